@@ -1,4 +1,4 @@
-"""Losses of heads and draft models: cross entropy to the target's distribution, and a loss shaped as acceptance.
+"""Losses of heads: cross entropy to the target's distribution, and a loss shaped as acceptance.
 
 `soft_cross_entropy` is the formula; `fused_soft_cross_entropy` computes the same without keeping the logits. Over a
 large vocabulary the loss is a sampled softmax: some tokens are always in it, and a random sample stands for all others,

@@ -32,7 +32,7 @@ class TrainingProgress:
 
 
 class TrainTask(ABC):
-    """The weights of a draft head or a draft model, and how they learn from documents."""
+    """The weights of a draft head or of its levels, and how they learn from documents."""
 
     def __init__(self, trained: Sequence[Tensor], ends: TargetEnds, workers: int, dtype: Dtype) -> None:
         """`trained`: the weights that training changes."""
