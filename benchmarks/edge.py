@@ -50,7 +50,7 @@ from prolepsis.engine.models.load import load_model
 from prolepsis.engine.thread import ThreadEngineClient
 from prolepsis.lab.measure.provenance import provenance
 from prolepsis.server.app import build
-from prolepsis.server.protocol import gateway_protocol
+from prolepsis.server.front.protocol import gateway_protocol
 from prolepsis.server.run import bind
 
 MODEL = EngineConfig().model

@@ -20,8 +20,8 @@ from typer.exceptions import TyperException
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from prolepsis.server.auth.key_file import KeyFile, new_key
 from prolepsis.server.cli.main import app
+from prolepsis.server.front.key_file import KeyFile, new_key
 from tests.loopback import Reply, Request, serving
 from tests.ops.console.scene import POLICY
 from tests.ops.console.served import served_scene, traffic

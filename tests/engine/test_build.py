@@ -15,7 +15,6 @@ from prolepsis.core.requests import SamplingParams
 from prolepsis.engine.build import assemble, build_engine, proposer_names
 from prolepsis.engine.drafting.cost import flat_cost
 from prolepsis.engine.kv.memory import MemoryUse
-from prolepsis.engine.models.files.tokenizer import ModelTokenizer
 from prolepsis.engine.models.load import LoadedModel
 from prolepsis.engine.native.processor import default_threads
 from prolepsis.engine.profile import curve_file
@@ -23,6 +22,7 @@ from prolepsis.engine.remote import remote_proposer
 from prolepsis.engine.runner import Runner
 from prolepsis.engine.sampling.noise import noise_key
 from prolepsis.engine.start import start_engine
+from prolepsis.engine.text.model_tokenizer import ModelTokenizer
 from prolepsis.engine.watchdog import processor_clock
 from tests.fakes import Letters, TableModel, outputs, reference, request, run
 

@@ -43,7 +43,6 @@ from prolepsis.engine.drafting.proposers.suffix import SuffixProposer
 from prolepsis.engine.drafting.proposers.synthetic import SyntheticProposer
 from prolepsis.engine.drafting.window import DraftWindow
 from prolepsis.engine.exactness import Exactness, decide, passed_file
-from prolepsis.engine.grammar.grammars import Grammars
 from prolepsis.engine.hidden_states import HiddenStateRouter
 from prolepsis.engine.kept_prefixes import FOLDER, KeptPrefixes
 from prolepsis.engine.kv.memory import MemoryUse, parse_bytes
@@ -66,6 +65,7 @@ from prolepsis.engine.sampling.sampler import Sampler
 from prolepsis.engine.scheduler import Scheduler, SchedulerLimits
 from prolepsis.engine.speculation import Speculation
 from prolepsis.engine.step import Engine, EngineParts
+from prolepsis.engine.text.grammar.grammars import Grammars
 from prolepsis.engine.verification import Verification
 from prolepsis.engine.watchdog import processor_clock
 

@@ -9,8 +9,8 @@ from prolepsis.core.continuation import Continuation
 from prolepsis.core.errors import ContextTooLong, GrammarFailed, InvalidParameter
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.engine.ending import Ending, find_ending
-from prolepsis.engine.grammar.matcher import CompiledGrammar
 from prolepsis.engine.request import Request, SequenceState
+from prolepsis.engine.text.grammar.matcher import CompiledGrammar
 
 _PARAM = "continue_from"
 

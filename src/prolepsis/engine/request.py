@@ -10,10 +10,10 @@ from prolepsis.core.kill_scope import kill_scope, tenant_scope
 from prolepsis.core.requests import BACKGROUND, GenerateRequest, SamplingParams
 from prolepsis.core.stats import RequestStats
 from prolepsis.engine.drafting.shadow import ShadowDraft
-from prolepsis.engine.grammar.matcher import CompiledGrammar, Matcher
 from prolepsis.engine.sampling.noise import noise_key
 from prolepsis.engine.sampling.processors import LogitBias, TokenHistory
-from prolepsis.engine.text import Detokenizer, StopStrings, TextStream
+from prolepsis.engine.text.grammar.matcher import CompiledGrammar, Matcher
+from prolepsis.engine.text.stream import Detokenizer, StopStrings, TextStream
 
 Rank = tuple[int, float, int, int]
 """Priority, arrival, order of submission, sequence index: lower runs first, the highest is preempted first."""

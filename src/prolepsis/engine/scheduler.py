@@ -39,14 +39,14 @@ from prolepsis.engine.chunks import MOST_READ, ChunkLimit, ReadingTurns
 from prolepsis.engine.containment import Containment
 from prolepsis.engine.continuation import check_continuation, take_up
 from prolepsis.engine.ending import Ending, find_ending
-from prolepsis.engine.grammar.grammars import Grammars
-from prolepsis.engine.grammar.matcher import CompiledGrammar
 from prolepsis.engine.kv.pages import PagePool
 from prolepsis.engine.paging import Paging
 from prolepsis.engine.request import Request, SequenceState, open_request
 from prolepsis.engine.rows import Row, SampledTokens
 from prolepsis.engine.shares import BackgroundTurns, Small, mark_spare
-from prolepsis.engine.text import Detokenizer
+from prolepsis.engine.text.grammar.grammars import Grammars
+from prolepsis.engine.text.grammar.matcher import CompiledGrammar
+from prolepsis.engine.text.stream import Detokenizer
 
 _by_rank = attrgetter("rank")
 _MOST_OVERTAKEN = 8

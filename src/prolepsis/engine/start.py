@@ -19,8 +19,8 @@ from prolepsis.engine.kv.memory import MemoryUse, Room
 
 if TYPE_CHECKING:
     from prolepsis.core.figures import EngineObserver
-    from prolepsis.engine.models.files.tokenizer import ModelTokenizer
     from prolepsis.engine.models.load import LoadedModel
+    from prolepsis.engine.text.model_tokenizer import ModelTokenizer
     from prolepsis.engine.thread import ThreadEngineClient
 
 log = structlog.get_logger(__name__)

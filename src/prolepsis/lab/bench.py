@@ -17,7 +17,7 @@ from prolepsis.core.requests import SamplingParams
 from prolepsis.core.terminal.config import Settings, listed
 from prolepsis.core.terminal.flags import configured
 from prolepsis.core.terminal.output import FAILED, note
-from prolepsis.engine.models.files.chat_tokenizer import ChatTokenizer
+from prolepsis.engine.text.tokenizer import ChatTokenizer
 from prolepsis.engine.timings import Timings
 from prolepsis.lab.measure.contenders import Contender, EngineArm, Notify, Run, Schedule, measure, parse_arms
 from prolepsis.lab.measure.prompts import DEFAULT_PROMPTS, Prompt, encode_prompts, load_prompts

@@ -31,7 +31,7 @@ from prolepsis.core.stats import ProposerMemory, TrafficClassCounts
 from prolepsis.core.tagged import Tagged
 from prolepsis.core.telemetry.logs import Level
 from prolepsis.engine.kv.memory import MemoryUse
-from prolepsis.engine.models.files.tokenizer import TokenizerState
+from prolepsis.engine.text.model_tokenizer import TokenizerState
 
 PROTOCOL = f"prolepsis engine {__version__}"
 """Front ends and hosts of one version read each other's messages."""

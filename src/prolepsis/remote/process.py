@@ -18,8 +18,8 @@ from prolepsis.core.errors import EngineDead
 from prolepsis.core.figures import EngineObserver
 from prolepsis.core.telemetry.logs import configure_logs
 from prolepsis.engine.kv.memory import MemoryUse
-from prolepsis.engine.models.files.tokenizer import ModelTokenizer
 from prolepsis.engine.start import start_engine
+from prolepsis.engine.text.model_tokenizer import ModelTokenizer
 from prolepsis.remote.channel import (
     TO_FRONT_END,
     TO_HOST,

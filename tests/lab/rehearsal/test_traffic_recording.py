@@ -29,6 +29,7 @@ from prolepsis.core.terminal.output import INTERRUPTED
 from prolepsis.engine.build import build_engine
 from prolepsis.engine.drafting.cost import flat_cost
 from prolepsis.engine.models.load import load_model
+from prolepsis.engine.text.tokenizer import Tokenizer
 from prolepsis.engine.thread import ThreadEngineClient
 from prolepsis.lab.rehearsal import traffic_recording
 from prolepsis.lab.rehearsal.rehearsal import RehearsedServer, rehearse
@@ -36,9 +37,8 @@ from prolepsis.lab.rehearsal.trace import Trace, TraceLine, read_trace
 from prolepsis.lab.rehearsal.traffic_recording import RecordingBody, TrafficRecording
 from prolepsis.lab.virtual_engine.machine import Machine, ProposerCost
 from prolepsis.server.admission.group import Progress
+from prolepsis.server.answering.account import PromptAccount
 from prolepsis.server.cli.main import app
-from prolepsis.server.request_account import PromptAccount
-from prolepsis.server.tokenizer import Tokenizer
 from tests.server.application import build
 from tests.server.conftest import served
 from tests.server.fakes import ByteTokenizer, FakeEngine

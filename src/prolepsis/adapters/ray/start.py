@@ -14,7 +14,7 @@ from prolepsis.core.engine_client import Demand, EngineInfo
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.extras import RAY
 from prolepsis.core.telemetry.metrics import Metrics
-from prolepsis.engine.models.files.tokenizer import ModelTokenizer
+from prolepsis.engine.text.model_tokenizer import ModelTokenizer
 from prolepsis.remote.engines import Engines
 from prolepsis.remote.member import FailoverSettings
 from prolepsis.remote.messages import LogSettings

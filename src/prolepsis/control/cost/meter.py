@@ -12,7 +12,7 @@ from prolepsis.control.cost.prices import HOURS_PER_MONTH, Price
 from prolepsis.control.statistics.arms import Arm
 from prolepsis.core.facts import NO_RULE
 from prolepsis.core.stats import DeviceSeconds
-from prolepsis.core.traffic_sums import TrafficSums, sums_of_device
+from prolepsis.core.traffic_sums import Interval, TrafficSums, sums_of_device
 
 Dimension = Literal["route", "tenant", "rule", "proposer"]
 DIMENSIONS: tuple[Dimension, ...] = ("route", "tenant", "rule", "proposer")
@@ -132,33 +132,27 @@ class Snapshot:
     num_output_tokens: int
 
 
-Bounds = tuple[float, float]
-"""95 % bounds of what the past says, from how much twelve parts of it differ."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostForecast:
-    """For a month of `HOURS_PER_MONTH` on one device. Amounts are in the price book's currency, null without prices."""
+    """For a month of `HOURS_PER_MONTH` on one device. Amounts are in the price book's currency, null without prices.
+
+    Bounds are what the past says, from how much twelve parts of it differ.
+    """
 
     looks_back_s: float
     busy: float
     """Share of the time that is charged to requests."""
-    device_hours: float
-    device_hours_bounds: Bounds
-    num_output_tokens: float
-    num_output_tokens_bounds: Bounds
-    saved_device_hours: float
+    device_hours: Interval
+    num_output_tokens: Interval
+    saved_device_hours: Interval
     """By the predicted cost of plain decoding; negative if speculation costs more."""
-    saved_device_hours_bounds: Bounds
-    amount_of_use: float | None
+    amount_of_use: Interval | None
     """For the device hours of requests."""
-    amount_of_use_bounds: Bounds | None
     amount_of_device: float | None
     """For the device, reserved all month."""
-    saved_amount: float | None
+    saved_amount: Interval | None
     """For the saved device hours, where a device is paid by the time that it is used; else null: one that is reserved
     costs the same, and has room for more requests."""
-    saved_amount_bounds: Bounds | None
     assumes: str
 
 
@@ -190,44 +184,30 @@ class RateWindow:
 def forecast(past: Sequence[Snapshot], price: Price | None) -> CostForecast:
     """Extrapolate the rates of the past to a month; it has `LEAST_SPANS` spans or more."""
     first, last = past[0], past[-1]
-    elapsed = last.at - first.at
-    used, used_bounds = _month(past, lambda one: one.device_s / 3600.0, least=0.0)
-    saved, saved_bounds = _month(past, lambda one: one.saved_s / 3600.0)
-    tokens, token_bounds = _month(past, lambda one: one.num_output_tokens, least=0.0)
-    per_hour = price.per_hour if price else None
-    billed = per_hour if price is not None and price.is_billed_by_time else None
+    elapsed, per_hour = last.at - first.at, price.per_hour if price else 0.0
+    used = _month(past, lambda one: one.device_s / 3600.0, least=0.0)
+    saved = _month(past, lambda one: one.saved_s / 3600.0)
     return CostForecast(
         looks_back_s=elapsed,
         busy=(last.device_s - first.device_s) / elapsed,
         device_hours=used,
-        device_hours_bounds=used_bounds,
-        num_output_tokens=tokens,
-        num_output_tokens_bounds=token_bounds,
+        num_output_tokens=_month(past, lambda one: one.num_output_tokens, least=0.0),
         saved_device_hours=saved,
-        saved_device_hours_bounds=saved_bounds,
-        amount_of_use=None if per_hour is None else used * per_hour,
-        amount_of_use_bounds=None if per_hour is None else _times(used_bounds, per_hour),
-        amount_of_device=None if per_hour is None else HOURS_PER_MONTH * per_hour,
-        saved_amount=None if billed is None else saved * billed,
-        saved_amount_bounds=None if billed is None else _times(saved_bounds, billed),
+        amount_of_use=used.mapped(lambda hours: hours * per_hour) if price else None,
+        amount_of_device=HOURS_PER_MONTH * per_hour if price else None,
+        saved_amount=saved.mapped(lambda hours: hours * per_hour) if price and price.is_billed_by_time else None,
         assumes=_assumes(elapsed, price),
     )
 
 
-def _month(
-    past: Sequence[Snapshot], total: Callable[[Snapshot], float], least: float = -math.inf
-) -> tuple[float, Bounds]:
+def _month(past: Sequence[Snapshot], total: Callable[[Snapshot], float], least: float = -math.inf) -> Interval:
     """Return what a month has of a growing total, with bounds: the means of parts of the past vary by chance."""
     seconds, num_spans = HOURS_PER_MONTH * 3600.0, len(past) - 1
     edges = [past[round(i * num_spans / LEAST_SPANS)] for i in range(LEAST_SPANS + 1)]
     rates = [(total(b) - total(a)) / (b.at - a.at) for a, b in pairwise(edges)]
     rate = (total(past[-1]) - total(past[0])) / (past[-1].at - past[0].at)
     error = _T * stdev(rates) / math.sqrt(LEAST_SPANS)
-    return seconds * rate, (max(least, seconds * (rate - error)), seconds * (rate + error))
-
-
-def _times(bounds: Bounds, factor: float) -> Bounds:
-    return bounds[0] * factor, bounds[1] * factor
+    return Interval(seconds * rate, max(least, seconds * (rate - error)), seconds * (rate + error))
 
 
 def _assumes(elapsed: float, price: Price | None) -> str:

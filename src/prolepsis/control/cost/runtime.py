@@ -13,7 +13,7 @@ import structlog
 from prometheus_client import CollectorRegistry
 from pydantic import AwareDatetime
 
-from prolepsis.control.cost.comparison import ArmComparison, Bounded, Comparison, Comparisons
+from prolepsis.control.cost.comparison import ArmComparison, Comparison, Comparisons
 from prolepsis.control.cost.device_time import DeviceCost, DevicePrice, DeviceTime
 from prolepsis.control.cost.history import store_periods, store_prices
 from prolepsis.control.cost.meter import (
@@ -42,6 +42,7 @@ from prolepsis.core.facts import NO_RULE
 from prolepsis.core.stats import DeviceSeconds, ProposerMemory, RequestStats
 from prolepsis.core.telemetry.declare import counter, gauge
 from prolepsis.core.telemetry.labels import NO_TENANT
+from prolepsis.core.traffic_sums import Interval
 
 KEPT_EVERY_S = 60.0
 """The store has the period that is not over yet up to so many seconds ago."""
@@ -206,7 +207,7 @@ class CostFeature(Feature):
         with self._database.read() as connection:
             return pilot_report(connection, since, self._now(), prices)
 
-    def _savings(self) -> Mapping[str, Bounded]:
+    def _savings(self) -> Mapping[str, Interval]:
         """Return what each rule's rollout saves in its newest stage, some milliseconds each."""
         newest = self._comparisons.newest.items()
         return {rollout_id.rpartition("@")[0]: next(one.compared()).saved for rollout_id, one in newest}
@@ -327,7 +328,7 @@ class _Metrics:
         self._predicted.labels(*labels).inc(device.predicted_plain)
         self._tokens.labels(*labels).inc(num_output_tokens)
 
-    def compared(self, savings: Mapping[str, Bounded]) -> None:
+    def compared(self, savings: Mapping[str, Interval]) -> None:
         """Show the savings of rollouts that are known with their bounds, and no others."""
         self._saved.clear()
         for rule, one in savings.items():

@@ -1,6 +1,6 @@
 """The admin routes of health: all verdicts in one table, and each kind with its figures."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated
 
@@ -12,6 +12,7 @@ from prolepsis.control.health.breaker import Key, OperatorState, State
 from prolepsis.control.health.breaker_runtime import BreakerReply, BreakerRuntime, BreakersReply
 from prolepsis.control.health.drift import Status
 from prolepsis.control.health.drift_runtime import DriftReply, DriftRuntime, DriftStreamReply
+from prolepsis.control.health.eligibility import Judged
 from prolepsis.control.health.eligibility_runtime import EligibilityReply, EligibilityRuntime
 from prolepsis.control.web.body_reader import read_body
 from prolepsis.control.web.caller import SignedIn
@@ -22,8 +23,6 @@ from prolepsis.core.facts import TRAFFIC_CLASS
 
 
 class BreakerBody(Body):
-    """The breaker to set, and its new state."""
-
     proposer: Annotated[str, Field(max_length=64)]
     traffic_class: Annotated[str, Field(pattern=TRAFFIC_CLASS)]
     state: OperatorState
@@ -31,8 +30,6 @@ class BreakerBody(Body):
 
 
 class DriftResetBody(Body):
-    """The stream to start again."""
-
     proposer: Annotated[str, Field(max_length=64)]
     traffic_class: Annotated[str, Field(pattern=TRAFFIC_CLASS)]
 
@@ -73,7 +70,23 @@ def health_routes(
 
     @routes.get("/admin/health", roles=READERS, summary="All verdicts on proposers, by proposer and traffic class")
     async def health() -> HealthReply:
-        return HealthReply(list(_verdicts(breakers, drift, eligibility)))
+        states = {key: one.state for key, one in breakers.breakers.all.items()} if breakers.breakers is not None else {}
+        streams = {key: one.status for key, one in drift.streams.all.items()} if drift.streams is not None else {}
+        gone, judged = drift.gone, eligibility.eligibility.judged
+        counted = {place[:2] for place in eligibility.eligibility.figures}
+        return HealthReply(
+            [
+                ProposerHealth(
+                    proposer=key[0],
+                    traffic_class=key[1],
+                    breaker=states.get(key),
+                    drift=streams.get(key),
+                    benefit_gone=gone.get(key),
+                    eligible=_is_eligible(key, judged),
+                )
+                for key in sorted(states.keys() | streams.keys() | gone.keys() | counted)
+            ]
+        )
 
     @routes.get("/admin/breakers", roles=WATCHERS, summary="Breakers by proposer and traffic class")
     async def all_breakers() -> BreakersReply:
@@ -116,28 +129,10 @@ def health_routes(
     return routes.all
 
 
-def _verdicts(
-    breakers: BreakerRuntime, drift: DriftRuntime, eligibility: EligibilityRuntime
-) -> Iterator[ProposerHealth]:
-    states = {key: one.state for key, one in breakers.breakers.all.items()} if breakers.breakers is not None else {}
-    streams = {key: one.status for key, one in drift.streams.all.items()} if drift.streams is not None else {}
-    gone = drift.gone
-    counted = {(proposer, traffic_class) for proposer, traffic_class, _ in eligibility.eligibility.figures}
-    for key in sorted(states.keys() | streams.keys() | gone.keys() | counted):
-        yield ProposerHealth(
-            proposer=key[0],
-            traffic_class=key[1],
-            breaker=states.get(key),
-            drift=streams.get(key),
-            benefit_gone=gone.get(key),
-            eligible=_is_eligible(key, eligibility),
-        )
-
-
-def _is_eligible(key: Key, eligibility: EligibilityRuntime) -> bool | None:
+def _is_eligible(key: Key, judged: Iterable[Judged]) -> bool | None:
     concerning = [
-        judged.eligible
-        for judged in eligibility.eligibility.judged
-        if judged.traffic_class == key[1] and (judged.proposers is None or key[0] in judged.proposers)
+        condition.eligible
+        for condition in judged
+        if condition.traffic_class == key[1] and (condition.proposers is None or key[0] in condition.proposers)
     ]
     return all(concerning) if concerning else None

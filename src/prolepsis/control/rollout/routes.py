@@ -10,7 +10,7 @@ from pydantic import Field
 
 from prolepsis.control.redaction.values import redacted_text
 from prolepsis.control.rollout.machine import Command
-from prolepsis.control.rollout.runtime import RolloutHistory, Rollouts, RolloutView
+from prolepsis.control.rollout.runtime import Rollouts, RolloutView
 from prolepsis.control.web.body_reader import read_body
 from prolepsis.control.web.caller import SignedIn
 from prolepsis.control.web.errors import RequestRefused
@@ -41,7 +41,7 @@ def rollout_routes(rollouts: Rollouts) -> Sequence[Route]:
         return RolloutsReply([*await rollouts.views()])
 
     @routes.get("/admin/rollouts/{rollout_id}", roles=READERS, summary="One rollout and its events")
-    async def rollout(rollout_id: str) -> RolloutHistory:
+    async def rollout(rollout_id: str) -> RolloutView:
         return await rollouts.history(rollout_id)
 
     @routes.post(

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log
 
-from prolepsis.core.stats import PlainReason
+from prolepsis.core.reasons import PlainReason
 from prolepsis.engine.drafting.acceptance import Scoreboard, survivals
 from prolepsis.engine.drafting.draft import ROOT, Draft, principal_first
 from prolepsis.engine.drafting.effort import value
 from prolepsis.engine.drafting.kernel import draft_kernel
 from prolepsis.engine.drafting.proposer import SequenceView
-from prolepsis.engine.grammar.matcher import Matcher
+from prolepsis.engine.text.grammar.matcher import Matcher
 
 
 @dataclass(frozen=True, slots=True)

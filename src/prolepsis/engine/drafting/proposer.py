@@ -14,7 +14,7 @@ from prolepsis.engine.drafting.draft import Draft
 if TYPE_CHECKING:  # the package itself exports Proposer and imports no torch
     from torch import Tensor
 
-    from prolepsis.engine.grammar.matcher import Matcher
+    from prolepsis.engine.text.grammar.matcher import Matcher
 
 
 class SequenceView(Protocol):

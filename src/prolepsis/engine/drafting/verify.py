@@ -13,9 +13,9 @@ from torch import Tensor
 from prolepsis.core.errors import GrammarFailed
 from prolepsis.core.requests import SamplingParams
 from prolepsis.engine.drafting.draft import ROOT, Draft
-from prolepsis.engine.grammar.matcher import Matcher
 from prolepsis.engine.sampling.processors import LogitBias, TokenHistory, is_edited
 from prolepsis.engine.sampling.sampler import DraftRows, Sampler, SamplingRow
+from prolepsis.engine.text.grammar.matcher import Matcher
 
 
 @dataclass(frozen=True, slots=True)

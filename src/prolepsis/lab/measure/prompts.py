@@ -11,7 +11,7 @@ from pathlib import Path
 
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.files import numbered_lines, read_text
-from prolepsis.engine.models.files.chat_tokenizer import ChatTokenizer, encode_message
+from prolepsis.engine.text.tokenizer import ChatTokenizer, encode_message
 
 DEFAULT_PROMPTS = "prompts.jsonl"
 """The set shipped inside the package."""

@@ -33,10 +33,10 @@ from prolepsis.lab.virtual_engine.virtual_time import VirtualTime
 from prolepsis.server.admission.controller import AdmissionController
 from prolepsis.server.admission.group import RequestGroup
 from prolepsis.server.admission.metrics import AdmissionMetrics
-from prolepsis.server.deltas import Delta
-from prolepsis.server.openai.speculation import check_allowed
-from prolepsis.server.request_account import RequestAccount
-from prolepsis.server.stream import never
+from prolepsis.server.answering.account import RequestAccount
+from prolepsis.server.answering.stream import never
+from prolepsis.server.preparing.speculation import check_allowed
+from prolepsis.server.text.deltas import Delta
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

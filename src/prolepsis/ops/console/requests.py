@@ -10,9 +10,9 @@ from prolepsis.control.cost.runtime import CostReply, PriceReply
 from prolepsis.control.traffic.recent import MAX_RECENT, RecentReply, RecentRequest
 from prolepsis.control.web.errors import RequestRefused
 from prolepsis.control.web.page import FeaturePages, GoTo, Page, PageRoute, Visit
+from prolepsis.core.reasons import IN_WORDS, PlainReason
 from prolepsis.core.rounds import Round
 from prolepsis.core.stages import Stage, StageSeconds
-from prolepsis.core.stats import IN_WORDS, PlainReason
 
 STAGES: Mapping[Stage, str] = {
     "receive": "reading the request",

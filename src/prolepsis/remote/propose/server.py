@@ -42,7 +42,7 @@ from prolepsis.engine.drafting.remote.messages import (
 )
 
 if TYPE_CHECKING:
-    from prolepsis.engine.grammar.matcher import Matcher
+    from prolepsis.engine.text.grammar.matcher import Matcher
 
 log = structlog.get_logger(__name__)
 

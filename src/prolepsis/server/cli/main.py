@@ -70,7 +70,7 @@ PANELS: dict[str, dict[str, tuple[str, str]]] = {
         "monitoring": ("ops.monitoring.commands:app", "Write rules, alerts and dashboards for a monitoring system."),
     },
     "Keys and records": {
-        "keys": ("server.auth.commands:app", "Create, list and revoke API keys."),
+        "keys": ("server.front.key_commands:app", "Create, list and revoke API keys."),
         "store": ("server.cli.store:app", "Maintain the database of records, policies and the audit log."),
         "audit": ("control.audit.commands.group:app", "Verify, show, export and replay the audit log."),
     },
