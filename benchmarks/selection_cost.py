@@ -26,7 +26,7 @@ from prolepsis.engine.drafting.cost import flat_cost
 from prolepsis.engine.drafting.draft import Draft, best_first, chain
 from prolepsis.engine.drafting.proposer import SequenceView
 from prolepsis.engine.drafting.window import DraftWindow, StepLoad
-from prolepsis.engine.grammar.matcher import Matcher
+from prolepsis.engine.text.grammar.matcher import Matcher
 from prolepsis.lab.measure.provenance import provenance
 from tests.fake_proposer import Script, Scripted
 

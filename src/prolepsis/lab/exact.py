@@ -22,9 +22,9 @@ from prolepsis.core.terminal.documents import print_reply
 from prolepsis.core.terminal.flags import configured
 from prolepsis.core.terminal.output import FAILED, OK, AsJson, note, stdout
 from prolepsis.engine.text.tokenizer import ChatTokenizer
-from prolepsis.server.cli.ask import TimedAnswer, ask
 from prolepsis.lab.measure.arrivals import in_flight
 from prolepsis.lab.measure.prompts import EncodedPrompt, Prompt, encode_prompts, load_prompts
+from prolepsis.server.cli.ask import TimedAnswer, ask
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -12,9 +12,8 @@ from weakref import ReferenceType, ref
 
 import structlog
 
-from prolepsis.adapters.vllm.build import PlaneFacts, assemble
+from prolepsis.adapters.vllm.build import PlaneFacts, VllmEngineClient, assemble
 from prolepsis.adapters.vllm.capabilities import EXACTNESS, check
-from prolepsis.adapters.vllm.client import VllmEngineClient
 from prolepsis.adapters.vllm.data_plane import DataPlane
 from prolepsis.adapters.vllm.self_check import check_rows
 from prolepsis.core.config import EngineConfig
