@@ -277,7 +277,7 @@ async def _loaded_steps(
     """
     if full:
         closed = {"proposer": "suffix", "traffic_class": OTHER_TRAFFIC_CLASS, "state": "forced_open"}
-        reply = await h.http.put("/admin/breakers", json=closed)
+        reply = await h.http.put("/admin/health", json=closed)
         assert reply.status_code == 200, reply.text
         await asyncio.sleep(1.2)
     speculation = {} if full else {"speculation": {"proposer": SILENT}}

@@ -190,7 +190,7 @@ async def operate(http: httpx.AsyncClient, end: float) -> None:
         if time.monotonic() > end:
             return
         body = {"proposer": PROPOSER, "traffic_class": BREAKER_CLASS, "state": states[i % 2]}
-        reply = await http.put("/admin/breakers", json=body)
+        reply = await http.put("/admin/health", json=body)
         assert reply.status_code == 200, reply.text
         await asyncio.sleep(5.0)
 

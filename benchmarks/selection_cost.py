@@ -24,7 +24,7 @@ from prolepsis.engine.drafting.candidate import DraftRequest
 from prolepsis.engine.drafting.choose import ProposerSet
 from prolepsis.engine.drafting.cost import flat_cost
 from prolepsis.engine.drafting.draft import Draft, best_first, chain
-from prolepsis.engine.drafting.proposer import SequenceView
+from prolepsis.engine.drafting.proposer import SequenceFields, SequenceView
 from prolepsis.engine.drafting.window import DraftWindow, StepLoad
 from prolepsis.engine.text.grammar.matcher import Matcher
 from prolepsis.lab.measure.provenance import provenance
@@ -91,7 +91,7 @@ def scripted(kind: str) -> list[Scripted]:
 def microseconds(kind: str, num_sequences: int, steps: int, seed: int) -> tuple[float, float]:
     """Return medians of a step's `propose` and `commit`, less what was spent in the proposers."""
     rng = random.Random(seed)
-    samples: list[SequenceView] = [PlainSequence([0], 1, f"r{i}") for i in range(num_sequences)]
+    samples: list[SequenceView] = [SequenceFields(f"r{i}", [0], 1) for i in range(num_sequences)]
     proposers = ProposerSet(scripted(kind), DraftWindow(flat_cost(8.0, 0.2)), AcceptanceEstimator(), VOCAB)
     proposed, committed = [], []
     for _ in range(steps):

@@ -128,7 +128,7 @@ def _replies(url: str) -> dict[str, Any]:
         "/health/ready": ready,
         "/health/deep": {"healthy": True, "detail": "8 tokens were generated", "ms": 4.0},
         "/admin/replicas": {"replicas": [replica(here=True), replica()]},
-        "/admin/correctness": {"match_rate": 1.0, "outcomes": outcomes},
+        "/admin/health": {"correctness": {"match_rate": 1.0, "outcomes": outcomes}},
         "/admin/heads": {"draft_head": "mine@2", "candidate_head": None, "heads": [head]},
         "/admin/kill": {"killed": [], "fault": None},
         "/admin/policy": {"content": {"default": {"mode": "off"}, "rules": [rule()]}},

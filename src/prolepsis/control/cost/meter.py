@@ -6,13 +6,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import stdev
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field, computed_field
 
 from prolepsis.control.cost.prices import HOURS_PER_MONTH, Price
 from prolepsis.control.statistics.arms import Arm
 from prolepsis.core.facts import NO_RULE
 from prolepsis.core.stats import DeviceSeconds
-from prolepsis.core.traffic_sums import Interval, TrafficSums, sums_of_device
+from prolepsis.core.traffic_sums import Interval, TrafficSums, ratio, sums_of_device
 
 Dimension = Literal["route", "tenant", "rule", "proposer"]
 DIMENSIONS: tuple[Dimension, ...] = ("route", "tenant", "rule", "proposer")
@@ -62,14 +64,16 @@ OTHER = "other"
 
 @dataclass(slots=True)
 class UsageTotals:
-    """Sums over requests."""
+    """Sums over requests since the server started; amounts, each at the price of its time, are null without prices."""
 
     num_requests: int = 0
     num_output_tokens: int = 0
-    device: DeviceSeconds = field(default_factory=DeviceSeconds)
+    device: Annotated[DeviceSeconds, Field(exclude=True)] = field(default_factory=DeviceSeconds)
     amount: float | None = None
-    predicted: TrafficSums = field(default_factory=TrafficSums)
+    predicted: Annotated[TrafficSums, Field(exclude=True)] = field(default_factory=TrafficSums)
     """Of requests with a prediction."""
+    value: str = ""
+    """Of the dimension."""
 
     def add(self, cost: RequestCost) -> None:
         self.num_requests += 1
@@ -80,19 +84,49 @@ class UsageTotals:
         if cost.amount is not None:
             self.amount = (self.amount or 0.0) + cost.amount
 
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def device_s(self) -> dict[Literal["prefill", "plain", "verify", "propose", "host"], float]:
+        return self.device.by_kind()
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def total_device_s(self) -> float:
+        return self.device.total
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def device_s_per_token(self) -> float | None:
+        """All device seconds over all output tokens."""
+        return ratio(self.device.total, self.num_output_tokens)
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def amount_per_million_tokens(self) -> float | None:
+        return None if self.amount is None else ratio(1e6 * self.amount, self.num_output_tokens)
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def predicted_plain_s(self) -> float:
+        return self.device.predicted_plain
+
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def saved_s(self) -> float:
         """Predicted device seconds of plain decoding less the measured ones; negative if speculation costs more."""
         return self.predicted.predicted_plain_s - self.predicted.device_s
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
-    def amount_per_million_tokens(self) -> float | None:
-        return None if self.amount is None or not self.num_output_tokens else 1e6 * self.amount / self.num_output_tokens
+    def saved(self) -> float | None:
+        """1 - total / predicted, over requests with a prediction."""
+        return self.predicted.saved
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
-    def seconds_per_token(self) -> float | None:
-        """All device seconds over all output tokens."""
-        return self.device.total / self.num_output_tokens if self.num_output_tokens else None
+    def saved_bounds(self) -> tuple[float, float] | None:
+        """Of 95 %, at one look; null with fewer than 20 requests."""
+        return self.predicted.saved_bounds
 
 
 class Usage:
@@ -106,7 +140,11 @@ class Usage:
         self.total.add(cost)
         for dimension in DIMENSIONS:
             known, value = self.by[dimension], self.known(dimension, cost.value(dimension))
-            known.setdefault(value, UsageTotals()).add(cost)
+            known.setdefault(value, UsageTotals(value=value)).add(cost)
+
+    def of(self, dimension: Dimension) -> list[UsageTotals]:
+        """Return the totals of a dimension, the most expensive first."""
+        return sorted(self.by[dimension].values(), key=lambda totals: -totals.device.total)
 
     def known(self, dimension: Dimension, value: str) -> str:
         """Return the value under which it is summed: its own, or `OTHER` if there are too many."""

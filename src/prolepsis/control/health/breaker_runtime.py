@@ -90,7 +90,6 @@ class BreakerRuntime:
             controls.follow(OVERRIDDEN, partial(self._follow_overrides, breakers))
             controls.follow(OPENED, partial(self._follow_opened, breakers))
 
-    @property
     def shown(self) -> BreakersReply:
         """All breakers, for people."""
         known = self.breakers.all.values() if self.breakers is not None else ()

@@ -117,7 +117,6 @@ class DriftRuntime:
         self._emit(AuditEvent(actor=by, action="drift.reset", subject=" ".join(key), before=asdict(before)))
         return self._shown_one(self.streams, key)
 
-    @property
     def shown(self) -> DriftReply:
         """All streams, for people."""
         if self.streams is None:

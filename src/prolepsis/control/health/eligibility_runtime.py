@@ -61,7 +61,6 @@ class EligibilityRuntime:
         text = "Traffic classes that became eligible, or lost it"
         self._changes = counter(registry, "eligibility_changes", text, *by)
 
-    @property
     def shown(self) -> EligibilityReply:
         """All conditions and figures, for people."""
         self.follow_policy()

@@ -161,7 +161,7 @@ TESTS: Mapping[str, Test] = {
     ),
     "store": _said("/health/ready", lambda now: (bool(now["store"]) and now["store"]["ok"], shown("", now["store"]))),
     "exactness": _said("/health/ready", lambda ready: (ready["exactness"] == "strict", ready["exactness_reason"])),
-    "replays-match": _said("/admin/correctness", _replays),
+    "replays-match": _said("/admin/health", lambda health: _replays(health["correctness"])),
     "head-fits": _said("/admin/heads", _misfits),
     "chat-template": _said("/tokenizer_info", lambda info: (bool(info["chat_template"]), "by /tokenizer_info")),
     "kill-off": _said("/admin/kill", lambda kill: _none_of("stopped", kill["killed"])),

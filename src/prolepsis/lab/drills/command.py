@@ -59,10 +59,10 @@ class Site:
             while self._hold():
                 time.sleep(self._look_s)
             self._model = self._call("GET", "/v1/models")["data"][0]["id"]
-            for one in self._call("GET", "/admin/breakers")["breakers"]:
+            for one in self._call("GET", "/admin/health")["breakers"]["breakers"]:
                 if one["state"] in ("open", "half_open"):
                     body = {"proposer": one["proposer"], "traffic_class": one["traffic_class"], "state": "closed"}
-                    self._call("PUT", "/admin/breakers", body)
+                    self._call("PUT", "/admin/health", body)
             answers, during = self._round(), self._with_fault(verdict)
             self._hold()
             answers += self._round()
