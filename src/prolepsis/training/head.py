@@ -18,7 +18,6 @@ from prolepsis.training.data import TrainingDocument
 from prolepsis.training.losses import (
     LossVocabulary,
     acceptance_loss,
-    feature_distance,
     fused_soft_cross_entropy,
 )
 from prolepsis.training.settings import Dtype, LossSettings
@@ -37,10 +36,8 @@ class LossRows:
 
     @classmethod
     def of(cls, head: HeadLayer, ends: TargetEnds, dtype: torch.dtype = torch.float32) -> "LossRows":
-        """Return the rows of the whole draft vocabulary, in `dtype` those that training does not change."""
+        """Return the rows of the whole draft vocabulary, in `dtype`."""
         target, own = ends.head.to(dtype), head.weights.lm_head
-        if own.requires_grad:
-            return cls(target, own)
         return cls(target, target if torch.equal(own, ends.head) else own.to(dtype))
 
     def at(self, ids: Tensor) -> "LossRows":
@@ -69,8 +66,7 @@ class HeadTask(TrainTask):
         dtype: Dtype = "float32",
     ) -> None:
         """`vocabulary`: the draft ids in the loss, where it does not cover all of them."""
-        trained = trained_tensors(head, frozen=() if objective.train_output_head else ("lm_head",))
-        super().__init__(trained, ends, workers, dtype)
+        super().__init__(trained_tensors(head), ends, workers, dtype)
         self._head = head
         self._objective = objective
         self._vocabulary = vocabulary
@@ -81,10 +77,6 @@ class HeadTask(TrainTask):
     def tensors(self) -> Mapping[str, Tensor]:
         values = {f.name: getattr(self._head.weights, f.name) for f in fields(self._head.weights)}
         return {name: value for name, value in values.items() if value is not None}
-
-    @property
-    def token_rows(self) -> Tensor:
-        return self._head.weights.lm_head
 
     def compute(self, progress: TrainingProgress) -> Callable[[Sequence[TrainingDocument]], BatchGradients]:
         rows = self._frequent
@@ -112,10 +104,13 @@ def drafted(head: HeadLayer, document: TrainingDocument, ends: TargetEnds) -> It
         yield compared(guesses, batch.tokens, step.slots)
 
 
-def trained_tensors(head: HeadLayer, *, frozen: Sequence[str] = ()) -> list[Tensor]:
-    """Return the tensors that training changes, in the order of the fields of `HeadWeights`."""
-    values = [(f.name, getattr(head.weights, f.name)) for f in fields(head.weights) if f.name not in frozen]
-    return [value for _, value in values if isinstance(value, Tensor) and value.is_floating_point()]
+def trained_tensors(head: HeadLayer) -> list[Tensor]:
+    """Return the tensors that training changes, in the order of the fields of `HeadWeights`.
+
+    The output head stays the target's own: little text would damage it more than improve it.
+    """
+    values = [getattr(head.weights, f.name) for f in fields(head.weights) if f.name != "lm_head"]
+    return [value for value in values if isinstance(value, Tensor) and value.is_floating_point()]
 
 
 def loss_of(
@@ -138,8 +133,6 @@ def loss_of(
         else:
             part, guesses = fused_soft_cross_entropy(step.out, of.head, target[at], weights, of.offsets)
         loss = loss + part
-        if objective.feature_weight:
-            loss = loss + objective.feature_weight * feature_distance(step.out, batch.states[at], weights)
         right[j] = int((guesses == likeliest[at]).sum())
         rows[j] = len(at)
     return loss, right, rows

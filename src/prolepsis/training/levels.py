@@ -43,10 +43,6 @@ class LevelTask(TrainTask):
     def tensors(self) -> Mapping[str, Tensor]:
         return self.levels.weights.tensors()
 
-    @property
-    def token_rows(self) -> Tensor:
-        return self._head.weights.lm_head
-
     def compute(self, progress: TrainingProgress) -> Callable[[Sequence[TrainingDocument]], BatchGradients]:
         return self._part
 

@@ -74,11 +74,6 @@ def fused_soft_cross_entropy(
     return loss, guesses
 
 
-def feature_distance(out: Tensor, states: Tensor, weights: Tensor) -> Tensor:
-    """Return the weighted sum of smooth L1 distances to the target's own normed states (EAGLE-1), both [r, d]."""
-    return (F.smooth_l1_loss(out, states, reduction="none").mean(-1) * weights).sum()
-
-
 @dataclass(frozen=True, slots=True)
 class StepVocabulary:
     """The S tokens in the loss of one step."""

@@ -56,12 +56,9 @@ WARM_UP = 0.03
 CLIP = 0.5
 
 
-def make_optimisers(tensors: Sequence[Tensor], head: Tensor, rates: Rates) -> list[Optimizer]:
-    """Return optimisers of all `tensors`; the output head is always AdamW's, as its rows are tokens.
-
-    A tensor of more than two dimensions is a stack of matrices.
-    """
-    matrices = [t for t in tensors if t.ndim >= 2 and t is not head and rates.muon > 0]
+def make_optimisers(tensors: Sequence[Tensor], rates: Rates) -> list[Optimizer]:
+    """Return optimisers of all `tensors`; one of more than two dimensions is a stack of matrices."""
+    matrices = [t for t in tensors if t.ndim >= 2 and rates.muon > 0]
     others = [t for t in tensors if not any(t is m for m in matrices)]
     optimisers: list[Optimizer] = []
     if others:

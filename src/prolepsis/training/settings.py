@@ -67,12 +67,8 @@ class LossSettings:
     ] = 0.0
     temperature: float = 0.8
     """Temperature of the acceptance in the loss."""
-    feature_weight: float = 0.0
-    """Weight of the distance to the target's own states, in addition to the cross entropy."""
     noise: Annotated[float, Option(help="standard deviation of the noise factor on inputs", min=0.0, max=1.0)] = 0.0
     """The factor applies to each hidden state and embedding; with it a small text can be used for more epochs."""
-    train_output_head: bool = False
-    """False: the output head stays the target's own, since little text would damage it more than improve it."""
 
     def at(self, progress: float) -> "LossSettings":
         """Return the objective at `progress` (0 to 1) of the training."""

@@ -48,11 +48,6 @@ class TrainTask(ABC):
     def tensors(self) -> Mapping[str, Tensor]:
         """All weights by name, for the checkpoint."""
 
-    @property
-    @abstractmethod
-    def token_rows(self) -> Tensor:
-        """The weights whose rows are tokens."""
-
     @abstractmethod
     def compute(self, progress: TrainingProgress) -> Callable[[Sequence[TrainingDocument]], BatchGradients]:
         """Return what computes loss and gradients of some documents, in the order of `trained`."""
@@ -104,7 +99,7 @@ class Trainer:
         """Counts of the last measurement."""
         self._task = task
         self._preamble = preamble
-        self._optimisers = make_optimisers(task.trained, task.token_rows, settings.rates)
+        self._optimisers = make_optimisers(task.trained, settings.rates)
         self._held_out = dataset.read_held_out(settings.held_out_documents)
         self._step = self._anchors = 0
         self._losses: list[float] = []

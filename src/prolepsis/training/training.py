@@ -77,7 +77,7 @@ class HeadTraining:
     def _loss_vocabulary(self) -> LossVocabulary | None:
         """Return the draft ids in the loss; None for all of them: other losses than cross entropy have no sample."""
         objective, size = self.recipe.objective, self.recipe.loss_size
-        if objective.acceptance_share or objective.train_output_head or self.head.config.draft_vocab <= size.loss_vocab:
+        if objective.acceptance_share or self.head.config.draft_vocab <= size.loss_vocab:
             return None
         frequent = self._counts[self.head.weights.target_ids].topk(size.loss_vocab).indices
         seed = self.recipe.training.seed
@@ -91,8 +91,6 @@ class HeadTraining:
             "noise": objective.noise,
             "acceptance_share": objective.acceptance_share,
             "step_decay": objective.step_decay,
-            "output_head_trained": objective.train_output_head,
-            "feature_weight": objective.feature_weight,
             "tokens_in_every_loss": self.head.config.draft_vocab if vocabulary is None else len(vocabulary.frequent),
             "tokens_sampled_for_a_loss": 0 if vocabulary is None else vocabulary.num_sampled,
             **{name: getattr(self.head.config.shape, name) for name in ("heads", "kv_heads", "intermediate")},
@@ -135,11 +133,10 @@ class HeadTraining:
         documents = [*self.dataset.training, *self.dataset.held_out]
         settings, vocab, draft_vocab = self.recipe.training, self.target.shape.vocab, self.head.config.draft_vocab
         sizes = sorted({size for size in COVERAGE_SIZES if size <= vocab} | {min(vocab, draft_vocab)})
-        frozen = () if self.recipe.objective.train_output_head else ("lm_head",)
         return TrainingOutcome(
             target=self.target.name,
             draft_vocab=draft_vocab,
-            parameters=sum(tensor.numel() for tensor in trained_tensors(self.head, frozen=frozen)),
+            parameters=sum(tensor.numel() for tensor in trained_tensors(self.head)),
             data=DataFigures(
                 documents=len(documents),
                 tokens=self.dataset.num_tokens,
