@@ -170,7 +170,7 @@ def _add_damage(found: Figures, taken: RolledBack, traffic: Traffic) -> None:
 def _warnings(file: Path, since: float) -> list[float]:
     """Return the seconds from `since` (Unix time) to each warning of drift in the audit log."""
     with closing(sqlite3.connect(file)) as connection:
-        rows = connection.execute("SELECT at, action FROM audit_entries WHERE action LIKE 'drift.%'").fetchall()
+        rows = connection.execute("SELECT at, action FROM chain_links WHERE action LIKE 'drift.%'").fetchall()
     return [datetime.fromisoformat(at).timestamp() - since for at, _ in rows]
 
 
