@@ -8,14 +8,13 @@ accepted with chance 0.6; a pass costs 8 ms and 0.2 more a row. `propose` asks, 
 judges what was proposed by what was committed.
 """
 
-import argparse
 import json
 import random
 import statistics
 import time
 from itertools import count
-from pathlib import Path
 
+from benchmarks.script import options
 from prolepsis.core.plan import SpecPlan
 from prolepsis.engine.drafting.acceptance import AcceptanceEstimator
 from prolepsis.engine.drafting.candidate import DraftRequest
@@ -114,11 +113,7 @@ def measure(steps: int, repeats: int) -> dict[str, dict[str, dict[str, float]]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=2000)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
+    args = options(__doc__, steps=2000, repeats=5)
     results = measure(args.steps, args.repeats)
     print(f"{'proposers':<12}{'samples':>8}{'propose us':>12}{'commit us':>11}{'least':>8}{'most':>8}")
     for kind, sizes in results.items():
