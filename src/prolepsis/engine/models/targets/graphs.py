@@ -99,7 +99,7 @@ class GraphedLean(LeanModel):
         super().__init__(checkpoint, shape, name, device)
         self.windows = tuple(dict.fromkeys(layer.window for layer in shape.layers))
         self._graphs: WeakKeyDictionary[PlainCache, dict[GraphShape, Captured]] = WeakKeyDictionary()
-        self._info = replace(self._info, forward="lean (torch, CUDA graphs)")
+        self.info = replace(self.info, forward="lean (torch, CUDA graphs)")
 
     def make_cache(self, num_pages: int) -> PlainCache:
         """Allocate zeroed KV pages and one more, to which padding rows write."""

@@ -35,14 +35,10 @@ class PlainCache:
         scratch: bool = False,
     ) -> None:
         """Allocate zeroed pages; `scratch` adds one, numbered `num_pages`, for padding."""
-        self._num_pages = num_pages
+        self.num_pages = num_pages
         num_pages += scratch
         self.keys = [_pages(num_pages, layer.heads, layer.key_dim, dtype, device) for layer in layers]
         self.values = [_pages(num_pages, layer.heads, layer.value_dim, dtype, device) for layer in layers]
-
-    @property
-    def num_pages(self) -> int:
-        return self._num_pages
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Store [T, heads, dim] keys and values of one layer at flat `slots` ([T] int64: page * PAGE_SIZE + i).
