@@ -83,7 +83,13 @@ class StopStrings:
                     self._shorter.append(0)
                 state = self._next[state][character]
             self._found[state] = string
-        self._link()
+        states = deque(self._next[0].values())
+        while states:  # link each state to the next shorter one, shorter ones first
+            state = states.popleft()
+            for character, longer in self._next[state].items():
+                self._shorter[longer] = self.step(self._shorter[state], character)
+                self._found[longer] = self._found[longer] or self._found[self._shorter[longer]]
+                states.append(longer)
 
     @classmethod
     def of(cls, strings: Sequence[str]) -> "StopStrings | None":
@@ -105,16 +111,6 @@ class StopStrings:
     def length(self, state: int) -> int:
         """Return how many of the last characters may belong to a stop string."""
         return self._length[state]
-
-    def _link(self) -> None:
-        """Link each state to the next shorter one, shorter ones first."""
-        states = deque(self._next[0].values())
-        while states:
-            state = states.popleft()
-            for character, longer in self._next[state].items():
-                self._shorter[longer] = self.step(self._shorter[state], character)
-                self._found[longer] = self._found[longer] or self._found[self._shorter[longer]]
-                states.append(longer)
 
 
 class TextStream:
@@ -154,10 +150,13 @@ class TextStream:
     def take(self, token: int) -> str:
         """Do so for one token, before any match."""
         self.num_tokens += 1
-        text = self._window.push(token)
-        if not text and self._stop is not None and (named := self._named(token, self._stop)):
-            return self._release(named, shows=False)
-        return self._release(text) if text else ""
+        if text := self._window.push(token):
+            return self._release(text)
+        if self._stop is not None:  # it may be a control token that stop strings name
+            name = self._tokenizer.decode([token], skip_special_tokens=False)
+            if self._stop.name(name) and not self._tokenizer.decode([token]):
+                return self._release(name, shows=False)
+        return ""
 
     def finish(self) -> str:
         """Return the text still held back: the sequence ended. A partial character may complete a stop string."""
@@ -166,11 +165,6 @@ class TextStream:
         shown = self._release(self._window.flush()) + self._held
         self._held = ""
         return shown
-
-    def _named(self, token: int, stop: StopStrings) -> str:
-        """Return the text of a control token that stop strings name; empty for any other token."""
-        text = self._tokenizer.decode([token], skip_special_tokens=False)
-        return text if stop.name(text) and not self._tokenizer.decode([token]) else ""
 
     def _release(self, text: str, *, shows: bool = True) -> str:
         self.num_characters += len(text) if shows else 0

@@ -171,12 +171,22 @@ def general_fault(checkpoint: Checkpoint) -> str | None:
 
 
 def _load_class(checkpoint: Checkpoint, dtype: torch.dtype) -> nn.Module:
-    from transformers import AttentionInterface
+    from transformers import AttentionInterface, AutoModelForCausalLM
 
     AttentionInterface.register(INTERFACE, _interface)
     try:
         if checkpoint.source.is_dir():
-            model, wrong, unread = _from_folder(checkpoint, dtype)
+            loaded, report = AutoModelForCausalLM.from_pretrained(
+                str(checkpoint.source),
+                local_files_only=True,
+                use_safetensors=True,
+                dtype=dtype,
+                attn_implementation=INTERFACE,
+                output_loading_info=True,
+            )
+            assert isinstance(loaded, nn.Module)
+            model, unread = loaded, sorted(report["unexpected_keys"])
+            wrong = sorted(report["missing_keys"]) + [str(key) for key in report["mismatched_keys"]]
         else:
             fitted = fit(checkpoint, dtype, attn_implementation=INTERFACE)
             model, wrong, unread = fitted.model, fitted.missing, fitted.unexpected
@@ -187,22 +197,6 @@ def _load_class(checkpoint: Checkpoint, dtype: torch.dtype) -> nn.Module:
     if unread:
         raise ModelLoadError(f"{checkpoint.source}: {unread_tensors(unread, checkpoint.config.model_type)}")
     return model
-
-
-def _from_folder(checkpoint: Checkpoint, dtype: torch.dtype) -> tuple[nn.Module, list[str], list[str]]:
-    from transformers import AutoModelForCausalLM
-
-    model, report = AutoModelForCausalLM.from_pretrained(
-        str(checkpoint.source),
-        local_files_only=True,
-        use_safetensors=True,
-        dtype=dtype,
-        attn_implementation=INTERFACE,
-        output_loading_info=True,
-    )
-    assert isinstance(model, nn.Module)
-    wrong = sorted(report["missing_keys"]) + [str(key) for key in report["mismatched_keys"]]
-    return model, wrong, sorted(report["unexpected_keys"])
 
 
 class FewRowsLinear(nn.Module):

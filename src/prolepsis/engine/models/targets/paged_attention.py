@@ -236,13 +236,10 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, visible: Tensor, scoring
     if scoring.softcap is not None:
         scores = torch.tanh(scores / scoring.softcap) * scoring.softcap
     scores = scores.view(s, k, h // k, n, -1).masked_fill(~visible[:, None, None], -torch.inf)
-    weights = _softmax(scores, scoring.sinks)
+    if scoring.sinks is not None:
+        sink = scoring.sinks.float().view(1, k, h // k, 1, 1).expand(*scores.shape[:-1], 1)
+        weights = torch.softmax(torch.cat([scores, sink], dim=-1), dim=-1)[..., :-1]
+    else:
+        weights = torch.softmax(scores, dim=-1)
     mixed = torch.matmul(enough_rows(weights.flatten(2, 3)), values.transpose(1, 2))[:, :, : grouped.shape[2]]
     return mixed.reshape(s, k, h // k, n, -1).permute(0, 3, 1, 2, 4).reshape(s, n, h, -1)
-
-
-def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:  # [S, k, g, n, L] float32
-    if sinks is None:
-        return torch.softmax(scores, dim=-1)
-    sink = sinks.float().view(1, scores.shape[1], scores.shape[2], 1, 1).expand(*scores.shape[:-1], 1)
-    return torch.softmax(torch.cat([scores, sink], dim=-1), dim=-1)[..., :-1]
