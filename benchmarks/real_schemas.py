@@ -28,9 +28,9 @@ from prolepsis.engine.models.files.store import resolve
 from prolepsis.engine.models.files.tokenizer_files import load_tokenizer
 from prolepsis.engine.text.grammar.grammars import Grammars
 from prolepsis.engine.text.grammar.validation import broken
-from prolepsis.server.openai.asked_form import AskedForm, asked_form
-from prolepsis.server.openai.bodies import CompletionBody, ToolBody
-from prolepsis.server.openai.constraint import constraint, tool_use
+from prolepsis.server.preparing.asked_form import AskedForm, asked_form
+from prolepsis.server.preparing.bodies import CompletionBody, ToolBody
+from prolepsis.server.preparing.constraint import constraint, tool_use
 
 Case = dict[str, Any]
 

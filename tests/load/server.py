@@ -23,7 +23,7 @@ from prolepsis.engine.step import Engine, EngineParts
 from prolepsis.engine.text.answer_formats.formats import AnswerFormats
 from prolepsis.engine.thread import ThreadEngineClient
 from prolepsis.server.admission.controller import AdmissionController
-from prolepsis.server.auth.keys import Keys
+from prolepsis.server.front.keys import Keys
 from prolepsis.server.output.pipeline import LoadedPolicy
 from tests.fakes import EOS, VOCAB, EngineSetup, Letters, build_as
 from tests.server.application import build

@@ -21,7 +21,7 @@ from prolepsis.core.plan import SpecPlan
 from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.engine.text.tokenizer import Tokenizer
 from prolepsis.server import app
-from prolepsis.server.auth.keys import Keys
+from prolepsis.server.front.keys import Keys
 from prolepsis.server.output.pipeline import LoadedPolicy
 from prolepsis.server.services import Services
 from prolepsis.server.sources import Sources

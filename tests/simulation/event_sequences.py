@@ -32,8 +32,8 @@ from prolepsis.engine.runner import Computed
 from prolepsis.engine.sampling.noise import noise_key
 from prolepsis.engine.speculation import Speculation
 from prolepsis.engine.step import Engine
-from prolepsis.server.request_account import classified
-from prolepsis.server.service_health import ServiceHealth
+from prolepsis.server.answering.account import classified
+from prolepsis.server.status.service_health import ServiceHealth
 from tests import fakes
 from tests.fake_proposer import Scripted
 from tests.server.application import build as build_app
@@ -58,8 +58,8 @@ rules:
 PRICES = "version: 1\ncurrency: EUR\nprices: [{name: a, per_device_hour: 3.6}]\n"
 CLASSES = ("chat-completions/standard/free/short", "completions/standard/json/short")
 PAGES = ("/console", "/console/proposers", "/console/quality", "/console/dashboards", "/console/rollouts")
-ADMIN = ("/admin/traffic", "/admin/cost", "/admin/drift", "/admin/breakers", "/admin/rollouts", "/admin/shadow")
-RECENT = ("/admin/recent?order=slowest", "/admin/recent?order=least_accepted")
+ADMIN = ("/admin/traffic", "/admin/cost", "/admin/health", "/admin/rollouts", "/admin/shadow")
+RECENT = ("/admin/requests?order=slowest", "/admin/requests?order=least_accepted")
 _MOST_STEPS = 400
 
 

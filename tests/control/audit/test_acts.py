@@ -28,10 +28,10 @@ from prolepsis.core.config import ServerConfig
 from prolepsis.core.stats import TrafficClassCounts
 from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.core.terminal.output import UNPROVEN
-from prolepsis.server.auth.key_file import KeyFile, new_key
-from prolepsis.server.auth.keys import Keys
 from prolepsis.server.cli.main import COMMANDS, app, load_command
-from prolepsis.server.openai.facts import KNOWN
+from prolepsis.server.front.key_file import KeyFile, new_key
+from prolepsis.server.front.keys import Keys
+from prolepsis.server.known import KNOWN
 from tests.control.controls.flag_files import flag, write
 from tests.control.rollout.alertmanager import fake_alertmanager
 from tests.control.store.databases import migrated_setting
@@ -131,7 +131,7 @@ class Act:
 
 
 async def breaker(site: Site) -> None:
-    await site.put("/admin/breakers", proposer="suffix", traffic_class=TRAFFIC_CLASS, state="forced_open")
+    await site.put("/admin/health", proposer="suffix", traffic_class=TRAFFIC_CLASS, state="forced_open")
 
 
 async def more_judged(site: Site) -> None:
@@ -204,18 +204,18 @@ STARTED = (applied(ROLLED_OUT), steered("start"))
 BY_ROUTE = {
     "PUT /admin/kill": [Act("kill.on", killed(on=True)), Act("kill.off", killed(on=False), (killed(on=True),))],
     "PUT /admin/flags": [Act("flags.set", flag_set)],
-    "POST /admin/flags/remove": [
+    "DELETE /admin/flags": [
         Act(
             "flags.removed",
-            lambda site: site.post("/admin/flags/remove", flag="speculation.enabled"),
+            lambda site: site.ask("DELETE", "/admin/flags?flag=speculation.enabled"),
             (flag_set,),
         )
     ],
-    "PUT /admin/breakers": [Act("breaker.forced_open", breaker)],
-    "POST /admin/drift/reset": [
+    "PUT /admin/health": [Act("breaker.forced_open", breaker)],
+    "DELETE /admin/health": [
         Act(
             "drift.reset",
-            lambda site: site.post("/admin/drift/reset", proposer="suffix", traffic_class=TRAFFIC_CLASS),
+            lambda site: site.ask("DELETE", f"/admin/health?proposer=suffix&traffic_class={TRAFFIC_CLASS}"),
             (drift_poll, more_judged, drift_poll),
         )
     ],
@@ -242,7 +242,7 @@ BY_ROUTE = {
     "DELETE /admin/recording": [
         Act("recording.stopped", lambda site: site.ask("DELETE", "/admin/recording"), (recording_started,))
     ],
-    "POST /admin/heads/swap": [Act("head.swapped", lambda site: site.post("/admin/heads/swap", head="none"))],
+    "PUT /admin/heads": [Act("head.swapped", lambda site: site.put("/admin/heads", head="none"))],
     "POST /admin/requests/{name}/bundle": [Act("request.exported", bundled, (served,))],
     "POST /admin/audit/{entry}/replay": [Act("request.replayed", replayed, (served,))],
 }

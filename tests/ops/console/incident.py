@@ -22,8 +22,8 @@ from prolepsis.engine.models.heads.base import DraftHead
 from prolepsis.engine.models.heads.registry import head_for
 from prolepsis.engine.models.targets.native import NativeModel
 from prolepsis.engine.thread import ThreadEngineClient
-from prolepsis.server.auth.key_file import KeyFile, new_key
-from prolepsis.server.auth.keys import Keys
+from prolepsis.server.front.key_file import KeyFile, new_key
+from prolepsis.server.front.keys import Keys
 from tests.control.store.databases import migrated_setting
 from tests.engine.models.random_heads import record_checksum, save_random_head
 from tests.exact.oracle import CONFIG, PROMPT, Oracle, at_any_price, plain, target
@@ -59,7 +59,7 @@ class Incident:
             self.http.post("/v1/completions", json={**ASKED, "max_tokens": max_tokens}).raise_for_status()
 
     def swap(self, head: str) -> None:
-        self.http.post("/admin/heads/swap", json={"head": head, "reason": REASON}).raise_for_status()
+        self.http.put("/admin/heads", json={"head": head, "reason": REASON}).raise_for_status()
         assert self.store.writer.flush(20.0)
 
     def set_clock(self, now: Callable[[], float]) -> None:

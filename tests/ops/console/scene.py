@@ -35,9 +35,9 @@ from prolepsis.core.stats import (
     TrafficClassCounts,
 )
 from prolepsis.core.telemetry.metrics import Metrics
-from prolepsis.server.auth.key_file import KeyFile, new_key
-from prolepsis.server.auth.keys import Keys
-from prolepsis.server.openai.facts import KNOWN
+from prolepsis.server.front.key_file import KeyFile, new_key
+from prolepsis.server.front.keys import Keys
+from prolepsis.server.known import KNOWN
 from tests.control.store.databases import migrated_setting
 from tests.fake_client import FakeEngineClient
 from tests.server.application import build, feature_of

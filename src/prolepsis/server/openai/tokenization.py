@@ -15,9 +15,9 @@ from prolepsis.control.web.routes import CLIENTS, Route, Routes
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.given_text import given
 from prolepsis.engine.text.tokenizer import Tokenizer
-from prolepsis.server.openai.bodies import Messages, TemplateBody, Tools
-from prolepsis.server.openai.conversation import prompt_tokens
-from prolepsis.server.openai.usage import Json
+from prolepsis.server.answering.usage import Json
+from prolepsis.server.preparing.bodies import Messages, TemplateBody, Tools
+from prolepsis.server.preparing.conversation import prompt_tokens
 from prolepsis.server.services import Models, Services
 
 

@@ -15,7 +15,7 @@ from prolepsis.server.dialects.llamacpp.parse import (
     parse_completion,
     parse_infill,
 )
-from prolepsis.server.openai.bodies import CompletionBody
+from prolepsis.server.preparing.bodies import CompletionBody
 from tests.server.fakes import ByteTokenizer
 
 

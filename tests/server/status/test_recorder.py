@@ -1,0 +1,218 @@
+"""Each request that ended is recorded once, by how it ended; the server's own acts are in the audit log."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from msgspec import structs
+from sqlalchemy import Row
+
+from prolepsis.control.audit import chain
+from prolepsis.control.controls.flag_file import FlagFile
+from prolepsis.control.rollout.runtime import Rollouts
+from prolepsis.control.store.store import Store
+from prolepsis.core.audit_event import AuditEvent
+from prolepsis.core.config import ServerConfig
+from prolepsis.core.errors import DeadlineExceeded
+from prolepsis.core.events import Event, Tokens
+from prolepsis.core.requests import GenerateRequest
+from prolepsis.core.telemetry.metrics import Metrics
+from tests.control.controls.flag_files import flag, write
+from tests.control.rollout.test_observation import POLICY
+from tests.control.store.fakes import append, latest_records
+from tests.server.application import build, feature_of
+from tests.server.fakes import ByteTokenizer, FakeEngine
+
+BODY = {"model": "tiny", "prompt": "Hi", "max_tokens": 40}
+
+
+@pytest.fixture
+async def connect(store: Store) -> AsyncIterator[Callable[..., httpx.AsyncClient]]:
+    clients: list[httpx.AsyncClient] = []
+
+    def to(engine: FakeEngine, config: ServerConfig | None = None) -> httpx.AsyncClient:
+        app = build(config or ServerConfig(), engine, ByteTokenizer(), Metrics(), store=store)
+        clients.append(httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost"))
+        return clients[-1]
+
+    yield to
+    for client in clients:
+        await client.aclose()
+
+
+def recorded(store: Store) -> Sequence[Row[Any]]:
+    assert store.writer.flush(20.0)
+    with store.database.read() as connection:
+        return latest_records(connection, 10)
+
+
+async def test_a_finished_request_is_recorded_with_its_figures(
+    store: Store, connect: Callable[..., httpx.AsyncClient]
+) -> None:
+    client = connect(FakeEngine())
+    reply = (await client.post("/v1/completions", json=BODY)).json()
+    [record] = recorded(store)
+    assert (record.terminal, record.error) == ("finished", None)
+    assert (record.answer_id, record.route, record.model) == (reply["id"], "/v1/completions", "tiny")
+    assert (record.tenant, record.tier, record.mode, record.reason) == ("", "standard", "on", "speculating")
+    assert record.num_prompt_tokens == 2
+    assert record.num_output_tokens == reply["usage"]["completion_tokens"]
+    assert record.proposers["suffix"]["num_accepted"] == 3
+    ready = (await client.get("/health/ready")).json()["store"]
+    assert ready == {"ok": True, "num_queued": 0, "written": {"request": 1}, "dropped": {}}
+
+
+async def test_prompts_of_one_request_and_streams_are_recorded_each(
+    store: Store, connect: Callable[..., httpx.AsyncClient]
+) -> None:
+    client = connect(FakeEngine())
+    await client.post("/v1/completions", json={**BODY, "prompt": ["a", "b"]})
+    await client.post(
+        "/v1/chat/completions",
+        json={"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "stream": True, "stop": "world"},
+    )
+    found = recorded(store)
+    assert sorted(record.route for record in found) == ["/v1/chat/completions", "/v1/completions", "/v1/completions"]
+    assert {record.terminal for record in found} == {"finished"}
+    assert len({record.record_id for record in found}) == 3
+
+
+async def test_a_request_that_fails_is_recorded_with_its_code(
+    store: Store, connect: Callable[..., httpx.AsyncClient]
+) -> None:
+    client = connect(FakeEngine(fail_after=1, error=DeadlineExceeded("too late")))
+    assert (await client.post("/v1/completions", json=BODY)).status_code == 504
+    [record] = recorded(store)
+    assert (record.terminal, record.error) == ("failed", "deadline_exceeded")
+
+
+class Drafting(FakeEngine):
+    """All tokens of a step but the last were drafted."""
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
+        async for event in super().generate(request):
+            if isinstance(event, Tokens):
+                yield structs.replace(event, accepted_by=("suffix",) * (len(event.token_ids) - 1))
+            else:
+                yield event
+
+
+@pytest.mark.parametrize(("stream", "delivered"), [(False, 0), (True, 2)])
+async def test_a_whole_answer_that_fails_counts_as_not_delivered(
+    store: Store, connect: Callable[..., httpx.AsyncClient], stream: bool, delivered: int
+) -> None:
+    client = connect(Drafting(fail_after=1, error=DeadlineExceeded("too late")))
+    await client.post("/v1/completions", json={**BODY, "stream": stream})
+    [record] = recorded(store)
+    assert record.proposers["suffix"]["num_delivered"] == delivered
+    [counted] = (await client.get("/admin/health")).json()["delivery"]["delivered"]
+    assert counted["num_delivered"] == delivered
+
+
+async def test_requests_of_clients_that_leave_and_of_a_server_that_stops_are_recorded(
+    store: Store, connect: Callable[..., httpx.AsyncClient]
+) -> None:
+    engine = FakeEngine(hold_after=1)
+    client = connect(engine)
+    asking = asyncio.create_task(client.post("/v1/completions", json=BODY))
+    await engine.held.wait()
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    [left] = recorded(store)
+    assert (left.terminal, left.num_output_tokens, left.num_prompt_tokens) == ("left", 3, 2)
+
+    stopping = FakeEngine(hold_after=1)
+    asking = asyncio.create_task(connect(stopping).post("/v1/completions", json=BODY))
+    await stopping.held.wait()
+    await stopping.close()
+    assert (await asking).status_code == 503
+    assert [record.terminal for record in recorded(store)] == ["aborted", "left"]
+
+
+async def test_a_share_of_requests_is_recorded(store: Store, connect: Callable[..., httpx.AsyncClient]) -> None:
+    client = connect(FakeEngine(), ServerConfig(store_sample=0.0))
+    assert (await client.post("/v1/completions", json=BODY)).status_code == 200
+    assert recorded(store) == []
+
+
+async def test_a_stored_answer_is_recorded_as_such(store: Store, connect: Callable[..., httpx.AsyncClient]) -> None:
+    client = connect(FakeEngine(), ServerConfig(response_cache_bytes=2**20))
+    for _ in range(2):
+        await client.post("/v1/completions", json={**BODY, "temperature": 0})
+    assert {record.reason for record in recorded(store)} == {"speculating", "response_cache"}
+
+
+async def test_without_a_store_nothing_is_said_of_one() -> None:
+    app = build(ServerConfig(), FakeEngine(), ByteTokenizer(), Metrics())
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+        assert (await client.post("/v1/completions", json=BODY)).status_code == 200
+        assert (await client.get("/health/ready")).json()["store"] is None
+
+
+def test_texts_of_prompt_and_answer_are_not_in_the_file(store: Store, tmp_path: Path) -> None:
+    async def ask() -> None:
+        app = build(
+            ServerConfig(),
+            FakeEngine(text="an answer nobody keeps"),
+            ByteTokenizer(),
+            Metrics(),
+            store=store,
+        )
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+            await client.post("/v1/completions", json={**BODY, "prompt": "a prompt nobody keeps"})
+
+    asyncio.run(ask())
+    append(store, AuditEvent(actor="ann", action="a"))
+    assert len(recorded(store)) == 1
+    with store.database.read() as connection:
+        assert chain.head(connection)[0] == 1
+    assert b"nobody keeps" not in b"".join(file.read_bytes() for file in tmp_path.iterdir())
+
+
+async def test_run_and_arm_of_a_rollout_are_recorded(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "policy.yaml").write_text(POLICY)
+    engine, metrics = FakeEngine(), Metrics()
+    app = build(
+        ServerConfig(),
+        engine,
+        ByteTokenizer(),
+        metrics,
+        policy=tmp_path / "policy.yaml",
+        store=store,
+    )
+    rollouts = feature_of(app, Rollouts)
+    [view] = await rollouts.views()
+    await rollouts.command(view.id, "start", "")
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+        assert (await client.post("/v1/completions", json=BODY)).status_code == 200
+    [record] = recorded(store)
+    assert record.rollout_run is not None
+    assert record.rollout_run.startswith(f"{view.id}#")
+    assert record.arm in ("canary", "unassigned", "holdout")
+    assert record.policy_rule is not None
+
+
+async def test_flag_decisions_are_recorded_with_their_reason(store: Store, tmp_path: Path) -> None:
+    flags = FlagFile(write(tmp_path / "flags.json", flag(), also={"new": flag(default="off")}))
+    config = ServerConfig(controls_file=tmp_path / "controls.json")
+    (tmp_path / "policy.yaml").write_text("rules: [{name: new, match: {flag: new}, mode: on}]")
+    engine, metrics = FakeEngine(), Metrics()
+    app = build(
+        config,
+        engine,
+        ByteTokenizer(),
+        metrics,
+        policy=tmp_path / "policy.yaml",
+        flags=flags,
+        store=store,
+    )
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+        assert (await client.post("/v1/completions", json=BODY)).status_code == 200
+    [record] = recorded(store)
+    assert record.flags == {
+        "new": {"variant": "off", "reason": "STATIC"},
+        "speculation.enabled": {"variant": "on", "reason": "STATIC"},
+    }
