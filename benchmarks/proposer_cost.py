@@ -26,7 +26,7 @@ from prolepsis.engine.drafting.proposers.expected_text import PredictionProposer
 from prolepsis.engine.drafting.proposers.prompt_lookup import PromptLookupProposer
 from prolepsis.engine.drafting.proposers.suffix import SuffixProposer
 from prolepsis.engine.drafting.window import DraftWindow
-from prolepsis.lab.bench.provenance import provenance
+from prolepsis.lab.measure.provenance import provenance
 
 CONTEXTS = (256, 1024, 2048)
 VOCAB = 49_152

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from prolepsis.lab.measure.provenance import provenance
 from torch import Tensor
 
 from prolepsis.core.engine_client import EngineInfo
@@ -44,7 +45,6 @@ from prolepsis.engine.speculation import Speculation
 from prolepsis.engine.step import Engine, EngineParts
 from prolepsis.engine.timings import PHASES, Timings
 from prolepsis.engine.verification import Verification
-from prolepsis.lab.bench.provenance import provenance
 
 VOCAB, STATES, LENGTH = 49_152, 128, 1024
 COLUMNS = (*PHASES, "costly", "outside", "nodes", "emitted")

@@ -35,7 +35,7 @@ from prolepsis.core.telemetry.logs import configure_logs
 from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.engine.accounting import keep_rounds
 from prolepsis.engine.rows import SampledTokens
-from prolepsis.lab.bench.provenance import provenance
+from prolepsis.lab.measure.provenance import provenance
 from prolepsis.server.app import build
 from tests.fake_client import INFO, FakeEngineClient
 from tests.server.fakes import ByteTokenizer

@@ -20,7 +20,7 @@ LOWER = {"engine": {"drafting", "models", "text", "kv", "sampling", "native"}}
 """Folders of a room that import none of its own modules."""
 CYCLES = ({"adapters.ray.arguments", "adapters.ray.serve", "adapters.ray.start"},)
 """Import cycles that are still there, imports inside functions included; none may come."""
-SHARED_NAMES = 2
+SHARED_NAMES = 1
 """Most class names that may stand in two or more modules; to be lowered with the names."""
 
 

@@ -4,6 +4,8 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from pydantic import computed_field
+
 from prolepsis import __version__
 from prolepsis.core.config import CANDIDATE_HEAD, DRAFT_HEAD, HeadProposerName
 from prolepsis.core.events import Event
@@ -138,6 +140,7 @@ class InstalledHead:
     size: int  # bytes of its weights
     chain_of_3: float | None  # tokens of a step with a chain of three drafted tokens, on held-out text
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def label(self) -> str:
         return f"{self.name}@{self.version}"

@@ -7,6 +7,7 @@ from typing import Literal
 
 from prolepsis.core.continuation import Continuation
 from prolepsis.core.errors import InvalidParameter
+from prolepsis.core.reasons import OffReason
 
 GrammarKind = Literal["json_schema", "regex", "choice", "lark"]
 
@@ -172,7 +173,6 @@ _RANGES: tuple[tuple[str, str, Callable[[float], bool]], ...] = (
 
 
 SpecMode = Literal["auto", "off", "always", "shadow"]
-OffReason = Literal["requested_off", "rule_off", "no_rule", "not_drawn", "rolled_back", "not_eligible", "flag_off"]
 
 
 BACKGROUND = 5

@@ -20,16 +20,9 @@ from collections.abc import Mapping, Sequence
 from math import isfinite
 
 from prolepsis.core.plan import SpecPlan
+from prolepsis.core.reasons import EffectiveReason, PlainReason
 from prolepsis.core.rounds import MAX_ROUNDS, Round
-from prolepsis.core.stats import (
-    DeviceSeconds,
-    EffectiveMode,
-    EffectiveReason,
-    Mode,
-    PlainReason,
-    ProposerCounts,
-    count_draft,
-)
+from prolepsis.core.stats import DeviceSeconds, EffectiveMode, Mode, ProposerCounts, count_draft
 from prolepsis.engine.drafting.cost import CostCurve
 from prolepsis.engine.drafting.shadow import ShadowDraft
 from prolepsis.engine.request import Request, SequenceState

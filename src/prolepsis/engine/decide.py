@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from prolepsis.core.config import CANDIDATE_HEAD
 from prolepsis.core.kill_scope import kill_scope
 from prolepsis.core.plan import SpecPlan
+from prolepsis.core.reasons import PlainReason
 from prolepsis.core.requests import SpeculationChoice
-from prolepsis.core.stats import PlainReason
 from prolepsis.engine.drafting.candidate import DraftRequest
 from prolepsis.engine.drafting.choose import ProposerSet
 from prolepsis.engine.drafting.ledger import DisabledProposers, origin_of

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from prolepsis.core.errors import GrammarFailed, NotFinite
 from prolepsis.core.events import Difference, Proposed, TokenLogprobs
-from prolepsis.core.stats import PlainReason
+from prolepsis.core.reasons import PlainReason
 from prolepsis.engine.drafting.choose import ShadowCost
 from prolepsis.engine.drafting.draft import Draft
 from prolepsis.engine.request import SequenceState

@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from prolepsis.core.plan import SpecPlan
-from prolepsis.core.stats import JudgedDraft, PlainReason
+from prolepsis.core.reasons import PlainReason
+from prolepsis.core.stats import JudgedDraft
 from prolepsis.engine.decide import Ask, Compare, Decisions, Plain, Verdict
 from prolepsis.engine.drafting.candidate import DraftRequest
 from prolepsis.engine.drafting.choose import ChosenDraft, ProposerSet

@@ -49,7 +49,9 @@ class TrafficClassEvidence:
         """Requests without a draft of it save nothing, and so do the requests before its first draft."""
         known = self.proposers.get(name)
         if known is None:
-            known = self.proposers[name] = ProposerEvidence(saved=_nothing_saved(self.saved, num_tokens))
+            number, n = self.saved.number - 1, self.saved.n - num_tokens
+            before = RatioSums(number, n=n, nn=self.saved.nn - float(num_tokens) * num_tokens)
+            known = self.proposers[name] = ProposerEvidence(saved=before)
         counts = shadow.get(name, ProposerCounts())
         known.saved.add(_saved(counts), num_tokens)
         if counts.num_draft_tokens:
@@ -62,13 +64,6 @@ class TrafficClassEvidence:
 
 def _saved(counts: ProposerCounts) -> float:
     return counts.num_accepted - counts.drafting - counts.verifying
-
-
-def _nothing_saved(all_requests: RatioSums, num_tokens: int) -> RatioSums:
-    """Return the sums of the requests so far without the last one, which had this many tokens, with nothing saved."""
-    return RatioSums(
-        all_requests.number - 1, n=all_requests.n - num_tokens, nn=all_requests.nn - float(num_tokens) * num_tokens
-    )
 
 
 class ShadowEvidence:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log
 
-from prolepsis.core.stats import PlainReason
+from prolepsis.core.reasons import PlainReason
 from prolepsis.engine.drafting.acceptance import Scoreboard, survivals
 from prolepsis.engine.drafting.draft import ROOT, Draft, principal_first
 from prolepsis.engine.drafting.effort import value

@@ -8,7 +8,8 @@ from functools import partial
 
 from prolepsis.core.messages import SetCorpora
 from prolepsis.core.plan import SpecPlan
-from prolepsis.core.stats import JudgedDraft, PlainReason, ProposerCounts, ProposerMemory, count_draft
+from prolepsis.core.reasons import PlainReason
+from prolepsis.core.stats import JudgedDraft, ProposerCounts, ProposerMemory, count_draft
 from prolepsis.engine.drafting.acceptance import AcceptanceEstimator, Scoreboard
 from prolepsis.engine.drafting.call_watch import CallWatch, WatchedCall
 from prolepsis.engine.drafting.candidate import MERGED, DraftCandidate, DraftRequest, levels

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, fields
 
 from prolepsis.core.kill_scope import killed_proposers
 from prolepsis.core.plan import DisabledProposer, SpecPlan
+from prolepsis.core.reasons import PlainReason
 from prolepsis.core.requests import UNCOUNTED_CLASS
-from prolepsis.core.stats import PlainReason, TenantCounts, TrafficClassCounts
+from prolepsis.core.stats import TenantCounts, TrafficClassCounts
 from prolepsis.engine.drafting.draft import Draft
 from prolepsis.engine.drafting.effort import MarginalCost
 from prolepsis.engine.drafting.proposer import SequenceView

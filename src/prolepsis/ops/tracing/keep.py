@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from prolepsis.core.ended import FAILED, End, PromptEnded, RequestEnded
-from prolepsis.core.stats import EffectiveReason, PlainReason
+from prolepsis.core.reasons import EffectiveReason, PlainReason
 
 Kept = Literal["sampled", "error", "fallback", "mismatch"]
 

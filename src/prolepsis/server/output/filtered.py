@@ -4,7 +4,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from prolepsis.core.stats import LossReason
+from prolepsis.core.reasons import LossReason
 from prolepsis.server.output.pipeline import FilterPipeline, SourceSpan, text_of
 from prolepsis.server.text.deltas import Delta, OutputToken
 
