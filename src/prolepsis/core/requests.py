@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from typing import Literal
+from typing import Any, Literal
 
 from prolepsis.core.continuation import Continuation
 from prolepsis.core.errors import InvalidParameter
@@ -144,18 +144,15 @@ class SamplingDefaults:
 
     def describe(self) -> str:
         """Return values and source as text."""
-        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "source"}
-        return f"{', '.join(f'{name} {value:g}' for name, value in values.items())} (from {self.source})"
+        return f"{', '.join(f'{name} {value:g}' for name, value in self._values.items())} (from {self.source})"
+
+    @property
+    def _values(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "source"}
 
     def validate(self) -> None:
         """Raise `InvalidParameter` for the first value outside its range."""
-        SamplingParams(
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            min_p=self.min_p,
-            repetition_penalty=self.repetition_penalty,
-        ).validate(0)
+        SamplingParams(**self._values).validate(0)
 
 
 _RANGES: tuple[tuple[str, str, Callable[[float], bool]], ...] = (
