@@ -23,8 +23,8 @@ from prolepsis.engine.drafting.proposers.prompt_lookup import NgramIndex
 from prolepsis.lab.rehearsal.record import BlockNumbers
 from prolepsis.lab.rehearsal.trace import MeasuredTimes, TraceLine, read_trace
 from prolepsis.server.preparing.bodies import ChatBody
-from prolepsis.server.preparing.constraint import tool_use
-from prolepsis.server.preparing.prepare import chat_tokens
+from prolepsis.server.preparing.conversation import chat_tokens
+from prolepsis.server.preparing.tool_use import tool_use
 from prolepsis.server.text.tokenizer import Tokenizer
 
 LOOKUPS = {"5 to 2": (5, 4, 3, 2), **{str(n): (n,) for n in range(1, 6)}}
@@ -73,7 +73,7 @@ def _request(given: Mapping[str, Any], tokenizer: Tokenizer, blocks: BlockNumber
         messages += [{"role": "assistant", "content": body["answer"]}] if "answer" in body else []
         chat = parse_body(json.dumps({"messages": messages, "tools": body.get("tools")}).encode(), ChatBody)
         answer = chat.messages.pop().content if chat.messages[-1].role == "assistant" else ""
-        ids = chat_tokens(chat, tool_use(chat.tools, None, None), tokenizer)
+        ids = [*chat_tokens(chat, tool_use(chat.tools, None, None), tokenizer)]
         answer_ids = tokenizer.encode(answer or "", add_special_tokens=False)
         text = "\n".join([*(one.content or "" for one in chat.messages), answer or ""])
     form = (body.get("response_format") or {"type": "text"})["type"]

@@ -4,10 +4,12 @@ All that the client gave is marked as given, so that none of it becomes a contro
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from jiter import from_json
 
+from prolepsis.core.config import MovedLine
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.given_text import given, joined, plain
 from prolepsis.core.marks import RESULT, RESULT_END
@@ -15,7 +17,9 @@ from prolepsis.engine.models.answer_formats.formats import AnswerFormats, Thinki
 from prolepsis.engine.models.answer_formats.json_arguments import JsonArguments
 from prolepsis.engine.models.answer_formats.table import HERMES
 from prolepsis.engine.models.answer_formats.tool_format import Call, ToolFormat
-from prolepsis.server.preparing.bodies import ROLES, FunctionBody, Message, ToolCallBody
+from prolepsis.server.preparing.bodies import ROLES, ChatBody, FunctionBody, Message, TemplateBody, ToolCallBody
+from prolepsis.server.preparing.prefix_hygiene import moved, without_attribution
+from prolepsis.server.preparing.tool_use import ToolUse
 from prolepsis.server.text.tokenizer import Tokenizer
 
 MAX_DEPTH = 200
@@ -36,81 +40,107 @@ def read_json(text: str, param: str) -> object:
 
 _TAIL = 8
 """Tokens at the prompt's end that can hold an opening mark."""
-
-
-def thinking_of(prompt: list[int], tokenizer: Tokenizer, begun: str = "") -> Thinking:
-    """Return what to expect of the answer to `prompt`, which continues `begun`."""
-    reasoning = tokenizer.formats.reasoning
-    if reasoning is None:
-        return Thinking.NONE
-    if begun.strip():
-        return Thinking.OPENED if begun.rfind(reasoning.start) > begun.rfind(reasoning.end) else Thinking.NONE
-    tail = tokenizer.decode(prompt[-_TAIL:], skip_special_tokens=False).rstrip()
-    if tail.endswith(reasoning.start):
-        return Thinking.OPENED
-    return Thinking.NONE if tail.endswith(reasoning.end) and not reasoning.turn else Thinking.POSSIBLE
-
-
 TemplateMessage = dict[str, object]
 
 
-def prompt_tokens(
-    messages: Sequence[Message],
-    tools: Sequence[FunctionBody],
-    tokenizer: Tokenizer,
-    variables: Mapping[str, object] | None = None,
-    *,
-    add_generation_prompt: bool = True,
-    continue_final_message: bool = False,
-    parse_special: bool = False,
-) -> list[int]:
-    """Return the prompt of a conversation; raises `InvalidParameter` where the template refuses it.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """What the chat template is given."""
 
-    `continue_final_message`: it ends inside of the last message. `parse_special`: what reads like a control token
-    becomes one, also where the client gave it.
-    """
-    formats = tokenizer.formats
-    _check_roles(messages, tokenizer)
-    if continue_final_message and (messages[-1].tool_calls or messages[-1].role == "tool"):
-        message = "continue_final_message is true, and the last message is a call or its result; allowed: a text"
-        raise InvalidParameter(message, param="continue_final_message")
-    shown = _messages(messages, formats)
-    if tools and not formats.shows_tools:
-        shown = _with_explanation(shown, tools, formats.tools or HERMES)
-    described = [_tool(tool) for tool in tools] if tools and formats.shows_tools else None
-    values = [shown, described, given(variables)]
-    shown, described, variables = plain(values) if parse_special else values
-    return tokenizer.apply_chat_template(
-        shown,
-        add_generation_prompt=add_generation_prompt,
-        continue_final_message=continue_final_message,
-        tools=described,
-        variables=variables,
-    )
+    messages: list[TemplateMessage]
+    tools: list[TemplateMessage] | None
+    """None: the template shows none."""
+    variables: dict[str, object]
+    add_generation_prompt: bool
+    begun: str | None
+    """Text of the last message, inside of which the prompt ends; None: it ends behind it."""
 
 
-def _check_roles(messages: Sequence[Message], tokenizer: Tokenizer) -> None:
+def conversation(
+    messages: Sequence[Message], tools: Sequence[FunctionBody], body: TemplateBody, tokenizer: Tokenizer
+) -> Conversation:
+    """Return what the template shows of messages and tools; raises `InvalidParameter` for what it cannot show."""
+    formats, goes_on = tokenizer.formats, bool(body.continue_final_message)
     for role in sorted({message.role for message in messages}.difference(ROLES)):
         if not tokenizer.shows_role(role):
             number = next(i for i, message in enumerate(messages) if message.role == role)
             message = f"role {role!r} is not one that the model's chat template shows; allowed: {', '.join(ROLES)}"
             raise InvalidParameter(message, param=f"messages[{number}].role")
+    if goes_on and (messages[-1].tool_calls or messages[-1].role == "tool"):
+        message = "continue_final_message is true, and the last message is a call or its result; allowed: a text"
+        raise InvalidParameter(message, param="continue_final_message")
+    shown, described = _messages(messages, formats), None
+    if tools and formats.shows_tools:
+        described = [_tool(tool) for tool in tools]
+    elif tools:
+        text = explanation(tools, formats.tools or HERMES)
+        if shown[0]["role"] == "system":
+            text = joined((shown.pop(0)["content"], text), "\n\n")
+        shown.insert(0, {"role": "system", "content": text})
+    values = [shown, described, given(body.template_variables)]
+    shown, described, variables = plain(values) if body.parse_special else values
+    return Conversation(
+        messages=shown,
+        tools=described,
+        variables=variables,
+        add_generation_prompt=body.add_generation_prompt is not False,
+        begun=(messages[-1].content or "") if goes_on else None,
+    )
 
 
-def _role(message: Message) -> str:
-    return "system" if message.role == "developer" else message.role
+@dataclass(frozen=True, slots=True)
+class ModelPrompt:
+    token_ids: tuple[int, ...]
+    thinking: Thinking = Thinking.NONE
+    """What to expect of the answer."""
+
+    @staticmethod
+    def of(conversation: Conversation, tokenizer: Tokenizer) -> "ModelPrompt":
+        """Return the prompt of a conversation; raises `InvalidParameter` where the template refuses it."""
+        token_ids = tokenizer.apply_chat_template(
+            conversation.messages,
+            add_generation_prompt=conversation.add_generation_prompt,
+            continue_final_message=conversation.begun is not None,
+            tools=conversation.tools,
+            variables=conversation.variables,
+        )
+        reasoning, begun, thinking = tokenizer.formats.reasoning, conversation.begun or "", Thinking.NONE
+        if reasoning is not None and begun.strip():
+            is_open = begun.rfind(reasoning.start) > begun.rfind(reasoning.end)
+            thinking = Thinking.OPENED if is_open else Thinking.NONE
+        elif reasoning is not None:
+            tail = tokenizer.decode(token_ids[-_TAIL:], skip_special_tokens=False).rstrip()
+            if tail.endswith(reasoning.start):
+                thinking = Thinking.OPENED
+            elif not tail.endswith(reasoning.end) or reasoning.turn:
+                thinking = Thinking.POSSIBLE
+        return ModelPrompt(tuple(token_ids), thinking)
+
+
+def chat_conversation(
+    body: ChatBody, tools: Sequence[FunctionBody], tokenizer: Tokenizer, moves: Sequence[MovedLine] = ()
+) -> tuple[Conversation, Sequence[MovedLine]]:
+    """Return the conversation of a chat, with some lines moved to its end, and which of them there were."""
+    messages, lines = moved(body.messages, moves)
+    return conversation(without_attribution(messages), tools, body, tokenizer), lines
+
+
+def chat_tokens(body: ChatBody, tools: ToolUse, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Return the prompt of a chat; raises `InvalidParameter` where the template refuses it."""
+    return ModelPrompt.of(chat_conversation(body, tools.shown, tokenizer)[0], tokenizer).token_ids
 
 
 def _messages(messages: Sequence[Message], formats: AnswerFormats) -> list[TemplateMessage]:
     """Return messages as the template takes them: calls and results of which it knows nothing become text."""
     ids, shown = _Ids(formats.tools), list[TemplateMessage]()
     for number, message in enumerate(messages):
-        if message.role == "tool" and not formats.shows_results:
-            follows = number > 0 and messages[number - 1].role == "tool"
-            content = joined((shown.pop()["content"], _result(message)), "\n") if follows else _result(message)
-            shown.append({"role": "user", "content": content})
-        else:
+        if message.role != "tool" or formats.shows_results:
             shown.append(_message(message, f"messages[{number}]", formats, ids))
+            continue
+        content = joined((RESULT, given(message.content), RESULT_END), "\n")
+        if number > 0 and messages[number - 1].role == "tool":
+            content = joined((shown.pop()["content"], content), "\n")
+        shown.append({"role": "user", "content": content})
     return shown
 
 
@@ -131,20 +161,24 @@ class _Ids:
 
 
 def _message(message: Message, field: str, formats: AnswerFormats, ids: _Ids) -> TemplateMessage:
-    calls = message.tool_calls or ()
-    content = given(message.content or "")
+    calls, content = message.tool_calls or (), given(message.content or "")
     if calls and not formats.shows_calls:
         form = formats.tools or HERMES
-        written = form.written(
-            [
-                (given(call.function.name), given(_written(call, form, field)), given(ids.of_call(call)))
-                for call in calls
-            ]
-        )
+        parts = [(call.function.name, _written(call, form, field), ids.of_call(call)) for call in calls]
+        written = form.written([(given(name), given(arguments), given(name_id)) for name, arguments, name_id in parts])
         content = joined((content, written), "\n") if content else written
-    shown: TemplateMessage = {"role": _role(message), "content": content}
+    shown: TemplateMessage = {"role": "system" if message.role == "developer" else message.role, "content": content}
     if calls and formats.shows_calls:
-        shown["tool_calls"] = [_call(call, f"{field}.tool_calls[{i}]", ids) for i, call in enumerate(calls)]
+        shown["tool_calls"] = [
+            {
+                "id": given(ids.of_call(call)),
+                "type": "function",
+                "function": given(
+                    {"name": call.function.name, "arguments": _arguments(call, f"{field}.tool_calls[{i}]")}
+                ),
+            }
+            for i, call in enumerate(calls)
+        ]
     if message.tool_call_id is not None:
         shown["tool_call_id"] = given(ids.of_result(message.tool_call_id))
     for name in ("name", "reasoning_content"):
@@ -152,11 +186,6 @@ def _message(message: Message, field: str, formats: AnswerFormats, ids: _Ids) ->
         if value is not None:
             shown[name] = given(value)
     return shown
-
-
-def _call(call: ToolCallBody, field: str, ids: _Ids) -> TemplateMessage:
-    function = given({"name": call.function.name, "arguments": _arguments(call, field)})
-    return {"id": given(ids.of_call(call)), "type": "function", "function": function}
 
 
 def _arguments(call: ToolCallBody, field: str) -> object:
@@ -179,19 +208,6 @@ def _arguments_text(call: ToolCallBody) -> str:
     """Return the arguments as JSON; clients that give none mean no arguments."""
     text = call.function.arguments
     return "{}" if text.strip() in ("", "null") else text
-
-
-def _with_explanation(
-    messages: list[TemplateMessage], tools: Sequence[FunctionBody], form: ToolFormat
-) -> list[TemplateMessage]:
-    if messages[0]["role"] != "system":
-        return [{"role": "system", "content": explanation(tools, form)}, *messages]
-    content = joined((messages[0]["content"], explanation(tools, form)), "\n\n")
-    return [{"role": "system", "content": content}, *messages[1:]]
-
-
-def _result(message: Message) -> str:
-    return joined((RESULT, given(message.content), RESULT_END), "\n")
 
 
 def _tool(function: FunctionBody) -> TemplateMessage:

@@ -7,6 +7,7 @@ from datetime import datetime
 from prolepsis.control.policy.conditions import ToolChoiceKind
 from prolepsis.core.facts import BUDGET, DOMAIN, RequestFacts, declared, stated_language
 from prolepsis.core.requests import SamplingDefaults, SamplingParams
+from prolepsis.server.preparing.answer_room import DEFAULT_COMPLETION_TOKENS
 from prolepsis.server.preparing.bodies import (
     STRUCTURED_FORMS,
     AllowedChoice,
@@ -17,8 +18,6 @@ from prolepsis.server.preparing.bodies import (
 )
 from prolepsis.server.preparing.prepared import RequestContext
 
-DEFAULT_COMPLETION_TOKENS = 16
-"""OpenAI's default of `max_tokens` for completions; a chat answer may fill the context."""
 _SEED_BITS = 53
 """Size of a drawn seed: every JSON reader keeps numbers of this size exactly."""
 _SECRET_HEADERS = ("authorization", "cookie", "proxy-authorization", "x-api-key")
@@ -64,6 +63,9 @@ def request_facts(
 
     `prompt_tokens` are those of the longest prompt, None where they were not counted.
     """
+    max_tokens: float | None = body.answer_tokens
+    if max_tokens is None and isinstance(body, CompletionBody) and not context.clamps:
+        max_tokens = max(DEFAULT_COMPLETION_TOKENS, body.min_tokens or 0)
     caller, headers = context.caller, {k: v for k, v in context.headers.items() if k not in _SECRET_HEADERS}
     return RequestFacts(
         route=context.route,
@@ -80,7 +82,7 @@ def request_facts(
         priority=body.priority or 0,
         n=body.n or 1,
         prompt_tokens=prompt_tokens,
-        max_tokens=_max_tokens(body, context),
+        max_tokens=math.inf if max_tokens is None else max_tokens,
         temperature=params.temperature,
         top_p=params.top_p,
         top_k=params.top_k,
@@ -113,17 +115,6 @@ def structured_output(body: GenerationBody) -> str:
     if body.response_format is None or body.response_format.type == "text":
         return "none"
     return {"structural_tag": "grammar"}.get(body.response_format.type, body.response_format.type)
-
-
-def _max_tokens(body: GenerationBody, context: RequestContext) -> float:
-    asked = body.max_tokens
-    if isinstance(body, ChatBody) and body.max_completion_tokens is not None:
-        asked = body.max_completion_tokens
-    if asked is not None:
-        return asked
-    if isinstance(body, CompletionBody) and not context.clamps:
-        return max(DEFAULT_COMPLETION_TOKENS, body.min_tokens or 0)
-    return math.inf
 
 
 def _given(value: float | None, default: float) -> float:

@@ -17,7 +17,7 @@ from prolepsis.engine.models.answer_formats.fenced import Fits
 from prolepsis.engine.models.answer_formats.formats import AnswerFormats, Thinking
 from prolepsis.server.front.tracing import ARRIVED, HTTP_REQUEST_ID, TRACE
 from prolepsis.server.preparing.bodies import ChatBody, CompletionBody, GenerationBody
-from prolepsis.server.preparing.constraint import NO_TOOLS, ToolUse
+from prolepsis.server.preparing.tool_use import NO_TOOLS, ToolUse
 
 SPEC_MODE = "x-spec-mode"
 SPEC_MODE_HEADER = {SPEC_MODE: {"enum": list(get_args(SpecMode))}}

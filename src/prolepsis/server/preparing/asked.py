@@ -1,4 +1,4 @@
-"""The form of an answer that a body asks for by name, and what of it is not held while the answer is generated."""
+"""What a body asks of its answer: a form, and calls of tools; and what of both is not held while it is generated."""
 
 import json
 from collections.abc import Mapping
@@ -9,10 +9,11 @@ from prolepsis.core.requests import GrammarSpec
 from prolepsis.engine.grammar.references import rooted
 from prolepsis.engine.grammar.relaxed import AT_THE_END, held_form, named
 from prolepsis.engine.grammar.source import as_lark
-from prolepsis.server.preparing.bodies import GenerationBody, ResponseFormat, SharedBody, StructuredOutputs
+from prolepsis.server.preparing.bodies import ChatBody, GenerationBody, ResponseFormat, SharedBody, StructuredOutputs
 from prolepsis.server.preparing.conversation import read_json
 from prolepsis.server.preparing.strict_schema import check_strict
 from prolepsis.server.preparing.structural_tags import tagged
+from prolepsis.server.preparing.tool_use import NO_TOOLS, ToolUse, tool_use
 
 _ANY_OBJECT: Mapping[str, object] = {"type": "object"}
 
@@ -25,6 +26,27 @@ class AskedForm:
     checked: Mapping[str, object] | None = None
     """The schema by which the whole answer is checked; None: the grammar holds all of it."""
     warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """All that a body asks of its answer."""
+
+    form: AskedForm
+    tools: ToolUse
+    field: str | None
+    """Field of the body that makes a grammar necessary; None: none does."""
+
+    @staticmethod
+    def of(body: GenerationBody, *, open_objects: bool) -> "Asked":
+        """Read it once; raises `InvalidParameter`. `open_objects` as for `asked_form`."""
+        tools, wanted = NO_TOOLS, body.response_format
+        if isinstance(body, ChatBody):
+            tools = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls, open_objects=open_objects)
+        field = "response_format" if wanted is not None and wanted.type != "text" else None
+        field = field or ("tools" if tools.callable else None)
+        field = field if body.structured_outputs is None else "structured_outputs"
+        return Asked(asked_form(body, open_objects=open_objects), tools, field)
 
 
 def asked_form(body: SharedBody, *, open_objects: bool = False) -> AskedForm:
@@ -45,12 +67,11 @@ def asked_form(body: SharedBody, *, open_objects: bool = False) -> AskedForm:
 def _of_response_format(wanted: ResponseFormat, *, open_objects: bool) -> AskedForm:
     if wanted.type == "structural_tag":
         return AskedForm(GrammarSpec("lark", tagged(wanted)))
-    if wanted.json_schema is None:
-        given = _ANY_OBJECT if wanted.schema_ is None else wanted.schema_
-        return _json(given, open_objects=open_objects, param="response_format")
-    schema = wanted.json_schema.schema_
-    if wanted.json_schema.strict:
-        check_strict(schema or {}, "response_format.json_schema.schema")
+    schema = wanted.schema_
+    if wanted.json_schema is not None:
+        schema = wanted.json_schema.schema_
+        if wanted.json_schema.strict:
+            check_strict(schema or {}, "response_format.json_schema.schema")
     return _json(_ANY_OBJECT if schema is None else schema, open_objects=open_objects, param="response_format")
 
 
@@ -65,20 +86,17 @@ def _of_structured_outputs(wanted: StructuredOutputs, *, open_objects: bool) -> 
         return AskedForm(GrammarSpec("lark", tagged(wanted.structural_tag)))
     if wanted.json_object:
         return _json(_ANY_OBJECT, open_objects=open_objects)
-    closes = wanted.disable_additional_properties
-    return _json(_read_schema(wanted.json_), open_objects=open_objects if closes is None else not closes)
-
-
-def _read_schema(value: object) -> Mapping[str, object]:
-    if isinstance(value, str):
+    param, schema, closes = "structured_outputs.json", wanted.json_, wanted.disable_additional_properties
+    if isinstance(schema, str):
         try:
-            value = read_json(value, "structured_outputs.json")
+            read = read_json(schema, param)
         except ValueError as error:
-            message = f"structured_outputs.json is not JSON: {error}"
-            raise InvalidParameter(message, param="structured_outputs.json") from None
-    if not isinstance(value, dict):
-        raise InvalidParameter("structured_outputs.json must be a JSON schema", param="structured_outputs.json")
-    return value
+            raise InvalidParameter(f"{param} is not JSON: {error}", param=param) from None
+        if not isinstance(read, dict):
+            raise InvalidParameter(f"{param} must be a JSON schema", param=param)
+        schema = read
+    assert schema is not None, "the body has exactly one form"
+    return _json(schema, open_objects=open_objects if closes is None else not closes)
 
 
 def _json(schema: Mapping[str, object], *, open_objects: bool, param: str = "structured_outputs") -> AskedForm:
