@@ -28,10 +28,9 @@ from prolepsis.engine.grammar.grammars import Grammars
 from prolepsis.engine.grammar.validation import broken
 from prolepsis.engine.models.files.store import resolve
 from prolepsis.engine.models.files.tokenizer_files import load_tokenizer
-from prolepsis.server.preparing.asked import AskedForm, asked_form
+from prolepsis.server.preparing.asked import AskedForm, asked_form, tool_use
 from prolepsis.server.preparing.bodies import CompletionBody, ToolBody
 from prolepsis.server.preparing.constraint import constraint
-from prolepsis.server.preparing.tool_use import tool_use
 
 Case = dict[str, Any]
 

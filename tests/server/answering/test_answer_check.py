@@ -15,9 +15,9 @@ from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.engine.models.answer_formats.formats import AnswerFormats
 from prolepsis.engine.models.answer_formats.table import TOOL_FORMATS
 from prolepsis.server.answering.answer_check import AnswerCheck
+from prolepsis.server.preparing.asked import ToolUse
 from prolepsis.server.preparing.bodies import ChatBody, FunctionBody
 from prolepsis.server.preparing.prepared import PreparedRequest, RequestContext
-from prolepsis.server.preparing.tool_use import ToolUse
 from prolepsis.server.text.deltas import Delta
 from tests.fake_client import INFO
 from tests.server.application import build

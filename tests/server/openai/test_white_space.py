@@ -13,10 +13,9 @@ from prolepsis.engine.models.answer_formats.formats import AnswerFormats, Thinki
 from prolepsis.engine.models.answer_formats.reasoning import ROWS as REASONING
 from prolepsis.engine.models.answer_formats.table import HERMES, ROWS
 from prolepsis.engine.models.answer_formats.tool_format import Call
-from prolepsis.server.preparing.asked import asked_form
+from prolepsis.server.preparing.asked import NO_TOOLS, asked_form, tool_use
 from prolepsis.server.preparing.bodies import CompletionBody, ToolBody
 from prolepsis.server.preparing.constraint import constraint
-from prolepsis.server.preparing.tool_use import NO_TOOLS, tool_use
 
 BYTES = llguidance.LLTokenizer("byte")
 MOST = 72

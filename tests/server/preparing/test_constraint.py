@@ -11,9 +11,9 @@ from prolepsis.core.requests import GrammarSpec
 from prolepsis.engine.grammar.grammars import Grammars
 from prolepsis.engine.grammar.source import llguidance_source
 from prolepsis.engine.models.answer_formats.formats import Thinking
+from prolepsis.server.preparing.asked import NO_TOOLS, ToolUse, tool_use
 from prolepsis.server.preparing.bodies import ToolBody, ToolChoice
 from prolepsis.server.preparing.constraint import constraint
-from prolepsis.server.preparing.tool_use import NO_TOOLS, ToolUse, tool_use
 from tests.engine.models.files.byte_level import byte_level
 
 BYTES = llguidance.LLTokenizer("byte")

@@ -7,7 +7,7 @@ import pytest
 
 from prolepsis.core.config import MovedLine, ServerConfig
 from prolepsis.server.preparing.bodies import Message
-from prolepsis.server.preparing.prefix_hygiene import moved, without_attribution
+from prolepsis.server.preparing.conversation import moved, without_attribution
 from tests.server.conftest import Served, served
 from tests.server.fakes import FakeEngine
 

@@ -22,9 +22,9 @@ from prolepsis.core.traffic_sums import ratio
 from prolepsis.engine.drafting.proposers.prompt_lookup import NgramIndex
 from prolepsis.lab.rehearsal.record import BlockNumbers
 from prolepsis.lab.rehearsal.trace import MeasuredTimes, TraceLine, read_trace
+from prolepsis.server.preparing.asked import tool_use
 from prolepsis.server.preparing.bodies import ChatBody
 from prolepsis.server.preparing.conversation import chat_tokens
-from prolepsis.server.preparing.tool_use import tool_use
 from prolepsis.server.text.tokenizer import Tokenizer
 
 LOOKUPS = {"5 to 2": (5, 4, 3, 2), **{str(n): (n,) for n in range(1, 6)}}

@@ -18,10 +18,10 @@ from prolepsis.server.answering.usage import Json, metrics
 from prolepsis.server.openai.completions import Parts, consumed, num_tokens
 from prolepsis.server.openai.response_items import ResponseItems
 from prolepsis.server.openai.responses_bodies import ResponsesBody, continued, renamed, to_chat, without_oldest
+from prolepsis.server.preparing.asked import tool_use
 from prolepsis.server.preparing.conversation import chat_tokens
 from prolepsis.server.preparing.prepare import prepare_chat
 from prolepsis.server.preparing.prepared import PreparedRequest, RequestContext
-from prolepsis.server.preparing.tool_use import tool_use
 from prolepsis.server.services import Services
 from prolepsis.server.text.deltas import Delta
 from prolepsis.server.text.tokenizer import Tokenizer

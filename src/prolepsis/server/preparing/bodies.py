@@ -32,8 +32,24 @@ from prolepsis.control.web.fields import (
     TopK,
     TopLogprobs,
 )
+from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.requests import SpecMode
 from prolepsis.core.validation import Number
+
+MAX_DEPTH = 200
+"""The parser's own limit; it holds for the body itself too."""
+
+
+def read_json(text: str, param: str) -> object:
+    """Return the value of `text`; raises `ValueError`, and `InvalidParameter` where it is nested too deeply."""
+    try:
+        value: object = from_json(text.encode())
+    except ValueError as error:
+        if "recursion limit" in str(error):
+            message = f"{param} is nested too deeply; allowed: {MAX_DEPTH} levels"
+            raise InvalidParameter(message, param=param) from None
+        raise
+    return value
 
 
 class CalledFunctionBody(Body):

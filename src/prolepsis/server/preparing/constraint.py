@@ -1,19 +1,17 @@
 """The language of an answer: the form that is asked for, tool calls and reasoning."""
 
-import json
 import re
 from collections.abc import Sequence
 
 from prolepsis.core.errors import InvalidParameter
-from prolepsis.core.requests import JSON_STYLE, GrammarSpec
-from prolepsis.engine.grammar.source import lark_terminal
+from prolepsis.core.requests import GrammarSpec
 from prolepsis.engine.models.answer_formats.call_grammar import call_rules
 from prolepsis.engine.models.answer_formats.formats import AnswerFormats, Thinking
 from prolepsis.engine.models.answer_formats.reasoning import THINK, ReasoningFormat
 from prolepsis.engine.models.answer_formats.tool_format import ToolFormat, lark_quoted
-from prolepsis.server.preparing.tool_use import NO_TOOLS, ToolUse
+from prolepsis.server.preparing.asked import NO_TOOLS, ToolUse
+from prolepsis.server.preparing.lark import TEXT, as_grammar, as_rule
 
-TEXT = r"TEXT: /(.|\n)*/"
 _GAP = r"[ \n]{0,4}"
 """White space around marks, bounded: models that want another form than the asked one would write it for ever."""
 _SPACE = f"SPACE: /{_GAP}/"
@@ -107,14 +105,6 @@ def _behind_thinking(form: GrammarSpec, thinking: Thinking, reasoning: Reasoning
     return GrammarSpec("lark", _lark(f"{lark_quoted(reasoning.content)} form", rules, thinking, reasoning))
 
 
-def as_rule(form: GrammarSpec) -> str:
-    if form.kind == "json_schema":
-        return f"%json {json.dumps({**json.loads(form.source), 'x-guidance': JSON_STYLE}, ensure_ascii=False)}"
-    if form.kind == "choice":
-        return " | ".join(lark_quoted(choice) for choice in json.loads(form.source))
-    return f"%lark {{\n{form.source}\n}}" if form.kind == "lark" else lark_terminal(form.source)
-
-
 def _lark(answer: str, rules: list[str], thinking: Thinking, reasoning: ReasoningFormat) -> str:
     """Return the grammar of an answer that may come behind reasoning."""
     start, turn = answer, lark_quoted(reasoning.turn)
@@ -125,7 +115,3 @@ def _lark(answer: str, rules: list[str], thinking: Thinking, reasoning: Reasonin
         start = f"think SPACE {turn} {answer}"
         rules = [*rules, f"think[lazy]: THOUGHT {lark_quoted(reasoning.end)}", _THOUGHT]
     return as_grammar(start, rules)
-
-
-def as_grammar(start: str, rules: Sequence[str]) -> str:
-    return "\n".join(["%llguidance {}", f"start: {start}", *rules]) + "\n"

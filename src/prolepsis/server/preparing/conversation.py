@@ -1,13 +1,16 @@
 """A conversation as the model's prompt: messages, tools and reasoning in the form that its chat template takes.
 
 All that the client gave is marked as given, so that none of it becomes a control token of the model.
+
+Lines of system texts that differ between requests of one agent would end the prefix that the cache has. A line of
+attribution says nothing to a model: it is left out. Other lines are what the client wants the model to read: they are
+moved to the end of the conversation, and only those that the operator names (`move_lines`).
 """
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-
-from jiter import from_json
 
 from prolepsis.core.config import MovedLine
 from prolepsis.core.errors import InvalidParameter
@@ -17,27 +20,34 @@ from prolepsis.engine.models.answer_formats.formats import AnswerFormats, Thinki
 from prolepsis.engine.models.answer_formats.json_arguments import JsonArguments
 from prolepsis.engine.models.answer_formats.table import HERMES
 from prolepsis.engine.models.answer_formats.tool_format import Call, ToolFormat
-from prolepsis.server.preparing.bodies import ROLES, ChatBody, FunctionBody, Message, TemplateBody, ToolCallBody
-from prolepsis.server.preparing.prefix_hygiene import moved, without_attribution
-from prolepsis.server.preparing.tool_use import ToolUse
+from prolepsis.server.preparing.asked import ToolUse
+from prolepsis.server.preparing.bodies import (
+    ROLES,
+    ChatBody,
+    FunctionBody,
+    Message,
+    TemplateBody,
+    ToolCallBody,
+    read_json,
+)
 from prolepsis.server.text.tokenizer import Tokenizer
 
-MAX_DEPTH = 200
-"""The parser's own limit; it holds for the body itself too."""
-
-
-def read_json(text: str, param: str) -> object:
-    """Return the value of `text`; raises `ValueError`, and `InvalidParameter` where it is nested too deeply."""
-    try:
-        value: object = from_json(text.encode())
-    except ValueError as error:
-        if "recursion limit" in str(error):
-            message = f"{param} is nested too deeply; allowed: {MAX_DEPTH} levels"
-            raise InvalidParameter(message, param=param) from None
-        raise
-    return value
-
-
+_SYSTEM = ("system", "developer")
+_ATTRIBUTION = re.compile(r"^x-anthropic-billing-header:[^\n]*\n*", re.MULTILINE)
+"""Claude Code's, in its system text, for its maker's accounts."""
+_BEFORE = r"^[^\w\n]*(?:<\w{1,32}>[ \t]*)?"
+"""What a line may begin with: a bullet, a mark."""
+_LINES: Mapping[MovedLine, re.Pattern[str]] = {
+    "date": re.compile(
+        _BEFORE + r"(?:today(?:'s date)?|(?:the )?current[ _](?:date|time)(?: and time)?)\b"
+        r"[^\n]{0,64}?(?:\b\d{4}\b|\d:\d\d)[^\n]*\n?",
+        re.MULTILINE | re.IGNORECASE,
+    ),
+    "tokens_left": re.compile(
+        _BEFORE + r"(?:token usage|(?:tokens?|context)(?: window)? (?:left|remaining))\b[^\n]*?\d[^\n]*\n?",
+        re.MULTILINE | re.IGNORECASE,
+    ),
+}
 _TAIL = 8
 """Tokens at the prompt's end that can hold an opening mark."""
 TemplateMessage = dict[str, object]
@@ -229,3 +239,33 @@ def explanation(tools: Sequence[FunctionBody], form: ToolFormat = HERMES) -> str
         f"What it returns is given to you between {RESULT} and {RESULT_END}.",
     )
     return joined(parts)
+
+
+def without_attribution(messages: Sequence[Message]) -> list[Message]:
+    """Return messages without lines of attribution in system texts."""
+    return [one for message in messages if (one := _without(_ATTRIBUTION, message)) is not None] or list(messages)
+
+
+def moved(messages: Sequence[Message], names: Sequence[MovedLine]) -> tuple[list[Message], list[MovedLine]]:
+    """Return messages with these lines of the first system texts behind the last message, and which there were."""
+    kept, lines, found = list(messages), list[str](), list[MovedLine]()
+    first_turn = next((i for i, one in enumerate(messages) if one.role not in _SYSTEM), 0)
+    if not first_turn or messages[-1].role not in ("user", "tool"):  # the answer goes on behind what it has begun with
+        return kept, found
+    for name in names:
+        for i, message in enumerate(kept[:first_turn]):
+            if here := [line[0].strip() for line in _LINES[name].finditer(message.content or "")]:
+                lines, found = lines + here, [*found, name]
+                kept[i] = message.model_copy(update={"content": _LINES[name].sub("", message.content or "")})
+    if lines:
+        reminder = "<system-reminder>\n" + "\n".join(lines) + "\n</system-reminder>"
+        kept[-1] = kept[-1].model_copy(update={"content": f"{kept[-1].content or ''}\n\n{reminder}"})
+    return [one for one in kept if one.role not in _SYSTEM or one.content], list(dict.fromkeys(found))
+
+
+def _without(lines: re.Pattern[str], message: Message) -> Message | None:
+    """Return a message without these lines, None where it had nothing else; other roles stay as they are."""
+    if message.role not in _SYSTEM or not message.content or not lines.search(message.content):
+        return message
+    content = lines.sub("", message.content)
+    return message.model_copy(update={"content": content}) if content else None

@@ -13,13 +13,13 @@ from prolepsis.core.facts import traffic_class_of
 from prolepsis.core.kill_scope import request_scopes
 from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams
 from prolepsis.engine.models.answer_formats.fenced import Fits, skeletons
-from prolepsis.server.preparing.answer_room import AnswerRoom
 from prolepsis.server.preparing.asked import Asked
 from prolepsis.server.preparing.bodies import ChatBody, CompletionBody, GenerationBody
 from prolepsis.server.preparing.constraint import constraint
 from prolepsis.server.preparing.conversation import ModelPrompt, chat_conversation
-from prolepsis.server.preparing.facts import request_facts, sampling_params
+from prolepsis.server.preparing.facts import request_facts
 from prolepsis.server.preparing.fill import fill_prompt, fill_stop
+from prolepsis.server.preparing.limits import AnswerRoom, sampling_params
 from prolepsis.server.preparing.model_parts import ModelParts
 from prolepsis.server.preparing.prepared import PreparedRequest, RequestContext
 from prolepsis.server.preparing.speculation import check_allowed, requested_speculation

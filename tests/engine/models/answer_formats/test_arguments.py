@@ -19,9 +19,9 @@ from prolepsis.engine.models.answer_formats.answer_parser import AnswerParser
 from prolepsis.engine.models.answer_formats.formats import AnswerFormats
 from prolepsis.engine.models.answer_formats.table import ROWS, TOOL_FORMATS
 from prolepsis.engine.models.answer_formats.tool_format import Call, ToolFormat
+from prolepsis.server.preparing.asked import ToolUse, tool_use
 from prolepsis.server.preparing.bodies import ToolBody
 from prolepsis.server.preparing.constraint import constraint
-from prolepsis.server.preparing.tool_use import ToolUse, tool_use
 from tests.engine.models.answer_formats.reading import read_all
 
 BYTES = llguidance.LLTokenizer("byte")

@@ -17,9 +17,9 @@ from prolepsis.engine.models.answer_formats.reasoning import ROWS as REASONING
 from prolepsis.engine.models.answer_formats.reasoning import ReasoningFormat
 from prolepsis.engine.models.answer_formats.table import ROWS
 from prolepsis.engine.models.answer_formats.tool_format import Call, ToolFormat
+from prolepsis.server.preparing.asked import tool_use
 from prolepsis.server.preparing.bodies import ToolBody
 from prolepsis.server.preparing.constraint import constraint
-from prolepsis.server.preparing.tool_use import tool_use
 from tests.engine.models.answer_formats.reading import read_all
 
 BYTES = llguidance.LLTokenizer("byte")

@@ -13,9 +13,9 @@ from prolepsis.engine.models.answer_formats.choose import answer_formats
 from prolepsis.engine.models.answer_formats.formats import AnswerFormats
 from prolepsis.engine.models.answer_formats.tool_format import Call
 from prolepsis.engine.models.files.chat_template import ChatTemplate
+from prolepsis.server.preparing.asked import tool_use
 from prolepsis.server.preparing.bodies import ToolBody
 from prolepsis.server.preparing.constraint import constraint
-from prolepsis.server.preparing.tool_use import tool_use
 from tests.engine.models.answer_formats.reading import read_all
 from tests.engine.models.families import FOLDER, NEEDS_PUBLISHED
 

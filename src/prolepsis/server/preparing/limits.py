@@ -1,14 +1,18 @@
-"""The room of the model's context: what of it a prompt may take, and how long the answer behind it may be."""
+"""How an answer is sampled, and how long it may be: what of the model's context a prompt takes and leaves."""
 
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from prolepsis.core.engine_client import EngineInfo
 from prolepsis.core.errors import ContextTooLong, InvalidParameter
-from prolepsis.server.preparing.bodies import ChatBody, GenerationBody
+from prolepsis.core.requests import SamplingDefaults, SamplingParams
+from prolepsis.server.preparing.bodies import ChatBody, CompletionBody, GenerationBody
 
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default of `max_tokens` for completions; a chat answer may fill the context."""
+_SEED_BITS = 53
+"""Size of a drawn seed: every JSON reader keeps numbers of this size exactly."""
 FITTING = -1
 """As number of a prompt's tokens: as many as the context has room for."""
 
@@ -73,3 +77,33 @@ class AnswerRoom:
             found = f"{length + needed} tokens: {length} in {field} and {needed} for the answer"
             raise ContextTooLong.of(self.context, found, param=field)
         return room if answer is None else answer
+
+
+def sampling_params(body: GenerationBody, defaults: SamplingDefaults, logprobs: int | None = None) -> SamplingParams:
+    """Fill in `defaults` where the body leaves parameters out; `max_tokens` follows when the prompt is tokenised."""
+    if body.logprob_token_ids:
+        logprobs = logprobs or 0
+    echoed = logprobs if isinstance(body, CompletionBody) and body.echo else None
+    return SamplingParams(
+        temperature=_given(body.temperature, defaults.temperature),
+        top_k=defaults.top_k if body.top_k is None else max(0, body.top_k),
+        top_p=_given(body.top_p, defaults.top_p),
+        min_p=_given(body.min_p, defaults.min_p),
+        repetition_penalty=_given(body.repetition_penalty, defaults.repetition_penalty),
+        presence_penalty=_given(body.presence_penalty, 0.0),
+        frequency_penalty=_given(body.frequency_penalty, 0.0),
+        logit_bias=tuple(sorted((body.logit_bias or {}).items())),
+        min_tokens=body.min_tokens or 0,
+        stop=tuple(body.stop or ()),
+        stop_token_ids=tuple(body.stop_token_ids or ()),
+        ignore_eos=bool(body.ignore_eos),
+        seed=secrets.randbits(_SEED_BITS) if body.seed is None else body.seed,
+        logprobs=logprobs,
+        allowed_token_ids=tuple(body.allowed_token_ids or ()),
+        logprob_token_ids=tuple(body.logprob_token_ids or ()),
+        prompt_logprobs=echoed if body.prompt_logprobs is None else body.prompt_logprobs,
+    )
+
+
+def _given(value: float | None, default: float) -> float:
+    return default if value is None else value
