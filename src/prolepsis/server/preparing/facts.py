@@ -5,7 +5,7 @@ from datetime import datetime
 
 from prolepsis.control.policy.conditions import ToolChoiceKind
 from prolepsis.core.facts import BUDGET, DOMAIN, RequestFacts, declared, stated_language
-from prolepsis.core.requests import SamplingParams
+from prolepsis.core.requests import SamplingParams, shaping
 from prolepsis.server.preparing.bodies import (
     STRUCTURED_FORMS,
     AllowedChoice,
@@ -54,13 +54,7 @@ def request_facts(
         n=body.n or 1,
         prompt_tokens=prompt_tokens,
         max_tokens=math.inf if max_tokens is None else max_tokens,
-        temperature=params.temperature,
-        top_p=params.top_p,
-        top_k=params.top_k,
-        min_p=params.min_p,
-        repetition_penalty=params.repetition_penalty,
-        presence_penalty=params.presence_penalty,
-        frequency_penalty=params.frequency_penalty,
+        **shaping(params),
         domain=declared(body.metadata, DOMAIN),
         language=stated_language(body.metadata, headers),
         headers=headers,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from prolepsis.core.engine_client import EngineInfo
 from prolepsis.core.errors import ContextTooLong, InvalidParameter
-from prolepsis.core.requests import SamplingDefaults, SamplingParams
+from prolepsis.core.requests import DEFAULTED, SamplingDefaults, SamplingParams, shaping
 from prolepsis.server.preparing.bodies import ChatBody, CompletionBody, GenerationBody
 
 DEFAULT_COMPLETION_TOKENS = 16
@@ -83,15 +83,12 @@ def sampling_params(body: GenerationBody, defaults: SamplingDefaults, logprobs: 
     """Fill in `defaults` where the body leaves parameters out; `max_tokens` follows when the prompt is tokenised."""
     if body.logprob_token_ids:
         logprobs = logprobs or 0
+    given = shaping(defaults, only=DEFAULTED)
+    given |= {name: value for name, value in shaping(body).items() if value is not None}
+    given["top_k"] = max(0, given["top_k"])
     echoed = logprobs if isinstance(body, CompletionBody) and body.echo else None
     return SamplingParams(
-        temperature=_given(body.temperature, defaults.temperature),
-        top_k=defaults.top_k if body.top_k is None else max(0, body.top_k),
-        top_p=_given(body.top_p, defaults.top_p),
-        min_p=_given(body.min_p, defaults.min_p),
-        repetition_penalty=_given(body.repetition_penalty, defaults.repetition_penalty),
-        presence_penalty=_given(body.presence_penalty, 0.0),
-        frequency_penalty=_given(body.frequency_penalty, 0.0),
+        **given,
         logit_bias=tuple(sorted((body.logit_bias or {}).items())),
         min_tokens=body.min_tokens or 0,
         stop=tuple(body.stop or ()),
@@ -103,7 +100,3 @@ def sampling_params(body: GenerationBody, defaults: SamplingDefaults, logprobs: 
         logprob_token_ids=tuple(body.logprob_token_ids or ()),
         prompt_logprobs=echoed if body.prompt_logprobs is None else body.prompt_logprobs,
     )
-
-
-def _given(value: float | None, default: float) -> float:
-    return default if value is None else value

@@ -12,6 +12,7 @@ from prolepsis.control.web.body_reader import read_body
 from prolepsis.control.web.caller import SignedIn, caller_of
 from prolepsis.control.web.fields import JsonObject, Reply
 from prolepsis.control.web.routes import ANY_ROLE, CLIENTS, Route, Routes
+from prolepsis.core.requests import DEFAULTED, shaping
 from prolepsis.server.answering.stream import UNENDED_SSE
 from prolepsis.server.dialects.dialect import Endpoint, answered
 from prolepsis.server.dialects.llamacpp.parse import (
@@ -115,14 +116,7 @@ def llamacpp_routes(models: Models) -> Sequence[Route]:
 def _props(services: Services) -> JsonObject:
     info, tokenizer = services.client.info, services.tokenizer
     defaults, texts = info.default_sampling, tokenizer.special_tokens
-    params = {
-        "n_predict": -1,
-        "temperature": defaults.temperature,
-        "top_k": defaults.top_k,
-        "top_p": defaults.top_p,
-        "min_p": defaults.min_p,
-        "repeat_penalty": defaults.repetition_penalty,
-    }
+    params = {"n_predict": -1, **shaping(defaults, as_llamacpp=True, only=DEFAULTED)}
     return {
         "default_generation_settings": {"n_ctx": info.max_model_len, "params": params},
         "total_slots": services.client.health().max_running,
