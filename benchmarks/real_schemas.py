@@ -24,10 +24,10 @@ from llguidance import LLMatcher, LLTokenizer
 from prolepsis.core.config import DEFAULT_MODEL
 from prolepsis.core.errors import GrammarFailed, ProlepsisError
 from prolepsis.core.requests import JSON_STYLE, GrammarSpec
-from prolepsis.engine.grammar.grammars import Grammars
-from prolepsis.engine.grammar.validation import broken
 from prolepsis.engine.models.files.store import resolve
 from prolepsis.engine.models.files.tokenizer_files import load_tokenizer
+from prolepsis.engine.text.grammar.grammars import Grammars
+from prolepsis.engine.text.grammar.validation import broken
 from prolepsis.server.preparing.asked import AskedForm, asked_form, tool_use
 from prolepsis.server.preparing.bodies import CompletionBody, ToolBody
 from prolepsis.server.preparing.constraint import constraint

@@ -7,8 +7,9 @@ from enum import IntFlag
 from typing import Literal
 
 from prolepsis.core.events import Tokens
+from prolepsis.core.reasons import LossReason
 from prolepsis.core.requests import GenerateRequest, SpecMode
-from prolepsis.core.stats import LossReason, Mode, RequestStats
+from prolepsis.core.stats import Mode, RequestStats
 from prolepsis.core.token_intervals import TokenIntervals
 from prolepsis.core.trace_context import TraceContext
 
@@ -118,6 +119,15 @@ class RequestAbout:
     """When it arrived, by `time.monotonic`."""
     trace: TraceContext | None = None
     """Trace context of its own span; None: it carried no trace, and none was begun."""
+
+    @property
+    def rollout_run(self) -> str:
+        """Empty without a rollout, as is the arm."""
+        return self.assignment.rollout_run if self.assignment else ""
+
+    @property
+    def arm(self) -> str:
+        return self.assignment.arm if self.assignment else ""
 
     @property
     def age_s(self) -> float:

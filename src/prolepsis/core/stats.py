@@ -1,11 +1,12 @@
 """Counts and times of requests and proposers: device time, drafts, acceptance, and the mode in effect."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from itertools import groupby
 from typing import Literal, get_args
 
 from prolepsis.core.continuation import Continued
+from prolepsis.core.reasons import EffectiveReason, LossReason, PlainReason
 from prolepsis.core.recorded_draft import RecordedDraft
 from prolepsis.core.rounds import Round
 
@@ -125,90 +126,6 @@ class ProposerMemory:
 
 
 Mode = Literal["on", "off", "shadow"]
-PlainReason = Literal[
-    "no_draft",  # no proposer had a draft
-    "not_worth_it",  # there was a draft, but verifying it would not pay
-    "too_costly",  # asking proposers would not pay: the costly ones, where no free one had a draft, or any
-    "backoff",  # the proposers back off after failures
-    "breaker_open",  # the plan disables all proposers for the traffic class
-    "killed",  # the kill switch stops the proposers
-    "shadow_budget",  # in shadow, the request was not admitted: the share of time for drafts in shadow is spent
-    "decision_failed",  # deciding about drafts raised: a fault of the engine, contained, counted and logged
-    "no_capacity",  # no room for a draft token in the pass, its pages, or the sequence, which ends with this step
-]
-"""Why a decoding step, which might have speculated, was plain for one sequence."""
-
-EffectiveReason = Literal[
-    "speculating",  # drafts were verified
-    "compared",  # drafts were compared with the plain answer, none was verified
-    "no_draft",  # these seven, where no draft was verified: the most frequent `PlainReason` of its steps
-    "not_worth_it",
-    "too_costly",
-    "backoff",
-    "breaker_open",
-    "shadow_budget",
-    "decision_failed",
-    "requested_off",  # the caller turned it off
-    "rule_off",  # the policy's rule gives mode off
-    "no_rule",  # no rule of the policy matched, and its default gives mode off
-    "not_drawn",  # the rule did not draw it: for its share in shadow, or for the canary of its rollout
-    "not_eligible",  # drafts of its traffic class have not shown what the policy's rule asks for
-    "flag_off",  # a feature flag turned it off
-    "killed",  # the kill switch stopped it; with mode on or shadow, after drafts had been verified or compared
-    "plan_off",  # the plan's ceiling is 0
-    "rolled_back",  # its rule's rollout was rolled back: before it came, or while it ran, before any draft was decided
-    "no_decode",  # the request ended before a step that could have drafted
-    "overload_shallow",  # drafts were verified, with a ceiling lowered because the server's queue aged
-    "overload_plain",  # speculation was stopped because the queue aged
-    "overload_batch_waits",  # so it was, and batch work waits
-    "overload_low_refused",  # so it was, and new work of low tiers is refused
-    "response_cache",  # nothing was decoded: the answer is a stored one
-    "replay",  # an earlier request was decoded again, to be compared
-    "not_reported",  # an upstream engine that speculates served it, and does not say what its drafts brought
-    "plain_only",  # it asks for what upstream engines cannot do with drafts, such as a lower ceiling
-    "pool_down",  # the upstream engines that it was for are gone, and the others served it
-]
-
-IN_WORDS: Mapping[PlainReason | EffectiveReason, str] = {
-    "no_draft": "no proposer had a draft",
-    "not_worth_it": "verifying the draft would not have paid",
-    "too_costly": "asking proposers would not have paid",
-    "backoff": "the proposers back off after failures",
-    "breaker_open": "breakers disable the proposers of this class",
-    "killed": "the kill switch stops it",
-    "shadow_budget": "the time budget for shadow drafts is used up",
-    "decision_failed": "deciding about drafts failed: see the server's log",
-    "no_capacity": "there was no room for a draft token",
-    "requested_off": "the caller turned it off",
-    "rule_off": "the policy's rule says off",
-    "no_rule": "no rule of the policy matched it, and the default is off",
-    "not_drawn": "its rule did not draw it: it is compared, or outside the share",
-    "not_eligible": "drafts of its class do not show what the rule requires",
-    "flag_off": "a feature flag turned it off",
-    "plan_off": "the plan's ceiling is 0",
-    "rolled_back": "its rollout was rolled back",
-    "no_decode": "it ended before a step that could have drafted",
-    "overload_shallow": "drafts were shorter, as requests waited in the queue",
-    "overload_plain": "requests waited too long in the queue",
-    "overload_batch_waits": "requests waited too long in the queue; batch work waits",
-    "overload_low_refused": "requests waited too long in the queue; low tiers are refused",
-    "response_cache": "the answer came from the response cache",
-    "replay": "it is a replay",
-    "speculating": "drafts were verified",
-    "compared": "drafts were compared with the plain answer",
-    "not_reported": "the upstream engine does not say what its drafts brought",
-    "plain_only": "upstream engines cannot draft as the request asks",
-    "pool_down": "its upstream pool was down, and the other one served it",
-}
-"""Reasons in words, for requests and for steps."""
-
-LossReason = Literal[
-    "ended",  # accepted in the step that ended the sample, beyond its end: stop string, grammar, length
-    "stop_string",  # part of a stop string, which is not shown
-    "policy",  # an output policy rewrote it, held it back or ended the answer before it
-    "left",  # the client went away, or the request failed
-]
-"""Why a drafted token that verification accepted did not reach the client."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from prolepsis.control.web.intake import Intake, Uploads, body_limit
 from prolepsis.control.web.routes import Application, Route
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.engine_client import EngineClient
+from prolepsis.engine.text.tokenizer import Tokenizer
 from prolepsis.ops.console.routes import ConsoleParts, console_routes
 from prolepsis.server.batches.routes import batch_routes
 from prolepsis.server.batches.runner import BatchRunner
@@ -31,7 +32,6 @@ from prolepsis.server.openai.routes import openai_routes
 from prolepsis.server.services import Models, Services
 from prolepsis.server.sources import Sources
 from prolepsis.server.status.health import status_routes
-from prolepsis.server.text.tokenizer import Tokenizer
 from prolepsis.server.verify.routes import verify_routes
 
 

@@ -7,6 +7,7 @@ from typing import cast
 from prolepsis.control.audit import feature as audit
 from prolepsis.control.correctness import runtime as correctness
 from prolepsis.control.drafts import heads
+from prolepsis.control.health.routes import HealthPage
 from prolepsis.control.replicas import registry
 from prolepsis.control.rollout import feature as rollout
 from prolepsis.control.traffic import recent
@@ -16,6 +17,7 @@ from prolepsis.control.web.feature import Feature
 from prolepsis.control.web.intake import Intake
 from prolepsis.control.web.skipped import SkippedFeature
 from prolepsis.core.extras import named
+from prolepsis.engine.text.tokenizer import Tokenizer
 from prolepsis.ops.console import alerts
 from prolepsis.ops.tracing import start as tracing
 from prolepsis.server.admission import feature as admission
@@ -30,7 +32,6 @@ from prolepsis.server.sources import Sources
 from prolepsis.server.speculation_control import speculation_control
 from prolepsis.server.status import recorder, service_health
 from prolepsis.server.status.metrics import MetricsFeature
-from prolepsis.server.text.tokenizer import Tokenizer
 
 FEATURES: Sequence[Callable[[Context], Feature]] = (
     audit.waiting_acts,
@@ -64,7 +65,7 @@ def services_of(context: Context, sources: Sources, tokenizer: Tokenizer, intake
     stored = response_routes.feature(context, keys)
     output = OutputPolicies(sources.output, OutputMetrics(context.registry))
     corpora = Corpora(context, tokenizer, intake)
-    features = (
+    features: tuple[Feature, ...] = (
         *(replicas, service, gate, buckets, idempotency, stored, *control.features),
         *(records, replays, traces, control.health.keeper(context.database, context.wall)),
         key_changes.feature(context, keys),
@@ -78,6 +79,7 @@ def services_of(context: Context, sources: Sources, tokenizer: Tokenizer, intake
         cast(Feature, named("lab.drills.feature:Drills")(context, gate)),
         *(feature(context) for feature in FEATURES),
     )
+    features = (*features, HealthPage(features))
     return Services(
         config=config,
         client=client,

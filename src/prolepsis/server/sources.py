@@ -12,7 +12,7 @@ from prolepsis.control.policy.source import PolicyFile, PolicySource
 from prolepsis.control.rollout.silences import check_alertmanager
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import ConfigError
-from prolepsis.ops.tracing.settings import check_traces
+from prolepsis.ops.tracing.start import check_traces
 from prolepsis.server.admission.rate_limits import Limits
 from prolepsis.server.front.connections import check_exposure
 from prolepsis.server.front.key_file import KeyFile, default_key_file

@@ -45,7 +45,7 @@ def run(url: str, *words: str) -> Result:
 def ask(url: str, prompt: str, num_replayed: int) -> None:
     with httpx.Client(base_url=url) as http:
         http.post("/v1/completions", json={"model": "tiny", "prompt": prompt}).raise_for_status()
-        while sum(http.get("/admin/correctness").json()["outcomes"].values()) < num_replayed:
+        while sum(http.get("/admin/health").json()["correctness"]["outcomes"].values()) < num_replayed:
             pass
 
 

@@ -4,9 +4,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from prolepsis.control.cost.comparison import ArmComparison, Bounded
+from prolepsis.control.cost.comparison import ArmComparison
 from prolepsis.control.cost.speedup import LATEST, LatestModes, RouteSpeedup, speedups
-from prolepsis.core.stats import EffectiveMode, EffectiveReason
+from prolepsis.core.reasons import EffectiveReason
+from prolepsis.core.stats import EffectiveMode
+from prolepsis.core.traffic_sums import Interval
 
 CHAT = "/v1/chat/completions"
 
@@ -22,8 +24,8 @@ def seen(*reasons: EffectiveReason, route: str = CHAT) -> LatestModes:
     return modes
 
 
-def group(num_control: int, saved: Bounded, *, num_speculating: int = 900, route: str = CHAT) -> ArmComparison:
-    return ArmComparison("route", route, num_speculating, num_control, 0.01, 0.0142, None, saved, True, Bounded(None))
+def group(num_control: int, saved: Interval, *, num_speculating: int = 900, route: str = CHAT) -> ArmComparison:
+    return ArmComparison("route", route, num_speculating, num_control, 0.01, 0.0142, None, saved, True, Interval(None))
 
 
 def said(modes: LatestModes, *groups: ArmComparison, killed: Sequence[str] = ()) -> list[RouteSpeedup]:
@@ -31,7 +33,7 @@ def said(modes: LatestModes, *groups: ArmComparison, killed: Sequence[str] = ())
 
 
 def test_a_saving_with_its_bounds_is_a_speedup_with_its_bounds() -> None:
-    saving = Bounded(1 - 1 / 1.42, 1 - 1 / 1.38, 1 - 1 / 1.47)
+    saving = Interval(1 - 1 / 1.42, 1 - 1 / 1.38, 1 - 1 / 1.47)
     [one] = said(seen("speculating"), group(2118, saving))
     assert one.sentence == "speculation here: 1.42x (1.38 to 1.47), 2,118 control requests"
     assert (one.route, one.rollout, one.off) == (CHAT, "chat@1", None)
@@ -49,18 +51,18 @@ def test_a_saving_with_its_bounds_is_a_speedup_with_its_bounds() -> None:
     ],
 )
 def test_what_is_missing_for_a_figure_is_said(num_control: int, num_speculating: int, expected: str) -> None:
-    [one] = said(seen("speculating"), group(num_control, Bounded(None), num_speculating=num_speculating))
+    [one] = said(seen("speculating"), group(num_control, Interval(None), num_speculating=num_speculating))
     assert one.sentence == f"speculation here: {expected}"
     assert one.speedup is None
 
 
 def test_bounds_that_are_not_known_are_open() -> None:
-    [one] = said(seen("speculating"), group(25, Bounded(0.5, None, 1.0)))
+    [one] = said(seen("speculating"), group(25, Interval(0.5, None, 1.0)))
     assert one.sentence == "speculation here: 2.00x (0 to any), 25 control requests"
 
 
 def test_a_route_without_control_requests_has_no_figure() -> None:
-    [one] = said(seen("speculating"), group(100, Bounded(0.5, 0.4, 0.6), route="/v1/completions"))
+    [one] = said(seen("speculating"), group(100, Interval(0.5, 0.4, 0.6), route="/v1/completions"))
     assert one.sentence == "speculation here: not measured, as no rollout keeps control requests of the route"
     assert (one.rollout, one.num_control) == ("", 0)
 
@@ -78,7 +80,7 @@ def test_a_route_without_control_requests_has_no_figure() -> None:
 def test_where_no_request_speculates_the_most_frequent_reason_is_said(
     reasons: Sequence[EffectiveReason], expected: str
 ) -> None:
-    [one] = said(seen(*reasons), group(100, Bounded(0.5, 0.4, 0.6)))
+    [one] = said(seen(*reasons), group(100, Interval(0.5, 0.4, 0.6)))
     assert one.sentence == f"speculation here: {expected}"
     assert one.speedup is not None, "the figure of its past is there for programs"
 
@@ -97,7 +99,7 @@ def test_the_kill_switch_of_something_else_is_no_reason() -> None:
 def test_control_requests_do_not_show_that_speculation_is_off() -> None:
     modes = LatestModes()
     modes.observe(CHAT, mode("not_drawn"), is_control=True)
-    [one] = said(modes, group(1, Bounded(None)))
+    [one] = said(modes, group(1, Interval(None)))
     assert (one.off, one.sentence) == (None, "speculation here: no figure yet, 1 of 20 control requests needed")
 
 

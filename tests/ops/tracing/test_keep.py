@@ -4,8 +4,8 @@ import pytest
 from opentelemetry.sdk.trace.sampling import Decision, TraceIdRatioBased
 
 from prolepsis.core.ended import End
+from prolepsis.core.reasons import EffectiveReason, PlainReason
 from prolepsis.core.requests import SpeculationChoice
-from prolepsis.core.stats import EffectiveReason, PlainReason
 from prolepsis.core.trace_context import new_trace_id
 from prolepsis.ops.tracing.keep import Kept, SpanBudget, fallback_reasons, is_in_share, why_kept
 from tests.ops.tracing.ended import NOT_SAMPLED, prompt_ended, request_ended

@@ -12,8 +12,8 @@ from prolepsis.control.web.caller import DEVELOPER
 from prolepsis.control.web.reply_headers import WARNING
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.telemetry.metrics import Metrics
-from prolepsis.engine.models.answer_formats.formats import AnswerFormats
-from prolepsis.engine.models.answer_formats.table import TOOL_FORMATS
+from prolepsis.engine.text.answer_formats.formats import AnswerFormats
+from prolepsis.engine.text.answer_formats.table import TOOL_FORMATS
 from prolepsis.server.answering.answer_check import AnswerCheck
 from prolepsis.server.preparing.asked import ToolUse
 from prolepsis.server.preparing.bodies import ChatBody, FunctionBody

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from prolepsis.core.events import FinishReason, TokenLogprobs, Tokens
 from prolepsis.core.requests import GenerateRequest, SamplingParams
-from prolepsis.engine.text import StopStrings
+from prolepsis.engine.text.stream import StopStrings
 from prolepsis.server.output.delivery import Delivery
 from prolepsis.server.output.filtered import FilteredSample
 from prolepsis.server.output.pipeline import LoadedPolicy, OutputMetrics, OutputPolicies

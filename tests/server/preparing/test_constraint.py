@@ -8,9 +8,9 @@ from pydantic import TypeAdapter
 
 from prolepsis.core.errors import InvalidGrammar
 from prolepsis.core.requests import GrammarSpec
-from prolepsis.engine.grammar.grammars import Grammars
-from prolepsis.engine.grammar.source import llguidance_source
-from prolepsis.engine.models.answer_formats.formats import Thinking
+from prolepsis.engine.text.answer_formats.formats import Thinking
+from prolepsis.engine.text.grammar.grammars import Grammars
+from prolepsis.engine.text.grammar.source import llguidance_source
 from prolepsis.server.preparing.asked import NO_TOOLS, ToolUse, tool_use
 from prolepsis.server.preparing.bodies import ToolBody, ToolChoice
 from prolepsis.server.preparing.constraint import constraint

@@ -8,10 +8,10 @@ import pytest
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.marks import RESULT
 from prolepsis.core.telemetry.metrics import Metrics
-from prolepsis.engine.models.answer_formats.table import HERMES
+from prolepsis.engine.text.answer_formats.table import HERMES
+from prolepsis.engine.text.tokenizer import Tokenizer
 from prolepsis.server.preparing.bodies import FunctionBody, Message, TemplateBody
 from prolepsis.server.preparing.conversation import ModelPrompt, conversation, explanation
-from prolepsis.server.text.tokenizer import Tokenizer
 from tests.engine.models.files.byte_level import byte_level
 from tests.server.application import build
 from tests.server.fakes import FakeEngine

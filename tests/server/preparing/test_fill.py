@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from prolepsis.core.errors import InvalidParameter
-from prolepsis.engine.models.files.fill_marks import FillMarks
+from prolepsis.engine.text.named_tokens import FillMarks
 from prolepsis.server.preparing.fill import Gap, fill_prompt, fill_stop, gap_prompt
 from tests.fake_client import INFO
 from tests.server.conftest import served

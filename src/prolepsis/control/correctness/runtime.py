@@ -4,7 +4,7 @@ import asyncio
 import random
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -19,21 +19,20 @@ from prolepsis.control.correctness.queue import DROPS, ReplayDrop, ReplayQueue, 
 from prolepsis.control.correctness.replay import replay
 from prolepsis.control.web.context import Context
 from prolepsis.control.web.feature import Feature
-from prolepsis.control.web.routes import READERS, Route, Routes
 from prolepsis.core.audit_event import SERVER, AuditEvent, Emit
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.ended import Assignment, Keep, RequestAbout, RequestEnded
 from prolepsis.core.engine_client import EngineClient, EngineInfo
 from prolepsis.core.errors import DeadlineExceeded, ProlepsisError
+from prolepsis.core.reasons import EffectiveReason
 from prolepsis.core.recording import Outcome, Recording, Replayed, SampleDifference, recording
 from prolepsis.core.requests import GenerateRequest
-from prolepsis.core.stats import EffectiveReason, Mode
+from prolepsis.core.stats import Mode
 from prolepsis.core.telemetry.declare import counter
 
 POLL_PERIOD_S = 0.05
 """How often a replay checks for other requests; meanwhile its priority keeps it behind them."""
-MAX_TRIES = 3
-"""Times that a replay may make way before it is dropped."""
+MAX_TRIES = 3  # times that a replay may make way before it is dropped
 MAX_MISMATCHES = 50
 
 ReplayOutcome = Literal["match", "near_tie", "structural", "failed"]
@@ -46,8 +45,7 @@ log = structlog.get_logger(__name__)
 class ReplayMismatch(SampleDifference):
     """A request whose replay had other tokens, and its first difference; margin and tolerance in logits."""
 
-    at: float
-    """Unix time in seconds."""
+    at: float  # Unix time in seconds
     request_id: str
     route: str
     rule: str | None
@@ -60,10 +58,7 @@ class ReplayMismatch(SampleDifference):
 
 Report = Callable[[RequestEnded, str, Replayed, float], None]
 """Receives an HTTP request, the id of its part that was replayed, the replay, and when it began."""
-
-
-REPLAYS = "replays"
-"""The actor that engages the kill switch for replays."""
+REPLAYS = "replays"  # the actor that engages the kill switch for replays
 
 
 class Share:
@@ -110,11 +105,10 @@ class ReplayFeature(Feature):
         whether its tokens were right, `trip` the reason to stop all speculation, `report` replays with wrong tokens."""
         self.config = config
         self.queue = ReplayQueue(config.replay_queue, registry)
-        self.routes = correctness_routes(self)
+        self.health_parts = {"correctness": self._shown}
         self.outcomes: Counter[ReplayOutcome] = Counter()
         """Replays since the start; match rate = match / (match + near_tie + structural)."""
-        self.mismatches: deque[ReplayMismatch] = deque(maxlen=MAX_MISMATCHES)
-        """The last ones."""
+        self.mismatches: deque[ReplayMismatch] = deque(maxlen=MAX_MISMATCHES)  # the last ones
         self.client = client
         text = "Requests decoded again without speculation, by outcome"
         self._replays = counter(registry, "replays", text, "outcome")
@@ -128,9 +122,21 @@ class ReplayFeature(Feature):
         self._trip = trip
         self._report = report
         self._share = Share(config.replay_sample)
-        self._drawn: set[str] = set()
-        """Requests that run and are to be replayed."""
+        self._drawn: set[str] = set()  # requests that run and are to be replayed
         self._running = asyncio.Lock()
+
+    def _shown(self) -> "CorrectnessReply":
+        return CorrectnessReply(
+            enabled=self.enabled,
+            share=self.config.replay_sample,
+            exactness=self.client.info.exactness,
+            match_rate=self.match_rate,
+            outcomes={outcome: self.outcomes[outcome] for outcome in OUTCOMES},
+            num_queued=len(self.queue),
+            dropped={reason: self.queue.dropped[reason] for reason in DROPS},
+            trip_after=self.config.replay_trip_after,
+            differences=list(self.mismatches),
+        )
 
     @property
     def enabled(self) -> bool:
@@ -187,7 +193,17 @@ class ReplayFeature(Feature):
         await self._wait_for_capacity()
         served = self.queue.pop()
         try:
-            await self._replay(served)
+            began = time.monotonic()
+            replayed = await self._attempt(served.recorded)
+            if replayed is not None:
+                self._judge(served, replayed)
+                if self._report is not None and not self._is_right(replayed.outcome):
+                    self._report(served.ended, served.request_id, replayed, began)
+            elif served.num_tries + 1 < MAX_TRIES:
+                self._interrupted.inc()
+                self.queue.put(replace(served, num_tries=served.num_tries + 1))
+            else:
+                self.queue.drop("interrupted")
         except asyncio.CancelledError:
             self.queue.drop("closed")
             raise
@@ -197,19 +213,6 @@ class ReplayFeature(Feature):
         except Exception:  # contained: one failed replay must not end the others
             log.exception("replay_failed", request_id=served.request_id)
             self._ended("failed")
-
-    async def _replay(self, served: ServedRequest) -> None:
-        began = time.monotonic()
-        replayed = await self._attempt(served.recorded)
-        if replayed is not None:
-            self._judge(served, replayed)
-            if self._report is not None and not self._is_right(replayed.outcome):
-                self._report(served.ended, served.request_id, replayed, began)
-        elif served.num_tries + 1 < MAX_TRIES:
-            self._interrupted.inc()
-            self.queue.put(replace(served, num_tries=served.num_tries + 1))
-        else:
-            self.queue.drop("interrupted")
 
     async def _wait_for_capacity(self) -> None:
         while not self._has_capacity():  # noqa: ASYNC110
@@ -231,27 +234,22 @@ class ReplayFeature(Feature):
         assignment = served.about.assignment
         if self._count is not None and served.counts and assignment is not None:
             self._count(assignment, self._is_right(outcome))
-        if replayed.shown:
-            first = min(replayed.shown, key=lambda one: (one.kind != "structural", one.sample))
-            self._differed(_mismatch(served, first), served.about.tenant)
-
-    def _is_right(self, outcome: Outcome) -> bool:
-        """In strict mode all tokens are identical; in normal mode rounding may decide between nearly tied tokens."""
-        return outcome == "match" or (outcome == "near_tie" and self.client.info.exactness == "normal")
-
-    def _differed(self, mismatch: ReplayMismatch, tenant: str) -> None:
+        if not replayed.shown:
+            return
+        first = min(replayed.shown, key=lambda difference: (difference.kind != "structural", difference.sample))
+        mismatch = _mismatch(served, first)
         self.mismatches.append(mismatch)
         write = log.error if mismatch.kind == "structural" else log.warning
         write("replay_mismatch", kind=mismatch.kind, request_id=mismatch.request_id, position=mismatch.position)
         if mismatch.kind == "structural":
-            self._emit(_audit_event(mismatch, tenant, self.client.info))
-            self._trip_if_due(mismatch.request_id)
+            self._emit(_audit_event(mismatch, served.about.tenant, self.client.info))
+            number, every = self.outcomes["structural"], self.config.replay_trip_after
+            if self._trip is not None and every and number % every == 0:
+                self._trip(f"{number} replayed requests had other tokens, the last was {mismatch.request_id}")
 
-    def _trip_if_due(self, request_id: str) -> None:
-        number = self.outcomes["structural"]
-        every = self.config.replay_trip_after
-        if self._trip is not None and every and number % every == 0:
-            self._trip(f"{number} replayed requests had other tokens, the last was {request_id}")
+    def _is_right(self, outcome: Outcome) -> bool:
+        """In strict mode all tokens are identical; in normal mode rounding may decide between nearly tied tokens."""
+        return outcome == "match" or (outcome == "near_tie" and self.client.info.exactness == "normal")
 
     def _ended(self, outcome: ReplayOutcome) -> None:
         self.outcomes[outcome] += 1
@@ -336,25 +334,3 @@ def feature(
         trip=partial(kill_switch.trip, REPLAYS),
         report=report,
     )
-
-
-def correctness_routes(replays: ReplayFeature) -> Sequence[Route]:
-    """Return the route that shows replays."""
-    routes = Routes()
-
-    @routes.get("/admin/correctness", roles=READERS, summary="Replayed requests and their mismatches")
-    async def correctness() -> CorrectnessReply:
-        config, dropped = replays.config, replays.queue.dropped
-        return CorrectnessReply(
-            enabled=replays.enabled,
-            share=config.replay_sample,
-            exactness=replays.client.info.exactness,
-            match_rate=replays.match_rate,
-            outcomes={outcome: replays.outcomes[outcome] for outcome in OUTCOMES},
-            num_queued=len(replays.queue),
-            dropped={reason: dropped[reason] for reason in DROPS},
-            trip_after=config.replay_trip_after,
-            differences=list(replays.mismatches),
-        )
-
-    return routes.all

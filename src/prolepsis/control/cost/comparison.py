@@ -25,6 +25,7 @@ from typing import Literal
 from prolepsis.control.cost.meter import DIMENSIONS, NO_PROPOSER, OTHER, Dimension, Experiment, RequestCost, UsageTotals
 from prolepsis.control.statistics.adjusted import AdjustedRatio, reach_after
 from prolepsis.control.statistics.arms import Arm
+from prolepsis.core.traffic_sums import Interval
 
 CALIBRATION = 20
 """Control requests that give the first prices; they, and the canary's until then, are counted with these."""
@@ -35,15 +36,6 @@ MAX_GROUPS = 8
 _MAX_WAITING = 2000
 """Requests that wait for the first prices; of more, the oldest are left out of the bounds."""
 _TAIL = 0.025  # of each bound: 95 % together
-
-
-@dataclass(frozen=True, slots=True)
-class Bounded:
-    """An estimate with bounds of 95 %; null: not known."""
-
-    estimate: float | None
-    lower: float | None = None
-    upper: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +52,14 @@ class ArmComparison:
     """The same tokens at the prices of the control: `saved` is 1 - the figure above / this one."""
     predicted_device_s_per_token: float | None
     """The predicted cost of the speculating requests without speculation, over their output tokens."""
-    saved: Bounded
+    saved: Interval
     """1 - seconds / seconds without speculation, negative if speculation costs more: against the control.
 
     Where chance drew the arms there is no estimate without bounds.
     """
     randomised: bool
     """Chance alone decided which of the group's requests speculate; else `saved` has no bounds."""
-    saved_by_prediction: Bounded
+    saved_by_prediction: Interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,19 +197,19 @@ class Comparison:
         )
 
 
-def _saving(seconds: float, plain_s: float, ratio: AdjustedRatio | None) -> Bounded:
+def _saving(seconds: float, plain_s: float, ratio: AdjustedRatio | None) -> Interval:
     """Return the saving. `ratio` gives the bounds; without them there is no estimate, and None has none."""
     if not seconds or not plain_s:
-        return Bounded(None)
+        return Interval(None)
     estimate = 1.0 - seconds / plain_s
     if ratio is None:
-        return Bounded(estimate)
+        return Interval(estimate)
     if ratio.least_count < MIN_REQUESTS:
-        return Bounded(None)
+        return Interval(None)
     lower, upper = ratio.bounds(_TAIL)
     # The estimate is of all seconds, the bounds of clipped ones: where they part, the bounds give way.
     least = None if math.isinf(upper) else min(estimate, 1.0 - upper)
-    return Bounded(estimate, least, max(estimate, 1.0 - lower))
+    return Interval(estimate, least, max(estimate, 1.0 - lower))
 
 
 def _seconds(cost: RequestCost) -> float:

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from pydantic import computed_field
+
 PERIOD_S = 3600.0
 MAX_PERIODS = 168
 """Periods that are shown and wait for the store: a week of hours."""
@@ -72,20 +74,24 @@ class DeviceCost:
     amount_used: float | None
     """For the time that requests used."""
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def idle_s(self) -> float:
         return max(0.0, self.held_s - self.used_s)
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def amount_idle(self) -> float | None:
         if self.amount_paid is None or self.amount_used is None:
             return None
         return max(0.0, self.amount_paid - self.amount_used)
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def paid_per_million_tokens(self) -> float | None:
         return self._per_million(self.amount_paid)
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def used_per_million_tokens(self) -> float | None:
         return self._per_million(self.amount_used)

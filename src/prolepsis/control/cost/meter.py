@@ -6,13 +6,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import stdev
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field, computed_field
 
 from prolepsis.control.cost.prices import HOURS_PER_MONTH, Price
 from prolepsis.control.statistics.arms import Arm
 from prolepsis.core.facts import NO_RULE
 from prolepsis.core.stats import DeviceSeconds
-from prolepsis.core.traffic_sums import TrafficSums, sums_of_device
+from prolepsis.core.traffic_sums import Interval, TrafficSums, ratio, sums_of_device
 
 Dimension = Literal["route", "tenant", "rule", "proposer"]
 DIMENSIONS: tuple[Dimension, ...] = ("route", "tenant", "rule", "proposer")
@@ -62,14 +64,16 @@ OTHER = "other"
 
 @dataclass(slots=True)
 class UsageTotals:
-    """Sums over requests."""
+    """Sums over requests since the server started; amounts, each at the price of its time, are null without prices."""
 
     num_requests: int = 0
     num_output_tokens: int = 0
-    device: DeviceSeconds = field(default_factory=DeviceSeconds)
+    device: Annotated[DeviceSeconds, Field(exclude=True)] = field(default_factory=DeviceSeconds)
     amount: float | None = None
-    predicted: TrafficSums = field(default_factory=TrafficSums)
+    predicted: Annotated[TrafficSums, Field(exclude=True)] = field(default_factory=TrafficSums)
     """Of requests with a prediction."""
+    value: str = ""
+    """Of the dimension."""
 
     def add(self, cost: RequestCost) -> None:
         self.num_requests += 1
@@ -80,19 +84,49 @@ class UsageTotals:
         if cost.amount is not None:
             self.amount = (self.amount or 0.0) + cost.amount
 
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def device_s(self) -> dict[Literal["prefill", "plain", "verify", "propose", "host"], float]:
+        return self.device.by_kind()
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def total_device_s(self) -> float:
+        return self.device.total
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def device_s_per_token(self) -> float | None:
+        """All device seconds over all output tokens."""
+        return ratio(self.device.total, self.num_output_tokens)
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def amount_per_million_tokens(self) -> float | None:
+        return None if self.amount is None else ratio(1e6 * self.amount, self.num_output_tokens)
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def predicted_plain_s(self) -> float:
+        return self.device.predicted_plain
+
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def saved_s(self) -> float:
         """Predicted device seconds of plain decoding less the measured ones; negative if speculation costs more."""
         return self.predicted.predicted_plain_s - self.predicted.device_s
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
-    def amount_per_million_tokens(self) -> float | None:
-        return None if self.amount is None or not self.num_output_tokens else 1e6 * self.amount / self.num_output_tokens
+    def saved(self) -> float | None:
+        """1 - total / predicted, over requests with a prediction."""
+        return self.predicted.saved
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
-    def seconds_per_token(self) -> float | None:
-        """All device seconds over all output tokens."""
-        return self.device.total / self.num_output_tokens if self.num_output_tokens else None
+    def saved_bounds(self) -> tuple[float, float] | None:
+        """Of 95 %, at one look; null with fewer than 20 requests."""
+        return self.predicted.saved_bounds
 
 
 class Usage:
@@ -106,7 +140,11 @@ class Usage:
         self.total.add(cost)
         for dimension in DIMENSIONS:
             known, value = self.by[dimension], self.known(dimension, cost.value(dimension))
-            known.setdefault(value, UsageTotals()).add(cost)
+            known.setdefault(value, UsageTotals(value=value)).add(cost)
+
+    def of(self, dimension: Dimension) -> list[UsageTotals]:
+        """Return the totals of a dimension, the most expensive first."""
+        return sorted(self.by[dimension].values(), key=lambda totals: -totals.device.total)
 
     def known(self, dimension: Dimension, value: str) -> str:
         """Return the value under which it is summed: its own, or `OTHER` if there are too many."""
@@ -132,33 +170,27 @@ class Snapshot:
     num_output_tokens: int
 
 
-Bounds = tuple[float, float]
-"""95 % bounds of what the past says, from how much twelve parts of it differ."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostForecast:
-    """For a month of `HOURS_PER_MONTH` on one device. Amounts are in the price book's currency, null without prices."""
+    """For a month of `HOURS_PER_MONTH` on one device. Amounts are in the price book's currency, null without prices.
+
+    Bounds are what the past says, from how much twelve parts of it differ.
+    """
 
     looks_back_s: float
     busy: float
     """Share of the time that is charged to requests."""
-    device_hours: float
-    device_hours_bounds: Bounds
-    num_output_tokens: float
-    num_output_tokens_bounds: Bounds
-    saved_device_hours: float
+    device_hours: Interval
+    num_output_tokens: Interval
+    saved_device_hours: Interval
     """By the predicted cost of plain decoding; negative if speculation costs more."""
-    saved_device_hours_bounds: Bounds
-    amount_of_use: float | None
+    amount_of_use: Interval | None
     """For the device hours of requests."""
-    amount_of_use_bounds: Bounds | None
     amount_of_device: float | None
     """For the device, reserved all month."""
-    saved_amount: float | None
+    saved_amount: Interval | None
     """For the saved device hours, where a device is paid by the time that it is used; else null: one that is reserved
     costs the same, and has room for more requests."""
-    saved_amount_bounds: Bounds | None
     assumes: str
 
 
@@ -190,44 +222,30 @@ class RateWindow:
 def forecast(past: Sequence[Snapshot], price: Price | None) -> CostForecast:
     """Extrapolate the rates of the past to a month; it has `LEAST_SPANS` spans or more."""
     first, last = past[0], past[-1]
-    elapsed = last.at - first.at
-    used, used_bounds = _month(past, lambda one: one.device_s / 3600.0, least=0.0)
-    saved, saved_bounds = _month(past, lambda one: one.saved_s / 3600.0)
-    tokens, token_bounds = _month(past, lambda one: one.num_output_tokens, least=0.0)
-    per_hour = price.per_hour if price else None
-    billed = per_hour if price is not None and price.is_billed_by_time else None
+    elapsed, per_hour = last.at - first.at, price.per_hour if price else 0.0
+    used = _month(past, lambda one: one.device_s / 3600.0, least=0.0)
+    saved = _month(past, lambda one: one.saved_s / 3600.0)
     return CostForecast(
         looks_back_s=elapsed,
         busy=(last.device_s - first.device_s) / elapsed,
         device_hours=used,
-        device_hours_bounds=used_bounds,
-        num_output_tokens=tokens,
-        num_output_tokens_bounds=token_bounds,
+        num_output_tokens=_month(past, lambda one: one.num_output_tokens, least=0.0),
         saved_device_hours=saved,
-        saved_device_hours_bounds=saved_bounds,
-        amount_of_use=None if per_hour is None else used * per_hour,
-        amount_of_use_bounds=None if per_hour is None else _times(used_bounds, per_hour),
-        amount_of_device=None if per_hour is None else HOURS_PER_MONTH * per_hour,
-        saved_amount=None if billed is None else saved * billed,
-        saved_amount_bounds=None if billed is None else _times(saved_bounds, billed),
+        amount_of_use=used.mapped(lambda hours: hours * per_hour) if price else None,
+        amount_of_device=HOURS_PER_MONTH * per_hour if price else None,
+        saved_amount=saved.mapped(lambda hours: hours * per_hour) if price and price.is_billed_by_time else None,
         assumes=_assumes(elapsed, price),
     )
 
 
-def _month(
-    past: Sequence[Snapshot], total: Callable[[Snapshot], float], least: float = -math.inf
-) -> tuple[float, Bounds]:
+def _month(past: Sequence[Snapshot], total: Callable[[Snapshot], float], least: float = -math.inf) -> Interval:
     """Return what a month has of a growing total, with bounds: the means of parts of the past vary by chance."""
     seconds, num_spans = HOURS_PER_MONTH * 3600.0, len(past) - 1
     edges = [past[round(i * num_spans / LEAST_SPANS)] for i in range(LEAST_SPANS + 1)]
     rates = [(total(b) - total(a)) / (b.at - a.at) for a, b in pairwise(edges)]
     rate = (total(past[-1]) - total(past[0])) / (past[-1].at - past[0].at)
     error = _T * stdev(rates) / math.sqrt(LEAST_SPANS)
-    return seconds * rate, (max(least, seconds * (rate - error)), seconds * (rate + error))
-
-
-def _times(bounds: Bounds, factor: float) -> Bounds:
-    return bounds[0] * factor, bounds[1] * factor
+    return Interval(seconds * rate, max(least, seconds * (rate - error)), seconds * (rate + error))
 
 
 def _assumes(elapsed: float, price: Price | None) -> str:

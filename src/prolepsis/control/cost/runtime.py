@@ -6,21 +6,21 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 from uuid import uuid4
 
 import structlog
 from prometheus_client import CollectorRegistry
-from pydantic import AwareDatetime
+from pydantic import AwareDatetime, computed_field
 
-from prolepsis.control.cost.comparison import ArmComparison, Bounded, Comparison, Comparisons
+from prolepsis.control.cost.commands import COST
+from prolepsis.control.cost.comparison import ArmComparison, Comparison, Comparisons
 from prolepsis.control.cost.device_time import DeviceCost, DevicePrice, DeviceTime
 from prolepsis.control.cost.history import store_periods, store_prices
 from prolepsis.control.cost.meter import (
     DIMENSIONS,
     NO_PROPOSER,
     CostForecast,
-    Dimension,
     Experiment,
     RateWindow,
     RequestCost,
@@ -34,7 +34,7 @@ from prolepsis.control.store.database import Database
 from prolepsis.control.web.body_reader import read_query
 from prolepsis.control.web.context import Context
 from prolepsis.control.web.feature import Feature
-from prolepsis.control.web.fields import Body, Reply
+from prolepsis.control.web.fields import Body
 from prolepsis.control.web.routes import READERS, Route, Routes
 from prolepsis.core.audit_event import SERVER, AuditEvent, Emit, discard
 from prolepsis.core.ended import RequestAbout, RequestEnded
@@ -42,6 +42,7 @@ from prolepsis.core.facts import NO_RULE
 from prolepsis.core.stats import DeviceSeconds, ProposerMemory, RequestStats
 from prolepsis.core.telemetry.declare import counter, gauge
 from prolepsis.core.telemetry.labels import NO_TENANT
+from prolepsis.core.traffic_sums import Interval
 
 KEPT_EVERY_S = 60.0
 """The store has the period that is not over yet up to so many seconds ago."""
@@ -51,19 +52,68 @@ COMPARED_FOR_S = 30.0
 log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class PriceInUse:
+class PriceInUse(Price):
     """The price in use, with its book."""
 
-    price: Price
     currency: str
     version: str
     """Version of the price book."""
 
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def per_hour(self) -> float:
+        return self.per_device_hour + sum(self.overheads.values())
+
     @property
     def label(self) -> str:
         """Return its name in request records."""
-        return f"{self.version}/{self.price.name}"
+        return f"{self.version}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedExperiment:
+    """The newest stage of a rollout."""
+
+    rollout: str
+    run: int
+    stage_number: int
+    share: float
+    groups: tuple[ArmComparison, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryCost(ProposerMemory):
+    """Bytes besides the target's; the amount is the memory's share of an hour's price."""
+
+    amount_per_hour: float | None
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def total(self) -> int:
+        return self.weights + self.kv + self.index
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostReport:
+    """What the requests since the server's start cost and saved."""
+
+    price: PriceInUse | None
+    """null: no price book; device seconds only."""
+    total: UsageTotals
+    device: DeviceCost
+    """Since the server started."""
+    periods: list[DeviceCost]
+    """An hour each, or less where the price changed, the newest first; `prolepsis cost history` has earlier ones."""
+    by_route: list[UsageTotals]
+    by_tenant: list[UsageTotals]
+    by_rule: list[UsageTotals]
+    by_proposer: list[UsageTotals]
+    routes: list[RouteSpeedup]
+    """What speculation brings on each route that had requests, in one sentence."""
+    rollouts: list[ComparedExperiment]
+    memory: list[MemoryCost]
+    forecast: CostForecast | None
+    """Forecast of a month; null in the first hour."""
 
 
 class CostFeature(Feature):
@@ -108,7 +158,7 @@ class CostFeature(Feature):
         self._kept_at = clock()
         """When the period that is not over was saved."""
         self._comparisons = Comparisons()
-        self._compared: tuple[ExperimentReply, ...] = ()
+        self._compared: tuple[ComparedExperiment, ...] = ()
         self._compared_at = float("-inf")
         self._kept: str | None = None
         """Version of the book in the store."""
@@ -121,17 +171,13 @@ class CostFeature(Feature):
         if self._prices is None:
             return None
         book = self._prices.value
-        return PriceInUse(self._prices.price, book.currency, book.full_version)
+        return PriceInUse(**self._prices.price.model_dump(), currency=book.currency, version=book.full_version)
 
     @property
     def billed_per_second(self) -> float | None:
         """The price of a device second, None where none is billed: without prices, or if it is reserved."""
         used = self.price
-        return used.price.per_second if used is not None and used.price.is_billed_by_time else None
-
-    @property
-    def memory(self) -> Sequence[ProposerMemory]:
-        return self._memory()
+        return used.per_second if used is not None and used.is_billed_by_time else None
 
     def on_request_end(self, ended: RequestEnded) -> None:
         """Count a request that has ended.
@@ -184,34 +230,44 @@ class CostFeature(Feature):
         self.device_time.close()
         await self._keep_periods()
 
-    def forecast(self) -> CostForecast | None:
-        """Return the forecast of a month, None in the first hour."""
-        return self._rates.forecast(self.usage.total, self._prices.price if self._prices else None)
+    async def report(self) -> CostReport:
+        """Return everything that is known; no forecast in the first hour."""
+        price, device, compared = self.price, self.device_time, await self.experiments()
+        groups = {one.rollout: one.groups for one in compared}
+        return CostReport(
+            price=price,
+            total=self.usage.total,
+            device=device.total(),
+            periods=[device.current(), *reversed(device.closed)],
+            **{f"by_{dimension}": self.usage.of(dimension) for dimension in DIMENSIONS},
+            routes=list(speedups(self._modes, groups, self._killed())),
+            rollouts=list(compared),
+            memory=[
+                MemoryCost(**asdict(one), amount_per_hour=price.memory_per_hour(one.total) if price else None)
+                for one in self._memory()
+            ],
+            forecast=self._rates.forecast(self.usage.total, price),
+        )
 
-    async def experiments(self) -> Sequence["ExperimentReply"]:
+    async def experiments(self) -> Sequence[ComparedExperiment]:
         """Return the newest stage of each rollout, at most `COMPARED_FOR_S` old."""
         if self._clock() - self._compared_at >= COMPARED_FOR_S:
             self._compared_at = self._clock()
             self._compared = await asyncio.to_thread(self._compare)
         return self._compared
 
-    async def speedups(self) -> Sequence[RouteSpeedup]:
-        """Return what speculation brings on each route that had requests."""
-        compared = {one.rollout: one.groups for one in await self.experiments()}
-        return tuple(speedups(self._modes, compared, self._killed()))
-
     def pilot(self, since: float) -> PilotReport:
         """Return the pilot report from a Unix time until now; it takes seconds for many requests."""
-        prices = {"device s": 1.0, **({used.currency: used.price.per_second} if (used := self.price) else {})}
+        prices = {"device s": 1.0, **({used.currency: used.per_second} if (used := self.price) else {})}
         with self._database.read() as connection:
             return pilot_report(connection, since, self._now(), prices)
 
-    def _savings(self) -> Mapping[str, Bounded]:
+    def _savings(self) -> Mapping[str, Interval]:
         """Return what each rule's rollout saves in its newest stage, some milliseconds each."""
         newest = self._comparisons.newest.items()
         return {rollout_id.rpartition("@")[0]: next(one.compared()).saved for rollout_id, one in newest}
 
-    def _compare(self) -> "tuple[ExperimentReply, ...]":
+    def _compare(self) -> tuple[ComparedExperiment, ...]:
         return tuple(_experiment(one) for one in self._comparisons.newest.values())
 
     async def _follow(self, prices: PriceFile) -> None:
@@ -327,7 +383,7 @@ class _Metrics:
         self._predicted.labels(*labels).inc(device.predicted_plain)
         self._tokens.labels(*labels).inc(num_output_tokens)
 
-    def compared(self, savings: Mapping[str, Bounded]) -> None:
+    def compared(self, savings: Mapping[str, Interval]) -> None:
         """Show the savings of rollouts that are known with their bounds, and no others."""
         self._saved.clear()
         for rule, one in savings.items():
@@ -348,181 +404,23 @@ class _Metrics:
                 self._memory.labels(one.proposer, kind).set(size)
 
 
-class PriceReply(Reply):
-    """The price of one hour of the device, in `currency`."""
-
-    name: str
-    version: str
-    """Version of the price book."""
-    currency: str
-    region: str
-    term: Literal["on_demand", "reserved"]
-    per_device_hour: float
-    overheads: dict[str, float]
-    per_hour: float
-
-
-class UsageReply(Reply):
-    """Totals of requests since the server started; amounts are null without a price book.
-
-    Each request has the prices of the time that it took.
-    """
-
-    value: str
-    num_requests: int
-    num_output_tokens: int
-    device_s: dict[Literal["prefill", "plain", "verify", "propose", "host"], float]
-    total_device_s: float
-    device_s_per_token: float | None
-    amount: float | None
-    amount_per_million_tokens: float | None
-    predicted_plain_s: float
-    saved_s: float
-    """Predicted less total; negative if speculation costs more."""
-    saved: float | None
-    """1 - total / predicted, over requests with a prediction."""
-    saved_bounds: tuple[float, float] | None
-    """Of 95 %, at one look; null with fewer than 20 requests."""
-
-
-class DeviceReply(Reply):
-    """The device, busy and idle; times in seconds, from and to as Unix time. Amounts are null without a price book."""
-
-    started_at: float
-    ended_at: float
-    price: str | None
-    currency: str | None
-    held_s: float
-    used_s: float
-    idle_s: float
-    num_output_tokens: int
-    amount_paid: float | None
-    """For the device while the server ran, idle or not."""
-    amount_used: float | None
-    """For the time that requests used."""
-    amount_idle: float | None
-    paid_per_million_tokens: float | None
-    used_per_million_tokens: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class ExperimentReply:
-    """The newest stage of a rollout."""
-
-    rollout: str
-    run: int
-    stage_number: int
-    share: float
-    groups: tuple[ArmComparison, ...]
-
-
-class ProposerMemoryReply(Reply):
-    """Bytes besides the target's; the amount is the memory's share of an hour's price."""
-
-    proposer: str
-    weights: int
-    kv: int
-    index: int
-    total: int
-    amount_per_hour: float | None
-
-
-class CostReply(Reply):
-    price: PriceReply | None
-    """null: no price book; device seconds only."""
-    total: UsageReply
-    device: DeviceReply
-    """Since the server started."""
-    periods: list[DeviceReply]
-    """An hour each, or less where the price changed, the newest first; `prolepsis cost history` has earlier ones."""
-    by_route: list[UsageReply]
-    by_tenant: list[UsageReply]
-    by_rule: list[UsageReply]
-    by_proposer: list[UsageReply]
-    rollouts: list[ExperimentReply]
-    memory: list[ProposerMemoryReply]
-    forecast: CostForecast | None
-    """Forecast of a month; null in the first hour."""
-
-
 class PilotQuery(Body):
     since: AwareDatetime
-
-
-class SpeculationReply(Reply):
-    routes: list[RouteSpeedup]
-    """The routes that had requests since the server started."""
 
 
 def cost_routes(costs: CostFeature) -> Sequence[Route]:
     """Return the routes that show costs, and what speculation brings."""
     routes = Routes()
 
-    @routes.get("/admin/speculation", roles=READERS, summary="What speculation brings on each route, in one sentence")
-    async def speculation() -> SpeculationReply:
-        return SpeculationReply(routes=list(await costs.speedups()))
-
     @routes.get("/admin/pilot", roles=READERS, summary="Speculating against control requests since a time")
     async def pilot(query: Annotated[PilotQuery, read_query(PilotQuery)]) -> PilotReport:
         return await asyncio.to_thread(costs.pilot, query.since.timestamp())
 
-    @routes.get("/admin/cost", roles=READERS, summary="Costs of requests, savings from speculation, and a forecast")
-    async def cost() -> CostReply:
-        price, device = costs.price, costs.device_time
-        return CostReply(
-            price=_price(price) if price else None,
-            total=_usage("", costs.usage.total),
-            device=_device(device.total()),
-            periods=[_device(one) for one in (device.current(), *reversed(device.closed))],
-            **{f"by_{dimension}": _by(costs.usage, dimension) for dimension in DIMENSIONS},
-            rollouts=list(await costs.experiments()),
-            memory=[_memory(one, price) for one in costs.memory],
-            forecast=costs.forecast(),
-        )
-
+    routes.get(COST.path, roles=READERS, summary=COST.help)(costs.report)
     return routes.all
 
 
-def _price(used: PriceInUse) -> PriceReply:
-    price = used.price
-    shown = price.model_dump(include={"name", "region", "term", "per_device_hour", "overheads"})
-    return PriceReply(version=used.version, currency=used.currency, per_hour=price.per_hour, **shown)
-
-
-def _by(usage: Usage, dimension: Dimension) -> list[UsageReply]:
-    """Return the totals of a dimension, the most expensive first."""
-    ordered = sorted(usage.by[dimension].items(), key=lambda item: -item[1].device.total)
-    return [_usage(value, totals) for value, totals in ordered]
-
-
-def _usage(value: str, totals: UsageTotals) -> UsageReply:
-    return UsageReply(
-        value=value,
-        num_requests=totals.num_requests,
-        num_output_tokens=totals.num_output_tokens,
-        device_s=totals.device.by_kind(),
-        total_device_s=totals.device.total,
-        device_s_per_token=totals.seconds_per_token,
-        amount=totals.amount,
-        amount_per_million_tokens=totals.amount_per_million_tokens,
-        predicted_plain_s=totals.device.predicted_plain,
-        saved_s=totals.saved_s,
-        saved=totals.predicted.saved,
-        saved_bounds=totals.predicted.saved_bounds,
-    )
-
-
-def _device(cost: DeviceCost) -> DeviceReply:
-    derived = ("idle_s", "amount_idle", "paid_per_million_tokens", "used_per_million_tokens")
-    return DeviceReply(**asdict(cost), **{name: getattr(cost, name) for name in derived})
-
-
-def _experiment(comparison: Comparison) -> ExperimentReply:
+def _experiment(comparison: Comparison) -> ComparedExperiment:
     experiment = comparison.experiment
     groups = tuple(comparison.compared())
-    return ExperimentReply(experiment.rollout_id, experiment.run, experiment.stage, experiment.share, groups)
-
-
-def _memory(one: ProposerMemory, used: PriceInUse | None) -> ProposerMemoryReply:
-    amount = used.price.memory_per_hour(one.total) if used else None
-    return ProposerMemoryReply(**asdict(one), total=one.total, amount_per_hour=amount)
+    return ComparedExperiment(experiment.rollout_id, experiment.run, experiment.stage, experiment.share, groups)

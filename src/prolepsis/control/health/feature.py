@@ -17,8 +17,8 @@ from prolepsis.control.health.drift import DriftStreams
 from prolepsis.control.health.drift_runtime import DriftRuntime
 from prolepsis.control.health.eligibility import Conditions, Eligibility, StartTerms
 from prolepsis.control.health.eligibility_runtime import EligibilityRuntime
-from prolepsis.control.health.learned import Keeper, Learned, LearnedStore
-from prolepsis.control.health.routes import health_routes
+from prolepsis.control.health.learned import Keeper, Learned
+from prolepsis.control.health.routes import ProposerHealth, health_routes, verdicts
 from prolepsis.control.store.database import Database
 from prolepsis.control.store.learned import LearnedTable
 from prolepsis.control.web.context import Context
@@ -50,9 +50,18 @@ class HealthFeature(Feature):
         self.breakers = breakers
         self.drift = drift
         self.eligibility = eligibility
-        self.routes = health_routes(breakers, drift, eligibility, proposers)
+        self.routes = health_routes(breakers, drift, proposers)
+        self.health_parts = {
+            "proposers": self._verdicts,
+            "breakers": breakers.shown,
+            "drift": drift.shown,
+            "eligibility": eligibility.shown,
+        }
         self._counts = counts
         self._clock = clock
+
+    def _verdicts(self) -> list[ProposerHealth]:
+        return list(verdicts(self.breakers, self.drift, self.eligibility))
 
     async def tick(self) -> None:
         """Process what the engine counted, and follow the policy; cheap if nothing changed."""
@@ -65,8 +74,7 @@ class HealthFeature(Feature):
 
     def keeper(self, database: Database, now: Callable[[], float]) -> Keeper:
         """Return the feature that keeps what is learned in the store; `now`: Unix time."""
-        store = LearnedStore(LearnedTable(database, now))
-        return Keeper(store, restore=self._restore, learned=self._learned, clock=self._clock)
+        return Keeper(LearnedTable(database, now), restore=self._restore, learned=self._learned, clock=self._clock)
 
     def _restore(self, learned: Learned) -> None:
         if self.drift.streams is not None:

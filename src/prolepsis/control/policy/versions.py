@@ -9,8 +9,7 @@ from sqlalchemy import Connection, func, insert, select, update
 from prolepsis.control.store.tables import policy_current, policy_versions
 from prolepsis.core.errors import InvalidParameter, StoreConflict
 
-NO_VERSION = 0
-"""The version in use before the first."""
+NO_VERSION = 0  # the version in use before the first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,12 +17,10 @@ class PolicyVersion:
     """One version of the policy; versions count up from 1 and are never changed or used twice."""
 
     version: int
-    digest: str
-    """SHA-256 of the text."""
+    digest: str  # SHA-256 of the text
     author: str
     reason: str
-    created_at: float
-    """Unix time in seconds."""
+    created_at: float  # Unix time in seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +43,11 @@ def put(connection: Connection, text: str, *, author: str, reason: str = "", exp
         created_at=time.time(),
         text=text,
     )
-    _use(connection, stored.version, expect)
+    change = update(policy_current).where(policy_current.c.version == expect).values(version=stored.version)
+    if not connection.execute(change).rowcount:
+        now = current(connection)
+        winner = f"version {now.version} by {now.author}" if now else "none"
+        raise StoreConflict(f"the policy in use is {winner}, not version {expect}: review it and decide again")
     connection.execute(insert(policy_versions), [asdict(stored)])
     return stored
 
@@ -80,12 +81,3 @@ def history(connection: Connection, limit: int) -> list[PolicyVersion]:
 
 def _newest(connection: Connection) -> int:
     return connection.scalar(select(func.max(policy_versions.c.version))) or NO_VERSION
-
-
-def _use(connection: Connection, version: int, expect: int) -> None:
-    change = update(policy_current).where(policy_current.c.version == expect).values(version=version)
-    if connection.execute(change).rowcount:
-        return
-    now = current(connection)
-    winner = f"version {now.version} by {now.author}" if now else "none"
-    raise StoreConflict(f"the policy in use is {winner}, not version {expect}: review it and decide again")

@@ -14,11 +14,9 @@ class OtherRule:
 
     rule: str
     num_before: int
-    num_since: int
-    """Requests."""
+    num_since: int  # requests
     before_s: float | None
-    since_s: float | None
-    """Device seconds of an output token; None with fewer than 20 requests."""
+    since_s: float | None  # device seconds of an output token; None with fewer than 20 requests
 
 
 def other_rules(rules: Sequence[RuleReply], rule: str, since: float) -> Iterator[OtherRule]:

@@ -2,14 +2,17 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from prolepsis.control.rollout.shadow import Estimate, ShadowEvidence, TrafficClassEvidence
+from prolepsis.control.rollout.commands import SHADOW
+from prolepsis.control.rollout.shadow import ShadowEvidence, TrafficClassEvidence
 from prolepsis.control.web.feature import Feature
 from prolepsis.control.web.routes import READERS, Route, Routes
 from prolepsis.core.config import CANDIDATE_HEAD, DRAFT_HEAD
 from prolepsis.core.ended import RequestEnded
 from prolepsis.core.engine_client import EngineInfo
-from prolepsis.core.stats import EffectiveReason
+from prolepsis.core.reasons import EffectiveReason
+from prolepsis.core.traffic_sums import Interval
 
 _CONCLUSIVE: tuple[EffectiveReason, ...] = (
     "compared",
@@ -32,44 +35,37 @@ class ShadowProposer:
     num_draft_tokens: int
     num_accepted: int
     """Draft tokens that verification would have accepted."""
-    acceptance_rate: Estimate | None
-    saved: Estimate | None
+    acceptance_rate: Interval | None
+    saved: Interval | None
     """Share of the requests' time: accepted tokens, less the cost of drafting and verifying, over emitted tokens."""
 
 
-@dataclass(frozen=True, slots=True)
-class ShadowTrafficClass:
-    """All requests in shadow mode of one traffic class."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShadowFigures:
+    """All requests in shadow mode of one traffic class, or of one rule."""
 
-    traffic_class: str
     num_requests: int
     num_tokens: int
-    expected_speedup: Estimate | None
-    """Tokens per second with speculation over without."""
-    cost: Estimate | None
-    """Share of the requests' time that drafting in shadow took."""
+    expected_speedup: Interval | None  # tokens per second with speculation over without
+    cost: Interval | None  # share of the requests' time that drafting in shadow took
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShadowTrafficClass(ShadowFigures):
+    traffic_class: str
     proposers: list[ShadowProposer]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShadowRule(ShadowFigures):
+    rule: str  # `default`: no rule matched
 
 
 @dataclass(frozen=True, slots=True)
 class ShadowReply:
-    version: str
-    """Version of draft heads and policy that all figures belong to."""
+    version: str  # version of draft heads and policy that all figures belong to
     traffic_classes: list[ShadowTrafficClass]
-    rules: list["ShadowRule"]
-
-
-@dataclass(frozen=True, slots=True)
-class ShadowRule:
-    """All requests in shadow mode of one rule of the policy; `default`: no rule matched."""
-
-    rule: str
-    num_requests: int
-    num_tokens: int
-    expected_speedup: Estimate | None
-    """Tokens per second with speculation over without."""
-    cost: Estimate | None
-    """Share of the requests' time that drafting in shadow took."""
+    rules: list[ShadowRule]
 
 
 class ShadowFeature(Feature):
@@ -100,40 +96,40 @@ class ShadowFeature(Feature):
     @property
     def shown(self) -> ShadowReply:
         """The evidence so far."""
-        classes = sorted(self.evidence.traffic_classes.items())
-        rules = [
-            ShadowRule(rule, one.saved.number, one.num_tokens, one.speedup, one.drafting.estimate)
-            for rule, one in sorted(self.evidence.rules.items())
-        ]
-        return ShadowReply(self.evidence.version, [_shown(name, one) for name, one in classes], rules)
+        return ShadowReply(
+            self.evidence.version,
+            [
+                ShadowTrafficClass(traffic_class=name, proposers=_proposers(seen), **_figures(seen))
+                for name, seen in sorted(self.evidence.traffic_classes.items())
+            ],
+            [ShadowRule(rule=rule, **_figures(seen)) for rule, seen in sorted(self.evidence.rules.items())],
+        )
 
 
-def _shown(name: str, one: TrafficClassEvidence) -> ShadowTrafficClass:
-    return ShadowTrafficClass(
-        traffic_class=name,
-        num_requests=one.saved.number,
-        num_tokens=one.num_tokens,
-        expected_speedup=one.speedup,
-        cost=one.drafting.estimate,
-        proposers=[
-            ShadowProposer(
-                proposer=proposer,
-                num_drafts=known.counts.num_drafts,
-                num_draft_tokens=known.counts.num_draft_tokens,
-                num_accepted=known.counts.num_accepted,
-                acceptance_rate=known.accepted.estimate,
-                saved=known.saved.estimate,
-            )
-            for proposer, known in sorted(one.proposers.items())
-        ],
-    )
+def _figures(seen: TrafficClassEvidence) -> dict[str, Any]:
+    """Return the fields of `ShadowFigures`."""
+    counts = {"num_requests": seen.saved.number, "num_tokens": seen.num_tokens}
+    return {**counts, "expected_speedup": seen.speedup, "cost": seen.drafting.interval}
+
+
+def _proposers(seen: TrafficClassEvidence) -> list[ShadowProposer]:
+    return [
+        ShadowProposer(
+            proposer=proposer,
+            num_drafts=known.counts.num_drafts,
+            num_draft_tokens=known.counts.num_draft_tokens,
+            num_accepted=known.counts.num_accepted,
+            acceptance_rate=known.accepted.interval,
+            saved=known.saved.interval,
+        )
+        for proposer, known in sorted(seen.proposers.items())
+    ]
 
 
 def _routes(feature: ShadowFeature) -> Sequence[Route]:
     routes = Routes()
-    summary = "The gain from speculation, estimated from requests in shadow mode"
 
-    @routes.get("/admin/shadow", roles=READERS, summary=summary)
+    @routes.get(SHADOW.path, roles=READERS, summary=SHADOW.help)
     async def shadow() -> ShadowReply:
         return feature.shown
 

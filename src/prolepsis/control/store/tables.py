@@ -3,12 +3,14 @@
 Times are seconds of Unix time, except for audit entries, whose time is hashed and therefore a text.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import sqlalchemy
 from sqlalchemy import JSON, BigInteger, Boolean, Column, Double, Index, Integer, MetaData, Table, TypeDecorator
 from sqlalchemy.engine import Dialect
 
+from prolepsis.core.request_figures import FIGURES
 from prolepsis.core.stored_text import storable
 
 metadata = MetaData()
@@ -39,33 +41,30 @@ def _columns(kind: Any, names: str, *, nullable: bool = False) -> list[Column[An
 NAMES = ("request_id", "answer_id", "http_request_id", "trace_id")
 """Columns of the names by which people know a request."""
 
+_KINDS: Mapping[str, Any] = {
+    **{
+        "text": StoredText,
+        "word": StoredString(16),
+        "id": StoredString(32),
+        "json": JSON,
+        "count": Integer,
+        "seed": BigInteger,
+    },
+    **{"seconds": Double, "share": Double, "flag": Boolean},
+}
+
 request_records = Table(
     "request_records",
     metadata,
     Column("record_id", StoredString(32), primary_key=True),
-    *_columns(StoredText, "request_id answer_id tenant key_id tier route model reason"),
-    *_columns(
-        StoredText, "error policy_rule policy_version traffic_class rollout_run arm prices_version", nullable=True
-    ),
-    *_columns(StoredString(16), "terminal mode"),
-    *_columns(JSON, "flags proposers shadow"),
-    *_columns(Integer, "plan_version num_prompt_tokens num_cached_tokens num_output_tokens num_steps num_preemptions"),
-    *_columns(Integer, "num_drafts num_draft_tokens num_accepted"),
-    *_columns(Double, "ended_at queue_s compute_s total_s"),
-    *_columns(Double, "first_token_s device_prefill_s device_plain_s device_verify_s", nullable=True),
-    *_columns(Double, "device_propose_s device_host_s predicted_plain_s canary_share", nullable=True),
-    Column("http_request_id", StoredText),
-    Column("trace_id", StoredString(32)),
-    Column("seed", BigInteger),
-    Column("kept_form", Boolean),
+    Column("ended_at", Double, nullable=False),
+    Column("prices_version", StoredText),
+    *(Column(each.name, _KINDS[each.kind.rstrip("?")], nullable=each.kind.endswith("?")) for each in FIGURES),
     Index("ix_request_records_ended_at", "ended_at"),
     Index("ix_request_records_tenant", "tenant"),
     *(Index(f"ix_request_records_{name}", name) for name in NAMES),
 )
-"""One row a prompt, with the figures of `RequestStats`. `error`: the code of the error if it failed. `proposers`:
-counts of verified drafts by proposer, the fields of `ProposerCounts`; `shadow`: likewise, of drafts compared in shadow.
-Device seconds by purpose, the fields of `DeviceSeconds`, are null if the engine did not report them, and so is
-`canary_share` (`RequestAbout`) if it was not asked. `kept_form`: of `PromptEnded`."""
+"""One row a prompt; `prices_version` names the price in use."""
 
 request_retries = Table(
     "request_retries",

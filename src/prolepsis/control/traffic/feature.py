@@ -13,7 +13,8 @@ from prolepsis.control.web.routes import READERS, Route, Routes
 from prolepsis.core.ended import RequestEnded
 from prolepsis.core.engine_client import EngineHealth
 from prolepsis.core.facts import rule_of_class
-from prolepsis.core.stats import EffectiveReason, Mode, PlainReason, ProposerCounts, RequestStats
+from prolepsis.core.reasons import EffectiveReason, PlainReason
+from prolepsis.core.stats import Mode, ProposerCounts, RequestStats
 from prolepsis.core.traffic_sums import TrafficSums, ratio, sums_of
 
 MAX_CLASSES = 256

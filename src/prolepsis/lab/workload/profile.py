@@ -20,12 +20,12 @@ from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.core.recorded_draft import RecordedDraft
 from prolepsis.core.traffic_sums import ratio
 from prolepsis.engine.drafting.proposers.prompt_lookup import NgramIndex
+from prolepsis.engine.text.tokenizer import Tokenizer
 from prolepsis.lab.rehearsal.record import BlockNumbers
 from prolepsis.lab.rehearsal.trace import MeasuredTimes, TraceLine, read_trace
 from prolepsis.server.preparing.asked import tool_use
 from prolepsis.server.preparing.bodies import ChatBody
 from prolepsis.server.preparing.conversation import chat_tokens
-from prolepsis.server.text.tokenizer import Tokenizer
 
 LOOKUPS = {"5 to 2": (5, 4, 3, 2), **{str(n): (n,) for n in range(1, 6)}}
 """Last tokens that are looked up: as the proposer prompt_lookup does, the longest n-gram first, then so many."""

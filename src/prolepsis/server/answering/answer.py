@@ -13,7 +13,7 @@ from prolepsis.core.events import Aborted, Event, Failed, Terminal, Tokens
 from prolepsis.core.messages import Abort
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import RequestStats
-from prolepsis.engine.text import StopStrings
+from prolepsis.engine.text.stream import StopStrings
 from prolepsis.server.admission.group import RequestGroup
 from prolepsis.server.admission.response_cache import CachedAnswer, replayed
 from prolepsis.server.answering.account import PromptAccount, RequestAccount, about

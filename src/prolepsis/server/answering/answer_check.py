@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from prolepsis.core.errors import AnswerBroken
-from prolepsis.engine.grammar.validation import broken
-from prolepsis.engine.models.answer_formats.call_reader import Piece, is_json_object
+from prolepsis.engine.text.answer_formats.call_reader import Piece, is_json_object
+from prolepsis.engine.text.grammar.validation import broken
 from prolepsis.server.answering.chat_reader import ChatReader
 from prolepsis.server.preparing.prepared import PreparedRequest
 from prolepsis.server.text.deltas import Delta

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from uuid import uuid4
 
-from prolepsis.engine.models.answer_formats.answer_parser import AnswerParser
-from prolepsis.engine.models.answer_formats.call_reader import Piece
+from prolepsis.engine.text.answer_formats.answer_parser import AnswerParser
+from prolepsis.engine.text.answer_formats.call_reader import Piece
 from prolepsis.server.preparing.prepared import PreparedRequest
 from prolepsis.server.text.deltas import Delta
 

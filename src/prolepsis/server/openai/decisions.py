@@ -17,6 +17,7 @@ from prolepsis.control.web.routes import CLIENTS, Route, Routes
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.given_text import given
 from prolepsis.core.stats import RequestStats
+from prolepsis.engine.text.tokenizer import Tokenizer
 from prolepsis.server.answering.answer import answer
 from prolepsis.server.answering.usage import Json, usage
 from prolepsis.server.known import DECISIONS_ROUTE
@@ -29,7 +30,6 @@ from prolepsis.server.preparing.prepared import PreparedRequest, context_of
 from prolepsis.server.services import Models, Services
 from prolepsis.server.text.deltas import Delta
 from prolepsis.server.text.shown_tokens import LOWEST_LOGPROB
-from prolepsis.server.text.tokenizer import Tokenizer
 
 MAX_CANDIDATES = 64
 

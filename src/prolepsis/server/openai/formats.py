@@ -5,7 +5,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Protocol
 
-from prolepsis.engine.models.answer_formats.call_reader import Piece
+from prolepsis.engine.text.answer_formats.call_reader import Piece
 from prolepsis.server.answering.chat_reader import ChatReader
 from prolepsis.server.answering.usage import Json
 from prolepsis.server.preparing.prepared import PreparedRequest

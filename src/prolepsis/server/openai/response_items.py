@@ -6,7 +6,7 @@ from uuid import uuid4
 
 from jiter import from_json
 
-from prolepsis.engine.models.answer_formats.call_reader import Piece, is_json_object
+from prolepsis.engine.text.answer_formats.call_reader import Piece, is_json_object
 from prolepsis.server.answering.chat_reader import ChatReader
 from prolepsis.server.answering.usage import Json
 from prolepsis.server.openai.formats import chat_logprobs

@@ -13,6 +13,7 @@ from prolepsis.control.web.errors import describe_error
 from prolepsis.core.engine_client import PromptProgress
 from prolepsis.core.errors import AnswerBroken, UserError
 from prolepsis.core.stats import RequestStats
+from prolepsis.engine.text.tokenizer import Tokenizer
 from prolepsis.server.answering.stream import Voice, padded
 from prolepsis.server.answering.usage import Json, metrics
 from prolepsis.server.openai.completions import Parts, consumed, num_tokens
@@ -24,7 +25,6 @@ from prolepsis.server.preparing.prepare import prepare_chat
 from prolepsis.server.preparing.prepared import PreparedRequest, RequestContext
 from prolepsis.server.services import Services
 from prolepsis.server.text.deltas import Delta
-from prolepsis.server.text.tokenizer import Tokenizer
 
 Keep: TypeAlias = Callable[[Json], Awaitable[Json]]
 

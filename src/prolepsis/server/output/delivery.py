@@ -7,11 +7,11 @@ from prometheus_client import CollectorRegistry
 
 from prolepsis.control.web.feature import Feature
 from prolepsis.control.web.fields import Reply
-from prolepsis.control.web.routes import READERS, Routes
 from prolepsis.core.config import UPSTREAM
 from prolepsis.core.ended import DeliveredDrafts, RequestEnded
 from prolepsis.core.events import Tokens
-from prolepsis.core.stats import LossReason, ProposerCounts, RequestStats
+from prolepsis.core.reasons import LossReason
+from prolepsis.core.stats import ProposerCounts, RequestStats
 from prolepsis.core.telemetry.declare import counter
 from prolepsis.server.output.filtered import LostDrafts
 from prolepsis.server.output.pipeline import OnFault, OutputPolicies
@@ -121,23 +121,20 @@ class DeliveryFeature(Feature):
         text = "Of these, those that did not"
         self._lost = counter(registry, "delivery_lost_tokens", text, *by, "reason", most=160)
         self._counts: dict[tuple[str, str], DeliveryCounts] = {}
-        routes = Routes()
-        self.routes = routes.all
+        self._output = output
+        self.health_parts = {"delivery": self._shown}
 
-        @routes.get("/admin/delivery", roles=READERS, summary="Accepted and delivered draft tokens; output policies")
-        async def shown() -> DeliveryReply:
-            policies = [OutputPolicyReply.model_validate(one, from_attributes=True) for one in output.loaded]
-            return DeliveryReply(policies=policies, delivered=[counts for _, counts in sorted(self._counts.items())])
+    def _shown(self) -> DeliveryReply:
+        policies = [OutputPolicyReply.model_validate(one, from_attributes=True) for one in self._output.loaded]
+        return DeliveryReply(policies=policies, delivered=[counts for _, counts in sorted(self._counts.items())])
 
     def on_request_end(self, ended: RequestEnded) -> None:
         """Count what was delivered of a request."""
         for prompt in ended.prompts:
             for name, drafts in prompt.delivery.items():
-                self._count((name, prompt.request.traffic_class), drafts)
-
-    def _count(self, key: tuple[str, str], drafts: DeliveredDrafts) -> None:
-        self._counts.setdefault(key, DeliveryCounts(*key)).add(drafts)
-        self._verified.labels(*key).inc(drafts.num_verified)
-        self._delivered.labels(*key).inc(drafts.num_delivered)
-        for reason, number in drafts.lost.items():
-            self._lost.labels(*key, reason).inc(number)
+                key = (name, prompt.request.traffic_class)
+                self._counts.setdefault(key, DeliveryCounts(*key)).add(drafts)
+                self._verified.labels(*key).inc(drafts.num_verified)
+                self._delivered.labels(*key).inc(drafts.num_delivered)
+                for reason, number in drafts.lost.items():
+                    self._lost.labels(*key, reason).inc(number)

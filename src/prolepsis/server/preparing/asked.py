@@ -7,15 +7,15 @@ from functools import cache
 
 from prolepsis.core.errors import InvalidGrammar, InvalidParameter
 from prolepsis.core.requests import GrammarSpec
-from prolepsis.engine.grammar.references import rooted
-from prolepsis.engine.grammar.relaxed import AT_THE_END, held_form, named
-from prolepsis.engine.grammar.relaxed import named as warned
-from prolepsis.engine.grammar.source import as_lark
-from prolepsis.engine.grammar.validation import broken
-from prolepsis.engine.models.answer_formats.fenced import Fits
-from prolepsis.engine.models.answer_formats.formats import AnswerFormats
-from prolepsis.engine.models.answer_formats.json_arguments import object_schema
-from prolepsis.engine.models.answer_formats.tool_format import Function
+from prolepsis.engine.text.answer_formats.fenced import Fits
+from prolepsis.engine.text.answer_formats.formats import AnswerFormats
+from prolepsis.engine.text.answer_formats.json_arguments import object_schema
+from prolepsis.engine.text.answer_formats.tool_format import Function
+from prolepsis.engine.text.grammar.references import rooted
+from prolepsis.engine.text.grammar.relaxed import AT_THE_END, held_form, named
+from prolepsis.engine.text.grammar.relaxed import named as warned
+from prolepsis.engine.text.grammar.source import as_lark
+from prolepsis.engine.text.grammar.validation import broken
 from prolepsis.server.preparing.bodies import (
     AllowedChoice,
     ChatBody,

@@ -5,10 +5,8 @@ from collections.abc import Sequence
 
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.requests import GrammarSpec
-from prolepsis.engine.models.answer_formats.call_grammar import call_rules
-from prolepsis.engine.models.answer_formats.formats import AnswerFormats, Thinking
-from prolepsis.engine.models.answer_formats.reasoning import THINK, ReasoningFormat
-from prolepsis.engine.models.answer_formats.tool_format import ToolFormat, lark_quoted
+from prolepsis.engine.text.answer_formats.formats import THINK, AnswerFormats, ReasoningFormat, Thinking
+from prolepsis.engine.text.answer_formats.tool_format import ToolFormat, call_rules, lark_quoted
 from prolepsis.server.preparing.asked import NO_TOOLS, ToolUse
 from prolepsis.server.preparing.lark import TEXT, as_grammar, as_rule
 

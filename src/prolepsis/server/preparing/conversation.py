@@ -16,10 +16,11 @@ from prolepsis.core.config import MovedLine
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.given_text import given, joined, plain
 from prolepsis.core.marks import RESULT, RESULT_END
-from prolepsis.engine.models.answer_formats.formats import AnswerFormats, Thinking
-from prolepsis.engine.models.answer_formats.json_arguments import JsonArguments
-from prolepsis.engine.models.answer_formats.table import HERMES
-from prolepsis.engine.models.answer_formats.tool_format import Call, ToolFormat
+from prolepsis.engine.text.answer_formats.formats import AnswerFormats, Thinking
+from prolepsis.engine.text.answer_formats.json_arguments import JsonArguments
+from prolepsis.engine.text.answer_formats.table import HERMES
+from prolepsis.engine.text.answer_formats.tool_format import Call, ToolFormat
+from prolepsis.engine.text.tokenizer import Tokenizer
 from prolepsis.server.preparing.asked import ToolUse
 from prolepsis.server.preparing.bodies import (
     ROLES,
@@ -30,7 +31,6 @@ from prolepsis.server.preparing.bodies import (
     ToolCallBody,
     read_json,
 )
-from prolepsis.server.text.tokenizer import Tokenizer
 
 _SYSTEM = ("system", "developer")
 _ATTRIBUTION = re.compile(r"^x-anthropic-billing-header:[^\n]*\n*", re.MULTILINE)

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.given_text import given
-from prolepsis.engine.models.files.fill_marks import FillMarks
-from prolepsis.server.text.tokenizer import Tokenizer
+from prolepsis.engine.text.named_tokens import FillMarks
+from prolepsis.engine.text.tokenizer import Tokenizer
 
 _SHORTEST_LINE = 4
 """Characters of a line that is known again: a bracket alone may stand in the middle too."""

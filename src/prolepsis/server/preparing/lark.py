@@ -9,10 +9,10 @@ from typing import Any
 
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.requests import JSON_STYLE, GrammarSpec
-from prolepsis.engine.grammar.relaxed import held_form
-from prolepsis.engine.grammar.satisfiable import mapped
-from prolepsis.engine.grammar.source import as_lark, lark_terminal
-from prolepsis.engine.models.answer_formats.tool_format import lark_quoted
+from prolepsis.engine.text.answer_formats.tool_format import lark_quoted
+from prolepsis.engine.text.grammar.relaxed import held_form
+from prolepsis.engine.text.grammar.satisfiable import mapped
+from prolepsis.engine.text.grammar.source import as_lark, lark_terminal
 from prolepsis.server.preparing.bodies import TagFields
 
 TEXT = r"TEXT: /(.|\n)*/"

@@ -7,10 +7,10 @@ from prolepsis.control.web.feature import Feature
 from prolepsis.control.web.intake import Intake
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.engine_client import EngineClient
+from prolepsis.engine.text.tokenizer import Tokenizer
 from prolepsis.server.admission.controller import AdmissionController
 from prolepsis.server.output.pipeline import OutputPolicies
 from prolepsis.server.speculation_control import SpeculationControl
-from prolepsis.server.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.facts import traffic_class_of
 from prolepsis.core.kill_scope import request_scopes
 from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams
-from prolepsis.engine.models.answer_formats.fenced import Fits, skeletons
+from prolepsis.engine.text.answer_formats.fenced import Fits, skeletons
 from prolepsis.server.preparing.asked import Asked
 from prolepsis.server.preparing.bodies import ChatBody, CompletionBody, GenerationBody
 from prolepsis.server.preparing.constraint import constraint

@@ -13,8 +13,8 @@ from prolepsis.control.web.caller import Caller, caller_of
 from prolepsis.control.web.reply_headers import warn
 from prolepsis.core.requests import GenerateRequest, SpecMode
 from prolepsis.core.trace_context import TraceContext
-from prolepsis.engine.models.answer_formats.fenced import Fits
-from prolepsis.engine.models.answer_formats.formats import AnswerFormats, Thinking
+from prolepsis.engine.text.answer_formats.fenced import Fits
+from prolepsis.engine.text.answer_formats.formats import AnswerFormats, Thinking
 from prolepsis.server.front.tracing import ARRIVED, HTTP_REQUEST_ID, TRACE
 from prolepsis.server.preparing.asked import NO_TOOLS, ToolUse
 from prolepsis.server.preparing.bodies import ChatBody, CompletionBody, GenerationBody

@@ -14,8 +14,7 @@ from prolepsis.control.web.routes import WATCHERS, Routes
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.ended import RequestEnded
 from prolepsis.core.engine_client import EngineClient, EngineHealth
-from prolepsis.core.telemetry.metrics import Metrics
-from prolepsis.core.telemetry.startup import BuildInfo
+from prolepsis.core.telemetry.metrics import BuildInfo, Metrics
 
 
 class MetricsFeature(Feature):

@@ -9,9 +9,9 @@ import structlog
 from prolepsis.core.errors import TokensOutOfPlace
 from prolepsis.core.events import FinishReason, Tokens
 from prolepsis.core.requests import GenerateRequest
-from prolepsis.engine.text import StopStrings, TextStream
+from prolepsis.engine.text.stream import StopStrings, TextStream
+from prolepsis.engine.text.tokenizer import Tokenizer, Verbatim
 from prolepsis.server.text.shown_tokens import ShownPrompt, ShownToken, TokenPlaces
-from prolepsis.server.text.tokenizer import Tokenizer, Verbatim
 
 log = structlog.get_logger(__name__)
 

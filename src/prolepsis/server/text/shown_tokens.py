@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from prolepsis.core.events import TokenLogprobs, Tokens
-from prolepsis.server.text.tokenizer import Tokenizer
+from prolepsis.engine.text.tokenizer import Tokenizer
 
 LOWEST_LOGPROB = -9999.0
 """Shown for a token of probability 0; JSON has no infinity."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from prolepsis.core.engine_client import PromptProgress
 from prolepsis.core.stats import RequestStats
-from prolepsis.engine.models.answer_formats.call_reader import Piece
+from prolepsis.engine.text.answer_formats.call_reader import Piece
 from prolepsis.server.answering.chat_reader import ChatReader
 from prolepsis.server.answering.usage import Json
 from prolepsis.server.dialects.anthropic.parse import MessagesBody
