@@ -40,7 +40,7 @@ MAX_STOP_CHARACTERS = 1024  # longest stop string
 _LEAST_TOP_P = 1e-6  # the likeliest of a million tokens has at least this probability
 
 
-class SamplingRow(NamedTuple):
+class SamplingNumber(NamedTuple):
     """One number among the sampling parameters: every range, default and spelling of it is made of its row."""
 
     name: str
@@ -55,24 +55,24 @@ class SamplingRow(NamedTuple):
 
 _LEAST = math.ulp(0.0)
 SAMPLING_TABLE = (
-    SamplingRow("temperature", 0, 2, "0 to 2", has_default=True),
-    SamplingRow("top_p", 0, 1, "0 to 1", has_default=True),
-    SamplingRow("top_k", 0, 2**31 - 1, "0 (off) to 2147483647", has_default=True),
-    SamplingRow("min_p", 0, 1, "0 to 1", has_default=True),
-    SamplingRow(
+    SamplingNumber("temperature", 0, 2, "0 to 2", has_default=True),
+    SamplingNumber("top_p", 0, 1, "0 to 1", has_default=True),
+    SamplingNumber("top_k", 0, 2**31 - 1, "0 (off) to 2147483647", has_default=True),
+    SamplingNumber("min_p", 0, 1, "0 to 1", has_default=True),
+    SamplingNumber(
         "repetition_penalty", math.ulp(0.0), 10, "above 0, up to 10", has_default=True, llamacpp="repeat_penalty"
     ),
-    SamplingRow("presence_penalty", -2, 2, "-2 to 2"),
-    SamplingRow("frequency_penalty", -2, 2, "-2 to 2"),
+    SamplingNumber("presence_penalty", -2, 2, "-2 to 2"),
+    SamplingNumber("frequency_penalty", -2, 2, "-2 to 2"),
 )
 SHAPING = tuple(row.name for row in SAMPLING_TABLE)
 """The parameters that shape a distribution; policies have conditions on them."""
 DEFAULTED = tuple(row.name for row in SAMPLING_TABLE if row.has_default)
 _NUMBERS = (
     *SAMPLING_TABLE,
-    SamplingRow("max_tokens", 0, math.inf, "0 or more"),
-    SamplingRow("min_tokens", 0, math.inf, "0 or more"),
-    SamplingRow("seed", -(2**63), 2**63 - 1, "-2^63 to 2^63 - 1"),
+    SamplingNumber("max_tokens", 0, math.inf, "0 or more"),
+    SamplingNumber("min_tokens", 0, math.inf, "0 or more"),
+    SamplingNumber("seed", -(2**63), 2**63 - 1, "-2^63 to 2^63 - 1"),
 )
 
 

@@ -66,7 +66,7 @@ class Corpora(Feature):
         self._tokenizer = tokenizer
         self._large_work = intake.large_work
         self._most_of_owner = context.config.corpus_tokens
-        self._most = context.config.corpus_tokens_in_all
+        self._most = context.config.limits.corpus_tokens_in_all
         self._ids: dict[str, bytes] = {}
         """Token ids by file."""
         self._sent: dict[str, tuple[str, ...]] = {}
@@ -96,7 +96,7 @@ class Corpora(Feature):
             held_by[owner_of(other)] += _number(self._ids[other.file_id])
         for held, most, setting in (
             (held_by[owner_of(file)], self._most_of_owner, "corpus_tokens"),
-            (held_by.total(), self._most, "corpus_tokens_in_all"),
+            (held_by.total(), self._most, "limits.corpus_tokens_in_all"),
         ):
             if _number(given) + held > most:
                 found = f"The corpus has {_number(given)} tokens, those before it {held}"

@@ -107,19 +107,19 @@ def feature(
 ) -> HealthFeature:
     """Return the feature for an engine; `price_per_s` and `conditions` as `Eligibility` and its runtime take them."""
     config, client, registry, emit = context.config, context.client, context.registry, context.emit
-    version_of, least = partial(weights_of, client), config.breaker_min_acceptance
+    version_of, least = partial(weights_of, client), config.limits.breaker_min_acceptance
     settings = BreakerSettings(min_acceptance=least, acceptance_to_close=1.5 * least)
     breakers = Breakers(settings, metrics_only=config.breaker == "metrics_only") if config.breaker != "off" else None
     breaker = BreakerRuntime(
         breakers, plan.disable, registry, controls=controls, emit=emit, clock=context.monotonic, now=context.wall
     )
     streams = DriftStreams(version_of) if config.drift == "on" else None
-    on_cliff = partial(breaker.trip, reason="cliff") if config.drift_cliff == "open_breaker" else None
+    on_cliff = partial(breaker.trip, reason="cliff") if config.drift == "open_breaker" else None
     eligibility = Eligibility(
         version_of,
         has_experts=client.info.num_experts > 0,
         price_per_s=price_per_s,
-        start=StartTerms(num_drafts=config.start_drafts) if config.start_drafts else None,
+        start=StartTerms(num_drafts=config.limits.start_drafts) if config.limits.start_drafts else None,
     )
     return HealthFeature(
         client.proposer_counts,

@@ -103,8 +103,8 @@ class AdmissionController(Feature):
         """What each waiting request, by its serial number, waits for: room in the engine."""
         limits = Limits(config.requests_per_minute, config.tokens_per_minute)
         self._rates = RateLimits(limits, clock(), find_bucket)
-        self._cache = ResponseCache(config.response_cache_bytes, config.response_cache_ttl_s, clock)
-        settings = ShedSettings(config.shed_after_s, config.shed_hold_s)
+        self._cache = ResponseCache(config.response_cache_bytes, config.limits.response_cache_ttl_s, clock)
+        settings = ShedSettings(config.shed_after_s, config.limits.shed_hold_s)
         apply_plan = apply_plan or (lambda plan: client.send(ApplyPlan(plan)))
         self.overload = LoadShedder(settings, base_plan or SpecPlan(), apply_plan, metrics)
 
@@ -263,7 +263,7 @@ class AdmissionController(Feature):
         if self.drilled_by not in (None, caller.key_id):
             raise refusals.draining("runs a drill")
         if self.overload.refuses(caller.tenant, tier):
-            raise refusals.shed(tier, self._config.shed_hold_s)
+            raise refusals.shed(tier, self._config.limits.shed_hold_s)
         num_to_wait = number - self._num_at_once(caller, samples)
         if num_to_wait > 0:
             self._check_room(caller, num_to_wait)
@@ -299,7 +299,7 @@ class AdmissionController(Feature):
 
         Patient tiers have half as much room again for themselves: they may wait long without locking out the others.
         """
-        room = self._config.max_queued, self._config.max_queued_per_tenant
+        room = self._config.limits.max_queued, self._config.limits.max_queued_per_tenant
         return ((room[0] + 1) // 2, (room[1] + 1) // 2) if tier in PATIENT else room
 
     def _wait_guess_s(self, tiers: Collection[str]) -> float:

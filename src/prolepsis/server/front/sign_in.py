@@ -133,9 +133,9 @@ class AuthMiddleware:
             await error_response(error, scope)(scope, receive, send)
             return
         state[REPLY_HEADERS] = {}
-        receiver = _Receiver(receive, self._config.upload_timeout_s)
+        receiver = _Receiver(receive, self._config.limits.upload_timeout_s)
         with suppress(ClientDisconnect):  # it took nothing for too long: there is no reader any more
-            await self._app(scope, receiver, _Sender(scope, send, self._config.write_timeout_s))
+            await self._app(scope, receiver, _Sender(scope, send, self._config.limits.write_timeout_s))
 
     def _check(self, scope: Scope) -> None:
         """Raise `RequestRefused` where the route may not run, or is not there."""
@@ -173,7 +173,7 @@ class AuthMiddleware:
 
     def _check_sizes(self, scope: Scope, headers: Headers, most_bytes: int) -> None:
         raw = scope["headers"]
-        limit = self._config.max_header_bytes
+        limit = self._config.limits.max_header_bytes
         size = sum(len(name) + len(value) for name, value in raw) + len(scope["raw_path"]) + len(scope["query_string"])
         if size > limit or len(raw) > MAX_HEADERS:
             raise too_large("headers", f"{limit} bytes or {MAX_HEADERS} fields")

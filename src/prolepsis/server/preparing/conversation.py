@@ -4,7 +4,7 @@ All that the client gave is marked as given, so that none of it becomes a contro
 
 Lines of system texts that differ between requests of one agent would end the prefix that the cache has. A line of
 attribution says nothing to a model: it is left out. Other lines are what the client wants the model to read: they are
-moved to the end of the conversation, and only those that the operator names (`move_lines`).
+moved to the end of the conversation, and only those that the operator names (the setting `lenient`).
 """
 
 import json

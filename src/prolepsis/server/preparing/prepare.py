@@ -4,10 +4,12 @@ decision on speculation, the request."""
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import get_args
 from uuid import uuid4
 
 from prolepsis.control.policy.decision import SpeculationRequest
 from prolepsis.control.web.fields import MAX_SAMPLES
+from prolepsis.core.config import MovedLine
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.facts import traffic_class_of
 from prolepsis.core.kill_scope import request_scopes
@@ -57,10 +59,11 @@ class _Chat:
 
 def _read_chat(body: ChatBody, context: RequestContext, model: ModelParts) -> _Chat:
     tokenizer, formats = model.tokenizer, model.tokenizer.formats
-    asked = Asked.of(body, open_objects=model.config.open_objects)
-    conversation, lines = chat_conversation(body, asked.tools.shown, tokenizer, model.config.move_lines)
+    asked = Asked.of(body, open_objects="open_objects" in model.config.lenient)
+    moves = [line for line in get_args(MovedLine) if f"move_{line}" in model.config.lenient]
+    conversation, lines = chat_conversation(body, asked.tools.shown, tokenizer, moves)
     if lines:
-        context.warn(f"moved from the system text to the end of the conversation: {', '.join(lines)} (move_lines)")
+        context.warn(f"moved from the system text to the end of the conversation: {', '.join(lines)} (lenient)")
     prompt = ModelPrompt.of(conversation, tokenizer)
     fits = None if asked.form.grammar or conversation.begun else asked.tools.fits(formats)
     expected = body.prediction.content if body.prediction else skeletons(asked.tools.functions) if fits else ""
@@ -89,7 +92,7 @@ def _read_completion(
     body: CompletionBody, params: SamplingParams, room: AnswerRoom, model: ModelParts
 ) -> tuple[Asked, list[GenerateRequest]]:
     """Do all of a completion's preparation that grows with its body: return what it asks, and a request a prompt."""
-    asked, requests = Asked.of(body, open_objects=model.config.open_objects), list[GenerateRequest]()
+    asked, requests = Asked.of(body, open_objects="open_objects" in model.config.lenient), list[GenerateRequest]()
     if body.suffix:
         for name in ("echo", "truncate_prompt_tokens"):
             if getattr(body, name):
@@ -128,7 +131,7 @@ def _limits(
     body: GenerationBody, logprobs: int | None, context: RequestContext, model: ModelParts
 ) -> tuple[SamplingParams, AnswerRoom]:
     """Return how to sample, and the room; checked before the prompt is tokenised, with the longest answer."""
-    info, may_shorten = model.client.info, context.clamps or model.config.clamp_max_tokens
+    info, may_shorten = model.client.info, context.clamps or "clamp_max_tokens" in model.config.lenient
     room = AnswerRoom.of(body, info, fills=context.clamps, warn=context.warn if may_shorten else None)
     params = sampling_params(body, info.default_sampling, logprobs)
     replace(params, max_tokens=room.longest).validate(info.vocab_size)
