@@ -97,7 +97,21 @@ def llamacpp_routes(models: Models) -> Sequence[Route]:
 
     @routes.get("/props", roles=ANY_ROLE, summary="The model, in llama.cpp's shape")
     async def props(caller: SignedIn) -> JsonObject:
-        return _props(models.of(None, caller))
+        services = models.of(None, caller)
+        info, tokenizer = services.client.info, services.tokenizer
+        defaults, texts = info.default_sampling, tokenizer.special_tokens
+        params = {"n_predict": -1, **shaping(defaults, as_llamacpp=True, only=DEFAULTED)}
+        return {
+            "default_generation_settings": {"n_ctx": info.max_model_len, "params": params},
+            "total_slots": services.client.health().max_running,
+            "model_alias": services.model_names[0],
+            "model_path": info.model,
+            "chat_template": tokenizer.chat_template or "",
+            "bos_token": texts.get("bos_token", ""),
+            "eos_token": texts.get("eos_token", ""),
+            "modalities": {"vision": False, "audio": False},
+            "build_info": f"prolepsis-{__version__}",
+        }
 
     @routes.post("/apply-template", roles=CLIENTS, summary="Convert messages to a prompt", reply=Templated)
     async def apply_template(
@@ -111,20 +125,3 @@ def llamacpp_routes(models: Models) -> Sequence[Route]:
         )
 
     return routes.all
-
-
-def _props(services: Services) -> JsonObject:
-    info, tokenizer = services.client.info, services.tokenizer
-    defaults, texts = info.default_sampling, tokenizer.special_tokens
-    params = {"n_predict": -1, **shaping(defaults, as_llamacpp=True, only=DEFAULTED)}
-    return {
-        "default_generation_settings": {"n_ctx": info.max_model_len, "params": params},
-        "total_slots": services.client.health().max_running,
-        "model_alias": services.model_names[0],
-        "model_path": info.model,
-        "chat_template": tokenizer.chat_template or "",
-        "bos_token": texts.get("bos_token", ""),
-        "eos_token": texts.get("eos_token", ""),
-        "modalities": {"vision": False, "audio": False},
-        "build_info": f"prolepsis-{__version__}",
-    }
