@@ -15,7 +15,7 @@ from prolepsis.control.policy.model import PRESETS, Terms
 from prolepsis.control.policy.rollout_terms import RolloutTerms
 from prolepsis.control.policy.source import NUM_LISTED
 from prolepsis.control.web.fields import MAX_PROMPTS, MAX_SAMPLES
-from prolepsis.core.config import EngineConfig, ServerConfig
+from prolepsis.core.config import EngineConfig, RemoteProposerTerms, ServerConfig, ServerLimits
 from prolepsis.core.facts import MAX_CLASS_RULES, MEDIUM, SHORT
 from prolepsis.core.requests import MAX_LOGIT_BIASES, MAX_STOP_CHARACTERS, MAX_STOP_STRINGS
 from prolepsis.server.batches import lines, routes
@@ -69,7 +69,7 @@ def test_fields_of_a_policy_have_the_defaults_that_are_stated(page: str, model: 
 
 
 SETTING = re.compile(
-    r"`(?:--)?(?P<name>[a-z][a-z_-]+)(?: [A-Z]+)?`"
+    r"`(?:--)?(?P<name>[a-z][a-z._-]+)(?: [A-Z]+)?`"
     r"(?:[^`|.;(]{0,40}\((?:default:? )?(?P<in_brackets>[\d.,]*\d)(?:;[^)]*)?\)"
     r"|[^`|.;]{0,60}?\bdefault:? (?:is )?`?(?P<said>[\d.,]*\d)\b(?!,))"
 )
@@ -78,10 +78,11 @@ SETTING = re.compile(
 
 def settings() -> Mapping[str, list[float]]:
     found: dict[str, list[float]] = {}
-    for config in (EngineConfig, ServerConfig):
+    blocks = {"": EngineConfig, "limits.": ServerLimits, "remote_proposer.": RemoteProposerTerms}
+    for prefix, config in (*blocks.items(), ("", ServerConfig)):
         for name, field in config.model_fields.items():
             if isinstance(field.default, int | float):
-                found.setdefault(name, []).append(float(field.default))
+                found.setdefault(f"{prefix}{name}", []).append(float(field.default))
     return found
 
 
