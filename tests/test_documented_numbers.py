@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from prolepsis.control.health.breaker import BreakerSettings
 from prolepsis.control.health.eligibility import HALF_LIFE, MIN_DRAFTS, StartTerms
@@ -78,7 +79,11 @@ SETTING = re.compile(
 
 def settings() -> Mapping[str, list[float]]:
     found: dict[str, list[float]] = {}
-    blocks = {"": EngineConfig, "limits.": ServerLimits, "remote_proposer.": RemoteProposerTerms}
+    blocks: Mapping[str, type[BaseModel]] = {
+        "": EngineConfig,
+        "limits.": ServerLimits,
+        "remote_proposer.": RemoteProposerTerms,
+    }
     for prefix, config in (*blocks.items(), ("", ServerConfig)):
         for name, field in config.model_fields.items():
             if isinstance(field.default, int | float):
