@@ -79,12 +79,13 @@ SETTING = re.compile(
 
 def settings() -> Mapping[str, list[float]]:
     found: dict[str, list[float]] = {}
-    blocks: Mapping[str, type[BaseModel]] = {
-        "": EngineConfig,
-        "limits.": ServerLimits,
-        "remote_proposer.": RemoteProposerTerms,
-    }
-    for prefix, config in (*blocks.items(), ("", ServerConfig)):
+    blocks: Sequence[tuple[str, type[BaseModel]]] = (
+        ("", EngineConfig),
+        ("", ServerConfig),
+        ("limits.", ServerLimits),
+        ("remote_proposer.", RemoteProposerTerms),
+    )
+    for prefix, config in blocks:
         for name, field in config.model_fields.items():
             if isinstance(field.default, int | float):
                 found.setdefault(f"{prefix}{name}", []).append(float(field.default))
