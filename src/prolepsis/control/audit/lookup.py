@@ -11,16 +11,13 @@ from prolepsis.control.audit import chain
 from prolepsis.control.audit.entry import SERVED
 from prolepsis.control.store import records, retries
 
-MOST = 200
-"""Records, and entries, of one name: a trace may have many requests."""
+MOST = 200  # records, and entries, of one name: a trace may have many requests
 
 
 @dataclass(frozen=True, slots=True)
 class FoundRequest:
-    records: list[dict[str, object]]
-    """One a prompt, with the columns of the store's `request_records`."""
-    audit_entries: list[int]
-    """Numbers of the entries about the request."""
+    records: list[dict[str, object]]  # one a prompt, with the columns of the store's `request_records`
+    audit_entries: list[int]  # numbers of the entries about the request
 
 
 def find_request(connection: Connection, name: str) -> FoundRequest:

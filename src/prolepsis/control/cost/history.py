@@ -17,12 +17,9 @@ class StoredPrices:
     """A price book in the history. Numbers count up from 1; a version that comes into use again gets a new one."""
 
     number: int
-    version: str
-    """Version of the book's content; request records name it."""
-    content: str
-    """JSON."""
-    taken_at: float
-    """Unix time in seconds."""
+    version: str  # version of the book's content; request records name it
+    content: str  # JSON
+    taken_at: float  # unix time in seconds
 
 
 _PRICES = Documents.of("prices", StoredPrices)

@@ -21,10 +21,8 @@ _RETRIES = Documents("retry", str, str)
 class RequestRetry(QueueItem):
     kind: ClassVar[Kind] = "retry"
 
-    answer_id: str
-    """Id of the first request's answer."""
-    http_request_id: str
-    """Id of the retry; the next two fields are about the retry too."""
+    answer_id: str  # id of the first request's answer
+    http_request_id: str  # id of the retry; the next two fields are about the retry too
     trace_id: str | None
     tenant: str
     retried_at: float = field(default_factory=time.time)
