@@ -9,7 +9,7 @@ from sqlalchemy import Connection
 
 from prolepsis.control.audit import chain
 from prolepsis.control.audit.entry import SERVED
-from prolepsis.control.store import records, retries
+from prolepsis.control.store import records
 
 MOST = 200  # records, and entries, of one name: a trace may have many requests
 
@@ -22,7 +22,7 @@ class FoundRequest:
 
 def find_request(connection: Connection, name: str) -> FoundRequest:
     """Return what the store has of a request, in the order in which it came."""
-    entries, answers = chain.about(connection, name, MOST), retries.answer_ids(connection, [name], MOST)
+    entries, answers = chain.about(connection, name, MOST), records.answers_of_retries(connection, [name], MOST)
     served = [entry.details.subject for entry in entries if entry.action == SERVED and entry.details is not None]
     found = records.find(connection, {name, *served, *answers}, MOST)
     entries += chain.named(connection, {*answers, *(str(record["request_id"]) for record in found)}, MOST)
