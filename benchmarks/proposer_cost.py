@@ -26,7 +26,6 @@ from prolepsis.engine.drafting.proposers.expected_text import PredictionProposer
 from prolepsis.engine.drafting.proposers.prompt_lookup import PromptLookupProposer
 from prolepsis.engine.drafting.proposers.suffix import SuffixProposer
 from prolepsis.engine.drafting.window import DraftWindow
-from prolepsis.engine.text.grammar.matcher import Matcher
 from prolepsis.lab.measure.provenance import provenance
 
 CONTEXTS = (256, 1024, 2048)

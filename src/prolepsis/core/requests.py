@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from typing import Literal
+from typing import Any, Literal
 
 from prolepsis.core.continuation import Continuation
 from prolepsis.core.errors import InvalidParameter
@@ -96,13 +96,6 @@ class SamplingParams:
         for name, top in (("top_logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
             has_place = top is None or WHOLE_VOCABULARY <= top <= MAX_TOP_LOGPROBS
             _check(has_place, name, f"is {top}", f"0 to {MAX_TOP_LOGPROBS}, or {WHOLE_VOCABULARY} for all tokens")
-        self._validate_tokens(vocab_size)
-
-    def require_answer(self) -> None:
-        """Raise `InvalidParameter` where no token is to be generated."""
-        _check(self.max_tokens > 0, "max_tokens", f"is {self.max_tokens}", "1 or more")
-
-    def _validate_tokens(self, vocab_size: int) -> None:
         tokens = f"0 to {vocab_size - 1}"
         _check_number("logit_bias", "tokens", len(self.logit_bias), MAX_LOGIT_BIASES)
         _check_number("allowed_token_ids", "tokens", len(self.allowed_token_ids), MAX_LOGIT_BIASES)
@@ -117,6 +110,10 @@ class SamplingParams:
         _check_number("stop", "strings", len(self.stop), MAX_STOP_STRINGS)
         _check(all(self.stop), "stop", "holds an empty string", "non-empty strings")
         _check_number("stop", "characters in a string", max(map(len, self.stop), default=0), MAX_STOP_CHARACTERS)
+
+    def require_answer(self) -> None:
+        """Raise `InvalidParameter` where no token is to be generated."""
+        _check(self.max_tokens > 0, "max_tokens", f"is {self.max_tokens}", "1 or more")
 
 
 def _check(holds: bool, name: str, given: str, allowed: str) -> None:
@@ -147,18 +144,15 @@ class SamplingDefaults:
 
     def describe(self) -> str:
         """Return values and source as text."""
-        values = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "source"}
-        return f"{', '.join(f'{name} {value:g}' for name, value in values.items())} (from {self.source})"
+        return f"{', '.join(f'{name} {value:g}' for name, value in self._values.items())} (from {self.source})"
+
+    @property
+    def _values(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "source"}
 
     def validate(self) -> None:
         """Raise `InvalidParameter` for the first value outside its range."""
-        SamplingParams(
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            min_p=self.min_p,
-            repetition_penalty=self.repetition_penalty,
-        ).validate(0)
+        SamplingParams(**self._values).validate(0)
 
 
 _RANGES: tuple[tuple[str, str, Callable[[float], bool]], ...] = (

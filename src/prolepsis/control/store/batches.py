@@ -32,7 +32,7 @@ class StoredBatch:
     document: Mapping[str, Any]  # what else clients see of it
     status: Status
     created_at: float
-    expires_at: float  # unix time after which lines that did not run are given up
+    expires_at: float  # Unix time after which lines that did not run are given up
     leased_until: float = 0.0  # a server reads its file until then
 
 

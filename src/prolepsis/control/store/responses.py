@@ -33,7 +33,7 @@ class StoredResponse:
     num_bytes: int
     created_at: float
     expires_at: float
-    began_at: float = math.inf  # unix time of its request
+    began_at: float = math.inf  # Unix time of its request
 
     @property
     def status(self) -> str:

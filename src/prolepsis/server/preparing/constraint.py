@@ -10,7 +10,7 @@ from prolepsis.core.requests import JSON_STYLE, GrammarSpec
 from prolepsis.engine.text.answer_formats.formats import THINK, AnswerFormats, ReasoningFormat, Thinking
 from prolepsis.engine.text.answer_formats.tool_format import Function, ToolFormat, call_rules, lark_quoted
 from prolepsis.engine.text.grammar.references import rooted
-from prolepsis.engine.text.grammar.relaxed import AT_THE_END, Relaxed, held_form
+from prolepsis.engine.text.grammar.relaxed import AT_THE_END, RelaxedSchema, held_form
 from prolepsis.engine.text.grammar.relaxed import named as warned
 from prolepsis.engine.text.grammar.source import lark_terminal
 from prolepsis.server.preparing.bodies import (
@@ -77,7 +77,7 @@ def tool_use(
     )
 
 
-def _warnings(held: Sequence[tuple[FunctionBody, Relaxed]]) -> tuple[str, ...]:
+def _warnings(held: Sequence[tuple[FunctionBody, RelaxedSchema]]) -> tuple[str, ...]:
     """Return what is not held of schemas; raises `InvalidParameter` where that of a strict one is not even checked."""
     lost, at_the_end = list[str](), list[str]()
     for one, form in held:
