@@ -12,8 +12,9 @@ from markupsafe import Markup
 
 from prolepsis.control.web.errors import RequestRefused
 from prolepsis.control.web.page import Page, Visit
+from prolepsis.core.terminal.admin import HERE
 
-LOCAL_CONSOLE = "http://127.0.0.1:8000/console"
+LOCAL_CONSOLE = f"{HERE}/console"
 """How the runbooks, read elsewhere, name the console of a server with default settings."""
 RUNBOOKS = "/console/runbooks"
 _ALERTS = re.compile(r"^Alerts: (.+?)\.$", re.M | re.S)
