@@ -2,8 +2,8 @@
 
 import pytest
 
-from prolepsis.adapters.vllm.capabilities import CAPABILITIES, check
-from prolepsis.core.config import EngineConfig
+from prolepsis.adapters.vllm.start import CAPABILITIES, check
+from prolepsis.core.config import EngineConfig, RemoteProposerTerms
 from prolepsis.core.errors import ConfigError
 
 
@@ -18,7 +18,7 @@ from prolepsis.core.errors import ConfigError
         ("draft_model", "some-model"),
         ("early_exit_layer", 3),
         ("chunk_limit_ms", 20.0),
-        ("remote_proposer", "127.0.0.1:8600"),
+        ("remote_proposer", RemoteProposerTerms(address="127.0.0.1:8600")),
         ("proposers", ("suffix", "draft_model")),
     ],
 )
