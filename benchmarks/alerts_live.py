@@ -44,9 +44,9 @@ from benchmarks.alert_stack import AlertName, Fate, Stack, running_stack
 from prolepsis.core.config import DEFAULT_MODEL
 from prolepsis.engine.models.files.store import open_store
 from prolepsis.engine.models.heads.registry import find_head
-from prolepsis.lab.bench.prompts import load_prompts
-from prolepsis.lab.bench.provenance import provenance
-from prolepsis.server.cli.ask import in_flight
+from prolepsis.lab.measure.arrivals import in_flight
+from prolepsis.lab.measure.prompts import load_prompts
+from prolepsis.lab.measure.provenance import provenance
 from tests.commands import free_port, prolepsis, serving
 from tests.simulation.damaged_head import damaged_head
 from tests.simulation.server import keep_asking
@@ -124,7 +124,7 @@ class Run:
 
     async def note_drift(self, when: str) -> None:
         """Note what the server knows of its draft head."""
-        reply = (await self.http.get("/admin/drift")).json()
+        reply = (await self.http.get("/admin/health")).json()["drift"]
         for one in reply["streams"]:
             if one["proposer"] == "draft_head":
                 names = ("version", "status", "acceptance", "recent_acceptance", "benefit", "num_judged")
@@ -151,7 +151,7 @@ async def nothing(run: Run) -> None:
 
 async def exchange(run: Run) -> None:
     await run.note_drift("before")
-    await run.act("POST", "/admin/heads/swap", {"head": DAMAGED, "reason": "benchmark"})
+    await run.act("PUT", "/admin/heads", {"head": DAMAGED, "reason": "benchmark"})
 
 
 async def rolled_out(run: Run) -> None:
@@ -172,7 +172,7 @@ async def predicted(run: Run) -> None:
     made that hardly an answer is wrong.
     """
     run.bodies = [await _predicting(run, body) for body in run.bodies[:NUM_BEFORE]]
-    while (await run.http.get("/admin/correctness")).json()["num_queued"]:  # noqa: ASYNC110  # of another process
+    while (await run.http.get("/admin/health")).json()["correctness"]["num_queued"]:  # noqa: ASYNC110  # of another process
         await asyncio.sleep(0.5)
 
 

@@ -44,7 +44,7 @@ from prolepsis.engine.models.targets.graphs import GraphedLean
 from prolepsis.engine.models.targets.lean import LeanModel
 from prolepsis.engine.step import Engine
 from prolepsis.engine.text.model_tokenizer import ModelTokenizer, TokenizerParts
-from prolepsis.lab.bench.provenance import provenance
+from prolepsis.lab.measure.provenance import provenance
 
 _NAMES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 SHAPES = {

@@ -23,7 +23,7 @@ from prolepsis.core.requests import JSON_STYLE
 from prolepsis.engine.models.files.store import resolve
 from prolepsis.engine.models.files.tokenizer_files import load_tokenizer
 from prolepsis.engine.text.model_tokenizer import ModelTokenizer
-from prolepsis.lab.bench.provenance import provenance
+from prolepsis.lab.measure.provenance import provenance
 
 
 class Walker(Protocol):

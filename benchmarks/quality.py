@@ -34,7 +34,7 @@ from prolepsis.engine.models.files.store import resolve
 from prolepsis.engine.models.files.tokenizer_files import load_tokenizer
 from prolepsis.engine.native.processor import default_threads
 from prolepsis.engine.text.model_tokenizer import ModelTokenizer
-from prolepsis.lab.bench.provenance import commit, provenance
+from prolepsis.lab.measure.provenance import commit, provenance
 
 CHUNK = 512
 RESAMPLINGS = 2000

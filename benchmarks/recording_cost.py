@@ -56,7 +56,7 @@ def measure(num_requests: int) -> dict[str, float]:
             "metrics of requests": metrics.requests.ended,
             "cost": CostFeature(registry, store.database).on_request_end,
             "traffic": TrafficFeature(lambda: EngineHealth(alive=True, ready=True, detail="")).on_request_end,
-            "recent": RecentFeature().on_request_end,
+            "recent": RecentFeature(store).on_request_end,
         }
         spent = {name: _microseconds(part, requests) for name, part in parts.items()}
         began = time.process_time()

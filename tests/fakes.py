@@ -35,10 +35,10 @@ from prolepsis.engine.kv.pages import PagePool
 from prolepsis.engine.models.protocol import Batch, KVCache, ModelInfo
 from prolepsis.engine.paging import Paging
 from prolepsis.engine.rows import Row, SampledTokens
-from prolepsis.engine.runner import Computed, Runner
+from prolepsis.engine.runner import Computed, Runner, StepVerifier
 from prolepsis.engine.scheduler import Scheduler, SchedulerLimits
 from prolepsis.engine.speculation import Speculation
-from prolepsis.engine.step import Engine, EngineParts, StepVerifier
+from prolepsis.engine.step import Engine, EngineParts
 from prolepsis.engine.text.grammar.grammars import Grammars
 from prolepsis.engine.text.stream import Detokenizer
 

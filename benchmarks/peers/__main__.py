@@ -34,10 +34,10 @@ from prolepsis.engine.models.files.store import resolve
 from prolepsis.engine.native.processor import default_threads
 from prolepsis.engine.text.tokenizer import ChatTokenizer
 from prolepsis.engine.timings import Timings
-from prolepsis.lab.bench.command import BenchJob, check_folder, measure_arms, parse_levels
-from prolepsis.lab.bench.measure import Notify, Schedule
-from prolepsis.lab.bench.prompts import DEFAULT_PROMPTS, load_prompts
-from prolepsis.lab.bench.provenance import provenance
+from prolepsis.lab.bench import BenchJob, check_folder, measure_arms, parse_levels
+from prolepsis.lab.measure.contenders import Notify, Schedule
+from prolepsis.lab.measure.prompts import DEFAULT_PROMPTS, load_prompts
+from prolepsis.lab.measure.provenance import provenance
 from prolepsis.server.cli.engine import running
 
 

@@ -54,11 +54,10 @@ def target(threads: int = 1) -> LoadedModel:
 
 def at_any_price(engine: Engine) -> Engine:
     """Let an engine draft although a pass of a tiny model takes less time than drafts for it."""
-    engine.speculation.payback = None
+    engine.speculation.decisions.payback = None
     engine.speculation.proposers.explore = explore = Generous()
-    for drafter in engine.speculation.proposers._drafters:
-        if drafter._effort is not None:
-            drafter._effort._explore = explore
+    for effort in engine.speculation.proposers._efforts.values():
+        effort._explore = explore
     return engine
 
 

@@ -16,7 +16,7 @@ from prolepsis.engine.models.targets.lean import LeanModel
 from prolepsis.engine.models.targets.lean_shape import LeanShape
 from prolepsis.engine.models.targets.native import NativeModel
 from prolepsis.engine.text.model_tokenizer import ModelTokenizer
-from prolepsis.lab.bench.prompts import load_prompts
+from prolepsis.lab.measure.prompts import load_prompts
 from tests.engine.models.kernels import NEEDS_KERNELS
 from tests.engine.models.tiny import one, run
 

@@ -39,7 +39,7 @@ def refuse(sqlite: str) -> Refuse:
 
 
 def skipped(url: str) -> list[tuple[str, str]]:
-    return [(one["kind"], one["item"]) for one in httpx.get(f"{url}/admin/skipped").json()]
+    return [(one["kind"], one["item"]) for one in httpx.get(f"{url}/admin/health").json()["skipped"]]
 
 
 def is_counted(url: str, kind: str) -> bool:

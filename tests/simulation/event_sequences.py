@@ -58,8 +58,8 @@ rules:
 PRICES = "version: 1\ncurrency: EUR\nprices: [{name: a, per_device_hour: 3.6}]\n"
 CLASSES = ("chat-completions/standard/free/short", "completions/standard/json/short")
 PAGES = ("/console", "/console/proposers", "/console/quality", "/console/dashboards", "/console/rollouts")
-ADMIN = ("/admin/traffic", "/admin/cost", "/admin/drift", "/admin/breakers", "/admin/rollouts", "/admin/shadow")
-RECENT = ("/admin/recent?order=slowest", "/admin/recent?order=least_accepted")
+ADMIN = ("/admin/traffic", "/admin/cost", "/admin/health", "/admin/rollouts", "/admin/shadow")
+RECENT = ("/admin/requests?order=slowest", "/admin/requests?order=least_accepted")
 _MOST_STEPS = 400
 
 

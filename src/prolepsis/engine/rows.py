@@ -21,10 +21,8 @@ class Row:
     start: int
     num_tokens: int
     draft: Draft | None = None
-    plain: PlainReason | None = None
-    """Reason why a row that might have a draft has none."""
-    shadow: Draft | None = None
-    """A draft that is only compared with the emitted tokens; no part of the pass."""
+    plain: PlainReason | None = None  # reason why a row that might have a draft has none
+    shadow: Draft | None = None  # a draft that is only compared with the emitted tokens; no part of the pass
     shadow_cost: ShadowCost = ()
 
     @property
@@ -54,7 +52,6 @@ class Row:
 
     @property
     def num_scheduled_tokens(self) -> int:
-        """Its tokens in the pass: committed ones and draft nodes."""
         return self.num_tokens + (len(self.draft.tokens) if self.draft else 0)
 
     @property

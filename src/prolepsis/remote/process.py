@@ -37,8 +37,7 @@ from prolepsis.remote.messages import EngineStarted, LogSettings, Start, StartFa
 class SpawnedEngine:
     client: HostLink
     tokenizer: ModelTokenizer
-    compile_seconds: Sequence[float]
-    """Compilation time of each file of native code that was compiled."""
+    compile_seconds: Sequence[float]  # compilation time of each file of native code that was compiled
 
 
 @dataclass(slots=True)

@@ -7,6 +7,7 @@ from typing import cast
 from prolepsis.control.audit import feature as audit
 from prolepsis.control.correctness import runtime as correctness
 from prolepsis.control.drafts import heads
+from prolepsis.control.health.routes import HealthPage
 from prolepsis.control.replicas import registry
 from prolepsis.control.rollout import feature as rollout
 from prolepsis.control.traffic import recent
@@ -64,7 +65,7 @@ def services_of(context: Context, sources: Sources, tokenizer: Tokenizer, intake
     stored = response_routes.feature(context, keys)
     output = OutputPolicies(sources.output, OutputMetrics(context.registry))
     corpora = Corpora(context, tokenizer, intake)
-    features = (
+    features: tuple[Feature, ...] = (
         *(replicas, service, gate, buckets, idempotency, stored, *control.features),
         *(records, replays, traces, control.health.keeper(context.database, context.wall)),
         key_changes.feature(context, keys),
@@ -78,6 +79,7 @@ def services_of(context: Context, sources: Sources, tokenizer: Tokenizer, intake
         cast(Feature, named("lab.drills.feature:Drills")(context, gate)),
         *(feature(context) for feature in FEATURES),
     )
+    features = (*features, HealthPage(features))
     return Services(
         config=config,
         client=client,

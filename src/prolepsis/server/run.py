@@ -31,7 +31,7 @@ from prolepsis.core.telemetry.logs import LibraryLines, configure_logs
 from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.engine.text.tokenizer import Tokenizer
 from prolepsis.remote.engines import Engines
-from prolepsis.remote.member import FailoverSettings, Member, StartClient
+from prolepsis.remote.members import FailoverSettings, Member, StartClient
 from prolepsis.server.admission.controller import AdmissionController
 from prolepsis.server.app import build
 from prolepsis.server.front.connections import announce, check_tls

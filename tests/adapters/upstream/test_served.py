@@ -64,7 +64,7 @@ async def test_a_policy_chooses_the_pool(
     (tmp_path / "policy.yaml").write_text(f'default: {{mode: "{mode}"}}\n')
     async with server(plain, speculating, tmp_path / "policy.yaml") as (http, _):
         reply = await http.post("/v1/completions", json={**BODY, "speculation": {"metrics": True}})
-        delivered = (await http.get("/admin/delivery")).json()["delivered"]
+        delivered = (await http.get("/admin/health")).json()["delivery"]["delivered"]
     assert reply.json()["choices"][0]["text"] == "hello world"
     assert reply.headers["x-spec-effective"].startswith(effective)
     assert (len(plain.asked), len(speculating.asked)) == ((1, 0) if mode == "off" else (0, 1))

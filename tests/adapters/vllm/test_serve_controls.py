@@ -188,7 +188,7 @@ def test_streams_stop_drafting_when_they_are_stopped(server: Server, how: str) -
         for name in server.http.get("/health/ready").json()["proposers"]:
             state = "forced_open" if on else "closed"
             body = {"proposer": name, "traffic_class": TRAFFIC_CLASS, "state": state}
-            server.act("PUT", "/admin/breakers", body)
+            server.act("PUT", "/admin/health", body)
 
     whole = server.ask(**LONG, **SHALLOW)
     try:
@@ -213,7 +213,7 @@ def test_a_breaker_opens_on_drafts_that_are_wrong(server: Server) -> None:
     breaker: dict[str, Any] = {}
     for seed in range(10):
         server.ask(**noise, seed=seed)
-        listed = server.http.get("/admin/breakers").json()["breakers"]
+        listed = server.http.get("/admin/health").json()["breakers"]["breakers"]
         [breaker] = [one for one in listed if one["proposer"] == "prompt_lookup"]
         if breaker["state"] == "open":
             break

@@ -131,7 +131,7 @@ class Act:
 
 
 async def breaker(site: Site) -> None:
-    await site.put("/admin/breakers", proposer="suffix", traffic_class=TRAFFIC_CLASS, state="forced_open")
+    await site.put("/admin/health", proposer="suffix", traffic_class=TRAFFIC_CLASS, state="forced_open")
 
 
 async def more_judged(site: Site) -> None:
@@ -204,18 +204,18 @@ STARTED = (applied(ROLLED_OUT), steered("start"))
 BY_ROUTE = {
     "PUT /admin/kill": [Act("kill.on", killed(on=True)), Act("kill.off", killed(on=False), (killed(on=True),))],
     "PUT /admin/flags": [Act("flags.set", flag_set)],
-    "POST /admin/flags/remove": [
+    "DELETE /admin/flags": [
         Act(
             "flags.removed",
-            lambda site: site.post("/admin/flags/remove", flag="speculation.enabled"),
+            lambda site: site.ask("DELETE", "/admin/flags?flag=speculation.enabled"),
             (flag_set,),
         )
     ],
-    "PUT /admin/breakers": [Act("breaker.forced_open", breaker)],
-    "POST /admin/drift/reset": [
+    "PUT /admin/health": [Act("breaker.forced_open", breaker)],
+    "DELETE /admin/health": [
         Act(
             "drift.reset",
-            lambda site: site.post("/admin/drift/reset", proposer="suffix", traffic_class=TRAFFIC_CLASS),
+            lambda site: site.ask("DELETE", f"/admin/health?proposer=suffix&traffic_class={TRAFFIC_CLASS}"),
             (drift_poll, more_judged, drift_poll),
         )
     ],
@@ -242,7 +242,7 @@ BY_ROUTE = {
     "DELETE /admin/recording": [
         Act("recording.stopped", lambda site: site.ask("DELETE", "/admin/recording"), (recording_started,))
     ],
-    "POST /admin/heads/swap": [Act("head.swapped", lambda site: site.post("/admin/heads/swap", head="none"))],
+    "PUT /admin/heads": [Act("head.swapped", lambda site: site.put("/admin/heads", head="none"))],
     "POST /admin/requests/{name}/bundle": [Act("request.exported", bundled, (served,))],
     "POST /admin/audit/{entry}/replay": [Act("request.replayed", replayed, (served,))],
 }

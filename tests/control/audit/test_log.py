@@ -68,7 +68,7 @@ async def test_actions_by_hand_are_recorded_with_their_author(tmp_path: Path, st
         assert (await http.put("/admin/kill", json={"on": True, "reason": "drill"})).status_code == 200
         breaker = {"proposer": INFO.proposers[0], "traffic_class": "text/none/free/short", "state": "forced_open"}
         breaker |= {"reason": "its drafts are odd"}
-        assert (await http.put("/admin/breakers", json=breaker)).status_code == 200, breaker
+        assert (await http.put("/admin/health", json=breaker)).status_code == 200, breaker
     killed, opened_by_hand = written_to(store)
     assert (killed.action, opened_by_hand.action) == ("kill.on", "breaker.forced_open")
     assert killed.details is not None

@@ -24,7 +24,7 @@ from prolepsis.core.recording import Recording, parse, plain
 from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams
 from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.remote.engines import Engines
-from prolepsis.remote.member import FailoverSettings, Member
+from prolepsis.remote.members import FailoverSettings, Member
 from prolepsis.server.front.key_file import KeyFile, new_key
 from prolepsis.server.front.keys import Keys
 from tests.control.correctness.test_runtime import BODY, table

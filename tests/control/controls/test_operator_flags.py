@@ -44,7 +44,7 @@ class Server:
         return reply.json() if reply.status_code == 200 else reply.json()["error"]["message"]
 
     async def remove(self, flag: str) -> None:
-        reply = await self.http.post("/admin/flags/remove", json={"flag": flag})
+        reply = await self.http.delete("/admin/flags", params={"flag": flag})
         assert reply.status_code == 200, reply.text
         await self.tick()
 

@@ -180,7 +180,7 @@ def test_a_switch_that_cannot_be_stored_still_holds_and_says_so(tmp_path: Path) 
 
 
 def breakers(server: TableServer) -> dict[tuple[str, str], str]:
-    shown = httpx.get(f"{server.url}/admin/breakers").json()["breakers"]
+    shown = httpx.get(f"{server.url}/admin/health").json()["breakers"]["breakers"]
     return {(one["proposer"], one["traffic_class"]): one["state"] for one in shown}
 
 
@@ -225,7 +225,7 @@ def test_a_damaged_proposer_is_left_out_of_the_traffic_class_where_it_is_damaged
 
 def test_a_breaker_set_by_hand_holds_from_the_next_step_on(tmp_path: Path) -> None:
     with server_with(tmp_path, Named("only")) as server:
-        url = f"{server.url}/admin/breakers"
+        url = f"{server.url}/admin/health"
         body = {"proposer": "only", "traffic_class": TEXT, "state": "forced_open"}
         assert TypeAdapter(BreakerSetReply).validate_python(httpx.put(url, json=body).json()).state == "forced_open"
         reply = complete(server, "bcd")
@@ -254,7 +254,7 @@ def test_a_breaker_set_by_hand_holds_from_the_next_step_on(tmp_path: Path) -> No
 def test_a_breaker_that_cannot_be_stored_still_holds_and_says_so(tmp_path: Path) -> None:
     with server_with(tmp_path, Named("only")) as server:
         assert complete(server, "bcd")["metrics"]["effective"]["reason"] == "speculating"
-        url, body = f"{server.url}/admin/breakers", {"proposer": "only", "traffic_class": TEXT, "state": "forced_open"}
+        url, body = f"{server.url}/admin/health", {"proposer": "only", "traffic_class": TEXT, "state": "forced_open"}
         assert httpx.put(url, json=body).json()["not_saved"] is None
         (tmp_path / "controls.json").unlink()
         (tmp_path / "controls.json").mkdir()
@@ -271,9 +271,9 @@ def test_breakers_may_be_off_or_only_measure(tmp_path: Path, breaker: str) -> No
         complete(server, "bcd")
         complete(server, "efg")
         if breaker == "off":
-            assert httpx.get(f"{server.url}/admin/breakers").json() == {"enabled": False, "breakers": []}
+            assert httpx.get(f"{server.url}/admin/health").json()["breakers"] == {"enabled": False, "breakers": []}
             body = {"proposer": "damaged", "traffic_class": TEXT, "state": "forced_open"}
-            assert httpx.put(f"{server.url}/admin/breakers", json=body).json()["error"]["code"] == "breakers_off"
+            assert httpx.put(f"{server.url}/admin/health", json=body).json()["error"]["code"] == "breakers_off"
         else:
             labels = {"proposer": "damaged", "traffic_class": TEXT, "reason": "acceptance"}
             both = {"before": "metrics_only", "after": "metrics_only"}

@@ -74,7 +74,7 @@ class Served:
         return dict(reply.json())
 
     async def correctness(self) -> dict[str, Any]:
-        return dict((await self.http.get("/admin/correctness")).json())
+        return dict((await self.http.get("/admin/health")).json()["correctness"])
 
     async def until(self, num_replayed: int) -> dict[str, Any]:
         """Return what is said once so many replays have ended."""
@@ -377,7 +377,7 @@ def run(url: str, *words: str) -> Result:
 def ask(url: str, prompt: str, num_replayed: int) -> None:
     with httpx.Client(base_url=url) as http:
         http.post("/v1/completions", json={"model": "tiny", "prompt": prompt}).raise_for_status()
-        while sum(http.get("/admin/correctness").json()["outcomes"].values()) < num_replayed:
+        while sum(http.get("/admin/health").json()["correctness"]["outcomes"].values()) < num_replayed:
             pass
 
 

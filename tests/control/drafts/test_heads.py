@@ -43,13 +43,13 @@ async def test_heads_are_shown_and_swapped_by_any_of_their_names(http: httpx.Asy
     assert before["draft_head_reason"] == "no head is recorded for these weights (00ff)"
     first = before["heads"][0]
     assert (first["name"], first["version"], first["aliases"]) == ("mine", 1, ["champion"])
-    swapped = await http.post("/admin/heads/swap", json={"head": "mine@champion", "reason": "better"})
+    swapped = await http.put("/admin/heads", json={"head": "mine@champion", "reason": "better"})
     assert (swapped.status_code, swapped.json()["current"]) == (200, "mine@champion")
     body = {"head": "mine@2", "proposer": "candidate_head"}
-    assert (await http.post("/admin/heads/swap", json=body)).json()["previous"] is None
+    assert (await http.put("/admin/heads", json=body)).json()["previous"] is None
     after = (await http.get("/admin/heads")).json()
     assert (after["draft_head"], after["candidate_head"]) == ("mine@champion", "mine@2")
-    assert (await http.post("/admin/heads/swap", json={"head": "none"})).json()["previous"] == "mine@champion"
+    assert (await http.put("/admin/heads", json={"head": "none"})).json()["previous"] == "mine@champion"
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ async def test_heads_are_shown_and_swapped_by_any_of_their_names(http: httpx.Asy
 async def test_an_unusable_head_leaves_the_old_one_in_place(
     http: httpx.AsyncClient, engine: FakeEngine, body: dict[str, str], status: int, code: str
 ) -> None:
-    reply = await http.post("/admin/heads/swap", json=body)
+    reply = await http.put("/admin/heads", json=body)
     assert (reply.status_code, engine.swaps) == (status, [])
     if status != 400:
         assert reply.json()["error"]["code"] == code
@@ -75,7 +75,7 @@ async def test_an_unusable_head_leaves_the_old_one_in_place(
 
 async def test_a_damaged_file_of_aliases_is_not_the_callers_fault(http: httpx.AsyncClient, engine: FakeEngine) -> None:
     engine.heads_error = ConfigError("head aliases aliases.json is damaged: mine: input should be an object")
-    for reply in (await http.get("/admin/heads"), await http.post("/admin/heads/swap", json={"head": "mine"})):
+    for reply in (await http.get("/admin/heads"), await http.put("/admin/heads", json={"head": "mine"})):
         error = reply.json()["error"]
         assert (reply.status_code, error["code"]) == (503, "heads_unreadable")
         assert "aliases.json is damaged" in error["message"]

@@ -87,7 +87,7 @@ async def test_of_what_a_machine_and_the_store_set_the_newer_counts(
     assert one.disabled == []
     one.breakers.set(KEY, "closed", "kim")
     await one.tick()
-    assert one.breakers.shown.breakers[0].state == "closed"
+    assert one.breakers.shown().breakers[0].state == "closed"
     assert file.read().local[key].value is None
 
 

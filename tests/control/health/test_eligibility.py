@@ -262,7 +262,7 @@ class EligibilityApp:
             await feature.tick()
 
     async def shown(self) -> dict[str, Any]:
-        return dict((await self.http.get("/admin/eligibility")).json())
+        return dict((await self.http.get("/admin/health")).json()["eligibility"])
 
     async def modes(self, number: int) -> Sequence[str]:
         """Return the mode of each of so many requests."""
@@ -283,7 +283,7 @@ async def test_drafts_are_compared_until_they_have_shown_enough(tmp_path: Path) 
     later = await app.ask()
     assert "limit=" not in later.headers["x-spec-effective"]
     assert texts == {later.json()["choices"][0]["message"]["content"]}
-    document = (await app.http.get("/admin/eligibility")).json()
+    document = (await app.http.get("/admin/health")).json()["eligibility"]
     [held] = document["conditions"]
     assert (held["traffic_class"], held["eligible"], held["value"]) == (f"{TRAFFIC_CLASS}/chat", True, 0.5)
     [figures] = document["figures"]

@@ -125,7 +125,7 @@ async def test_what_was_learned_is_kept_and_read_again(tmp_path: Path) -> None:
     after = Watched(tmp_path)
     await after.health.keeper(store, time.time).tick()
     after.requests(1, right=True, accepted=4)
-    [stream] = after.drift.shown.streams
+    [stream] = after.drift.shown().streams
     assert (stream.status, stream.acceptance) == ("steady", 1.0)
     assert stream.benefit == pytest.approx(0.4)
 
@@ -165,11 +165,11 @@ def connect(engine: FakeEngine) -> Callable[..., tuple[httpx.AsyncClient, Health
 async def test_over_http(engine: FakeEngine, connect: Callable[..., tuple[httpx.AsyncClient, HealthFeature]]) -> None:
     client, health = connect()
     async with client:
-        assert (await client.get("/admin/drift")).json() == {"enabled": True, "streams": []}
+        assert (await client.get("/admin/health")).json()["drift"] == {"enabled": True, "streams": []}
         await health.tick()
         engine.counts = (TrafficClassCounts("draft_head", TRAFFIC_CLASS, num_judged=300, num_right=160),)
         await health.tick()
-        [stream] = (await client.get("/admin/drift")).json()["streams"]
+        [stream] = (await client.get("/admin/health")).json()["drift"]["streams"]
         assert (stream["proposer"], stream["traffic_class"], stream["status"]) == (
             "draft_head",
             TRAFFIC_CLASS,
@@ -180,9 +180,9 @@ async def test_over_http(engine: FakeEngine, connect: Callable[..., tuple[httpx.
         body = {"proposer": "draft_head", "traffic_class": TRAFFIC_CLASS}
         expected = {"breaker": "closed", "drift": "learning", "benefit_gone": None, "eligible": None}
         assert verdicts == {**body, **expected}
-        reply = await client.post("/admin/drift/reset", json=body)
+        reply = await client.delete("/admin/health", params=body)
         assert (reply.status_code, reply.json()["num_judged"]) == (200, 0)
-        refused = await client.post("/admin/drift/reset", json=body | {"proposer": "nobody"})
+        refused = await client.delete("/admin/health", params=body | {"proposer": "nobody"})
         assert (refused.status_code, refused.json()["error"]["code"]) == (404, "unknown_stream")
 
 
@@ -195,7 +195,7 @@ async def test_a_new_head_begins_again(
             engine.info = replace(INFO, draft_head=name)
             engine.counts = (TrafficClassCounts("draft_head", TRAFFIC_CLASS, num_judged=judged),)
             await health.tick()
-        [stream] = (await client.get("/admin/drift")).json()["streams"]
+        [stream] = (await client.get("/admin/health")).json()["drift"]["streams"]
         assert (stream["version"], stream["num_judged"]) == (f"head@2 {INFO.fingerprint}", 0)
 
 
@@ -203,7 +203,7 @@ async def test_it_can_be_off(connect: Callable[..., tuple[httpx.AsyncClient, Hea
     client, health = connect(drift="off")
     async with client:
         await health.tick()
-        assert (await client.get("/admin/drift")).json() == {"enabled": False, "streams": []}
+        assert (await client.get("/admin/health")).json()["drift"] == {"enabled": False, "streams": []}
 
 
 def test_drafts_of_a_head_that_was_exchanged_meanwhile_count_for_no_version(tmp_path: Path) -> None:
@@ -214,8 +214,8 @@ def test_drafts_of_a_head_that_was_exchanged_meanwhile_count_for_no_version(tmp_
     of_others[1].prompts[0].stats.heads = {"draft_head": "head@0"}  # after it ended
     for request in of_others:
         watched.health.on_request_end(request)
-    assert not watched.drift.shown.streams
+    assert not watched.drift.shown().streams
     ours = ended(judged={"draft_head": [JudgedDraft(True, 0.5)] * 4, "suffix": [JudgedDraft(True, None)]})
     ours.prompts[0].stats.heads = {"draft_head": "head@1"}
     watched.health.on_request_end(ours)
-    assert {stream.proposer for stream in watched.drift.shown.streams} == {"draft_head", "suffix"}
+    assert {stream.proposer for stream in watched.drift.shown().streams} == {"draft_head", "suffix"}

@@ -28,9 +28,8 @@ from prolepsis.control.rollout.store import RolloutStore
 from prolepsis.control.store.controls import ControlTable
 from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.errors import ConfigError
-from prolepsis.ops.monitoring.files import RUNBOOK_URL, monitoring_files
+from prolepsis.ops.monitoring.files import RUNBOOK_URL, monitoring_files, shipped
 from prolepsis.ops.monitoring.objectives import parse_objectives
-from prolepsis.ops.monitoring.rules import shipped
 from tests.commands import free_port, serving
 from tests.control.policy.policies import policy
 from tests.control.rollout.alertmanager import FakeAlertmanager, fake_alertmanager

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import httpx
 
+from prolepsis.control.store.store import unrecorded
 from prolepsis.control.traffic.recent import MAX_LISTED_ROUNDS, MAX_RECENT, RecentFeature
 from prolepsis.core.ended import Keep, RequestAbout
 from prolepsis.core.requests import GenerateRequest, SamplingParams
@@ -16,7 +17,7 @@ CHAT = {"model": "tiny", "max_tokens": 64, "messages": [{"role": "user", "conten
 
 
 def test_rounds_of_every_request_are_kept() -> None:
-    feature, request = RecentFeature(), GenerateRequest("a", (1, 2), SamplingParams())
+    feature, request = RecentFeature(unrecorded()), GenerateRequest("a", (1, 2), SamplingParams())
     assert {feature.keeps(ABOUT, request) for _ in range(100)} == {Keep.ROUNDS}
 
 
@@ -26,7 +27,7 @@ async def test_no_more_requests_than_the_bound_are_kept(
     http = browse(open_scene)
     assert (await http.post("/v1/chat/completions", json=CHAT)).status_code == 200
     [feature] = [one for one in open_scene.app.state.features if isinstance(one, RecentFeature)]
-    [shown] = (await http.get("/admin/recent")).json()["requests"]
+    [shown] = (await http.get("/admin/requests")).json()["requests"]
     assert len(shown["rounds"]) == 6
     feature.requests.extend(list(feature.requests) * MAX_RECENT)
     assert len(feature.requests) == MAX_RECENT
@@ -41,8 +42,8 @@ async def test_a_reply_has_a_bound_and_says_which_requests_come_without_rounds(
     [served] = feature.requests
     longest = replace(served, rounds=(served.rounds * MAX_ROUNDS)[:MAX_ROUNDS])
     feature.requests.extend([longest] * MAX_RECENT)
-    all_of_them = await http.get("/admin/recent", params={"last": MAX_RECENT})
-    one_name = await http.get(f"/admin/recent/{served.record['answer_id']}")
+    all_of_them = await http.get("/admin/requests", params={"last": MAX_RECENT})
+    one_name = await http.get(f"/admin/requests/{served.record['answer_id']}")
     num_whole = MAX_LISTED_ROUNDS // MAX_ROUNDS
     for reply in (all_of_them, one_name):
         shown = reply.json()
@@ -52,5 +53,5 @@ async def test_a_reply_has_a_bound_and_says_which_requests_come_without_rounds(
         )
         assert shown["num_without_rounds"] == MAX_RECENT - num_whole
         assert len(reply.content) < 1_500_000
-    few = (await http.get("/admin/recent", params={"last": num_whole})).json()
+    few = (await http.get("/admin/requests", params={"last": num_whole})).json()
     assert few["num_without_rounds"] == 0

@@ -28,7 +28,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     configure_logs("error")  # the server runs in this process: its lines would be among the command's
     engine = FakeEngine(counts=(TrafficClassCounts("draft_head", TRAFFIC_CLASS, num_judged=100, num_right=60),))
     with served(engine, output=[loaded(Repetition(), name="again")]) as running:
-        wait_for(lambda: httpx.get(f"{running.url}/admin/drift").json()["streams"])
+        wait_for(lambda: httpx.get(f"{running.url}/admin/health").json()["drift"]["streams"])
         body = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
         httpx.post(f"{running.url}/v1/chat/completions", json=body)
         httpx.post(f"{running.url}/v1/chat/completions", json=body | {"speculation": {"mode": "shadow"}})

@@ -15,7 +15,7 @@ from prolepsis import __version__
 from prolepsis.control.audit.entry import AuditEntry, Details
 from prolepsis.core.config import DAY_S, EngineConfig, ServerConfig
 from prolepsis.lab.doctor.facts import Facts
-from prolepsis.ops.monitoring.rules import alert_groups
+from prolepsis.ops.monitoring.files import alert_groups
 from prolepsis.server.front.key_file import KeyFile, new_key
 from tests.loopback import Reply, Request, serving
 
@@ -128,7 +128,7 @@ def _replies(url: str) -> dict[str, Any]:
         "/health/ready": ready,
         "/health/deep": {"healthy": True, "detail": "8 tokens were generated", "ms": 4.0},
         "/admin/replicas": {"replicas": [replica(here=True), replica()]},
-        "/admin/correctness": {"match_rate": 1.0, "outcomes": outcomes},
+        "/admin/health": {"correctness": {"match_rate": 1.0, "outcomes": outcomes}},
         "/admin/heads": {"draft_head": "mine@2", "candidate_head": None, "heads": [head]},
         "/admin/kill": {"killed": [], "fault": None},
         "/admin/policy": {"content": {"default": {"mode": "off"}, "rules": [rule()]}},

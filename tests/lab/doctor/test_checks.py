@@ -129,7 +129,7 @@ FAILING: Mapping[str, tuple[Change, ...]] = {
     "tls": (setting("host", "10.0.0.7"),),
     "store": (reply("/health/ready", store=None), reply("/health/ready", store=STORE)),
     "exactness": (reply("/health/ready", exactness="normal", exactness_reason="self-check: logits differ"),),
-    "replays-match": (reply("/admin/correctness", match_rate=0.5, outcomes={"match": 1, "structural": 1}),),
+    "replays-match": (reply("/admin/health", correctness={"match_rate": 0.5, "outcomes": {"structural": 1}}),),
     "head-fits": (reply("/admin/heads", heads=[HEAD]),),
     "chat-template": (reply("/tokenizer_info", chat_template=None),),
     "kill-off": (reply("/admin/kill", killed=["everything"]),),
@@ -166,7 +166,7 @@ UNKNOWN: Mapping[str, Change] = {
     **dict.fromkeys(("objectives", "alerts-loaded", "runbooks"), no_prometheus),
     **dict.fromkeys(("kill-tried", "drill", "exact-run", "rehearsal"), refused),
     "tls": no_act("server.started"),
-    "replays-match": reply("/admin/correctness", match_rate=None),
+    "replays-match": reply("/admin/health", correctness={"match_rate": None}),
     "guardrails": reply("/admin/policy", content=None),
     "clock": no_server,
 }

@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
+from rich import progress
 from typer.testing import CliRunner
 
 from prolepsis.core.config import EngineConfig, ServerConfig
@@ -34,7 +35,6 @@ from prolepsis.lab.rehearsal import traffic_recording
 from prolepsis.lab.rehearsal.rehearsal import RehearsedServer, rehearse
 from prolepsis.lab.rehearsal.trace import Trace, TraceLine, read_trace
 from prolepsis.lab.rehearsal.traffic_recording import RecordingBody, TrafficRecording
-from prolepsis.lab.rehearse import record
 from prolepsis.lab.virtual_engine.machine import Machine, ProposerCost
 from prolepsis.server.admission.group import Progress
 from prolepsis.server.answering.account import PromptAccount
@@ -300,12 +300,13 @@ def test_the_command_records_until_the_requests_are_there(tmp_path: Path) -> Non
 def test_an_interrupted_command_keeps_what_there_is_and_stops_the_recording(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(url: str, key: str | None, seconds: float) -> None:
-        ask_once_it_records(url)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(record, "_wait", interrupted)
     with served(FakeEngine()) as server:
+
+        def interrupted(bar: object) -> None:
+            ask_once_it_records(server.url)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(progress.Progress, "start", interrupted)
         result = record_command(server.url, tmp_path / "a.jsonl.gz")
         assert result.exit_code == INTERRUPTED
         assert len(read_trace(tmp_path / "a.jsonl.gz").lines) == 1

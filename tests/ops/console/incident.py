@@ -59,7 +59,7 @@ class Incident:
             self.http.post("/v1/completions", json={**ASKED, "max_tokens": max_tokens}).raise_for_status()
 
     def swap(self, head: str) -> None:
-        self.http.post("/admin/heads/swap", json={"head": head, "reason": REASON}).raise_for_status()
+        self.http.put("/admin/heads", json={"head": head, "reason": REASON}).raise_for_status()
         assert self.store.writer.flush(20.0)
 
     def set_clock(self, now: Callable[[], float]) -> None:

@@ -59,7 +59,7 @@ def a_request(url: str, site: Scene) -> str:
         site.engine.step_s = STEP_S
         http.post(path, json={"model": "tiny", "max_tokens": 64, **asked}).raise_for_status()
         site.engine.step_s = 0.0
-        requests = http.get("/admin/recent?last=20").json()["requests"]
+        requests = http.get("/admin/requests?last=20").json()["requests"]
     name = next(one["record"]["request_id"] for one in requests if one["record"]["policy_rule"] == "chat")
     return f"/console/requests/{name}"
 

@@ -136,7 +136,7 @@ def test_acceptance_is_reported_on_both_sides_of_the_boundary(tmp_path: Path) ->
         assert part["num_verified_draft_tokens"] == part["num_delivered_draft_tokens"] + lost
         assert 0 < part["num_delivered_draft_tokens"] <= cut
         assert part["lost"]["stop_string"] >= 2, "of three tokens one at most was the target's own"
-        shown = httpx.get(f"{server.url}/admin/delivery").json()
+        shown = httpx.get(f"{server.url}/admin/health").json()["delivery"]
         [one] = shown["delivered"]
         assert (one["proposer"], one["traffic_class"]) == ("first", "completions/standard/free/short")
         verified = whole["num_verified_draft_tokens"] + part["num_verified_draft_tokens"]
@@ -159,7 +159,7 @@ def test_text_cut_off_by_a_policy_counts_as_lost_to_it(tmp_path: Path) -> None:
         delivery = metrics["delivery"]
         assert delivery["num_verified_draft_tokens"] > delivery["num_delivered_draft_tokens"]
         assert delivery["lost"]["policy"] >= 4
-        assert httpx.get(f"{server.url}/admin/delivery").json()["policies"] == [
+        assert httpx.get(f"{server.url}/admin/health").json()["delivery"]["policies"] == [
             {"name": "words", "on_fault": "closed", "timeout_ms": 1000.0, "max_held": 4096}
         ]
 

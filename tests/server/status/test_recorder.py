@@ -108,7 +108,7 @@ async def test_a_whole_answer_that_fails_counts_as_not_delivered(
     await client.post("/v1/completions", json={**BODY, "stream": stream})
     [record] = recorded(store)
     assert record.proposers["suffix"]["num_delivered"] == delivered
-    [counted] = (await client.get("/admin/delivery")).json()["delivered"]
+    [counted] = (await client.get("/admin/health")).json()["delivery"]["delivered"]
     assert counted["num_delivered"] == delivered
 
 

@@ -49,6 +49,9 @@ class ChangesReply:
     """The newest first; `MAX_CHANGES` at most."""
 
 
+NO_CHANGES = ChangesReply("", [])
+
+
 class RecentChanges:
     """Reads each entry of the log once, as times have no index there; any thread may call it."""
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Annotated, Literal, Self, TypeVar
 
 from anyio import to_thread
@@ -11,7 +11,7 @@ from pydantic import AwareDatetime, Field, model_validator
 
 from prolepsis.control.audit import chain
 from prolepsis.control.audit.bundle import Bundle, Form, bundle_of, exported, to_json
-from prolepsis.control.audit.changes import ChangesReply, RecentChanges
+from prolepsis.control.audit.changes import NO_CHANGES, ChangesReply, RecentChanges
 from prolepsis.control.audit.entry import RECORDING, SERVED, AuditEntry
 from prolepsis.control.audit.lookup import FoundRequest, find_request
 from prolepsis.control.audit.verify import Anchor
@@ -21,7 +21,7 @@ from prolepsis.control.web.body_reader import read_body, read_query
 from prolepsis.control.web.caller import SignedIn
 from prolepsis.control.web.errors import RequestRefused
 from prolepsis.control.web.fields import Body, Reply
-from prolepsis.control.web.routes import AUDITORS, FINDERS, Route, Routes
+from prolepsis.control.web.routes import AUDITORS, Route, Routes
 from prolepsis.core.audit_event import AuditEvent, Emit
 from prolepsis.core.engine_client import EngineInfo
 from prolepsis.core.errors import InvalidParameter, StoreUnavailable
@@ -46,6 +46,8 @@ class AuditQuery(Body):
     tenant: Annotated[str, Field(max_length=256)] | None = None
     since: AwareDatetime | None = None
     until: AwareDatetime | None = None
+    changes: bool = False
+    """With the changes of the last day."""
 
     @model_validator(mode="after")
     def _a_period_has_both_ends(self) -> Self:
@@ -70,6 +72,8 @@ class AuditReply:
     """The same with its signature; null if its writer had no key."""
     entries: list[AuditEntry]
     """In their order."""
+    changes: ChangesReply | None
+    """Where they are asked for: what was changed in the last day, each thing once."""
 
 
 class AuditReplayReply(Reply):
@@ -92,13 +96,11 @@ def audit_routes(store: Store, info: Callable[[], EngineInfo], replay_now: Repla
 
     @routes.get("/admin/audit", roles=AUDITORS, summary="Entries of the audit log", reply=AuditReply)
     async def audit(query: Annotated[AuditQuery, read_query(AuditQuery)]) -> JSONResponse:
-        head, signed, entries = await _reading(lambda: _entries(store, query))
-        shown = {"head": head, "signed_head": signed and signed.plain()}
+        head, signed, entries = await reading(lambda: _entries(store, query))
+        shown: dict[str, object] = {"head": head, "signed_head": signed and signed.plain()}
+        changes = (await reading(recent.read) if store.writer.is_on else NO_CHANGES) if query.changes else None
+        shown["changes"] = None if changes is None else asdict(changes)
         return JSONResponse({**shown, "entries": [entry.plain() for entry in entries]})
-
-    @routes.get("/admin/changes", roles=AUDITORS, summary="What was changed in the last day, the newest first")
-    async def changes() -> ChangesReply:
-        return await _reading(recent.read) if store.writer.is_on else ChangesReply("", [])
 
     @routes.get(
         "/admin/audit/{entry}",
@@ -107,15 +109,7 @@ def audit_routes(store: Store, info: Callable[[], EngineInfo], replay_now: Repla
         reply=AuditEntry,
     )
     async def one(entry: str) -> JSONResponse:
-        return JSONResponse((await _reading(lambda: _entry(store, entry))).plain())
-
-    @routes.get(
-        "/admin/requests/{name}",
-        roles=FINDERS,
-        summary="Records and audit entries of a request, by x-request-id, trace id, answer id or number of an entry",
-    )
-    async def request(name: str) -> FoundRequest:
-        return await _reading(lambda: _found(store, name))
+        return JSONResponse((await reading(lambda: _entry(store, entry))).plain())
 
     @routes.post(
         "/admin/requests/{name}/bundle",
@@ -124,7 +118,7 @@ def audit_routes(store: Store, info: Callable[[], EngineInfo], replay_now: Repla
         reply=Bundle,
     )
     async def bundle(name: str, body: Annotated[BundleBody, read_body(BundleBody)], caller: SignedIn) -> Response:
-        found = await _reading(lambda: _bundle(store, name, body.form))
+        found = await reading(lambda: _bundle(store, name, body.form))
         emit(exported(found, caller.actor, body.sealed_for))
         return Response(to_json(found), media_type="application/json")
 
@@ -135,7 +129,7 @@ def audit_routes(store: Store, info: Callable[[], EngineInfo], replay_now: Repla
         errors=(409, 504),
     )
     async def replay(entry: str, caller: SignedIn) -> AuditReplayReply:
-        found = await _reading(lambda: _entry(store, entry, SERVED))
+        found = await reading(lambda: _entry(store, entry, SERVED))
         recorded = _replayable(found, info())
         reply = replay_reply(found, await replay_now(recorded, REPLAY_TIMEOUT_S), info().exactness)
         emit(_replayed_event(caller.actor, found, reply.outcome))
@@ -144,7 +138,7 @@ def audit_routes(store: Store, info: Callable[[], EngineInfo], replay_now: Repla
     return routes.all
 
 
-async def _reading(read: Callable[[], _Read]) -> _Read:
+async def reading(read: Callable[[], _Read]) -> _Read:
     """Read off the event loop; raises `RequestRefused` (503) if the store is unavailable."""
     try:
         return await to_thread.run_sync(read)
@@ -163,7 +157,8 @@ def _entries(store: Store, query: AuditQuery) -> tuple[str, SignedHead | None, l
         return head, signed, chain.newest(connection, query.last, action=query.action, tenant=query.tenant)
 
 
-def _found(store: Store, name: str) -> FoundRequest:
+def found_request(store: Store, name: str) -> FoundRequest:
+    """Return what the store has of a request; raises `RequestRefused` (404)."""
     with store.database.read() as connection:
         found = find_request(connection, storable(name))
     if found.records or found.audit_entries:

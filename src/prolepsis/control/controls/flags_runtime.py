@@ -18,7 +18,7 @@ from prolepsis.control.controls.flags import ProviderFlags
 from prolepsis.control.controls.kill_switch import Reason as ReasonText
 from prolepsis.control.controls.kill_switch import shown_reason
 from prolepsis.control.controls.operator_flags import OperatorFlags, SetFlag, plain_definition, stricter
-from prolepsis.control.web.body_reader import read_body
+from prolepsis.control.web.body_reader import read_body, read_query
 from prolepsis.control.web.caller import SignedIn
 from prolepsis.control.web.feature import Feature
 from prolepsis.control.web.fields import Body, JsonObject
@@ -146,7 +146,7 @@ class FlagBody(Body):
     reason: ReasonText = ""
 
 
-class FlagRemovedBody(Body):
+class FlagRemovedQuery(Body):
     flag: Annotated[str, Field(max_length=64)]
     reason: ReasonText = ""
 
@@ -183,15 +183,17 @@ def flag_routes(operators: OperatorFlags, of_policy: Callable[[], Sequence[str]]
         emit(_event("flags.set", caller.actor, body.flag, before, _plain(operators.entry(body.flag))))
         return reply(fault)
 
-    @routes.post("/admin/flags/remove", roles=OPERATORS, summary="Leave a flag to its file or provider again")
-    async def remove_flag(body: Annotated[FlagRemovedBody, read_body(FlagRemovedBody)], caller: SignedIn) -> FlagsReply:
-        before = operators.entry(body.flag)
+    @routes.delete("/admin/flags", roles=OPERATORS, summary="Leave a flag to its file or provider again")
+    async def remove_flag(
+        query: Annotated[FlagRemovedQuery, read_query(FlagRemovedQuery)], caller: SignedIn
+    ) -> FlagsReply:
+        before = operators.entry(query.flag)
         if before is None:
             known = ", ".join(entry.flag for entry in operators.all) or "none is set"
-            raise InvalidParameter(f"flag is {body.flag!r}; allowed: {known}", param="flag")
-        reason = await to_thread.run_sync(shown_reason, body.reason)
-        fault = operators.remove(body.flag, by=caller.actor, reason=reason)
-        emit(_event("flags.removed", caller.actor, body.flag, before, {"reason": reason}))
+            raise InvalidParameter(f"flag is {query.flag!r}; allowed: {known}", param="flag")
+        reason = await to_thread.run_sync(shown_reason, query.reason)
+        fault = operators.remove(query.flag, by=caller.actor, reason=reason)
+        emit(_event("flags.removed", caller.actor, query.flag, before, {"reason": reason}))
         return reply(fault)
 
     return routes.all

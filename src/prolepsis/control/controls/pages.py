@@ -1,51 +1,46 @@
 """Pages of the kill switch and of feature flags: the state, who set it, and the forms that change it."""
 
-from prolepsis.control.controls.flag_file import ENABLED, KILL
-from prolepsis.control.controls.flags_runtime import FlagsReply
-from prolepsis.control.controls.kill_switch import KilledScope, KillStatus
-from prolepsis.control.controls.operator_flags import plain_definition
-from prolepsis.control.web.page import Act, FeaturePages, Page, PageRoute, Visit
+from collections.abc import Mapping
+
+from prolepsis.control.controls.commands.flags import FLAGS
+from prolepsis.control.controls.flag_file import ENABLED
+from prolepsis.control.controls.flag_file import KILL as KILL_FLAG
+from prolepsis.control.web.page import Visit, listed
 from prolepsis.core.kill_scope import EVERYTHING
+from prolepsis.core.terminal.resource import REASON, Act, Resource
 
-
-async def _kill(visit: Visit) -> Page:
-    status = await visit.section(KillStatus, "/admin/kill")
-    flag = status.value.flag if status.value else None
-    values = {
-        "status": status,
-        "stopped": _stopped(status.value) if status.value else [],
-        "flag_on": flag is not None and flag.value,
-        "scope": visit.query.get("scope", EVERYTHING),
-    }
-    return Page("control/controls/templates/kill.html", "Kill switch", values)
-
-
-def _stopped(status: KillStatus) -> list[tuple[str, KilledScope]]:
-    """Return what operators stopped, with where that is kept: on this machine, and for all replicas."""
-    return [
-        *(("this machine's file", entry) for entry in status.operator),
-        *(("store, for all replicas", entry) for entry in status.shared),
-    ]
-
-
-async def _flags(visit: Visit) -> Page:
-    values = {
-        "flags": await visit.section(FlagsReply, "/admin/flags"),
-        "plain": {"on": plain_definition(value=True), "off": plain_definition(value=False)},
-        "known": (ENABLED, KILL),
-        "may_set": visit.may("PUT", "/admin/flags"),
-    }
-    return Page("control/controls/templates/flags.html", "Flags", values)
-
-
-PAGES = FeaturePages(
-    routes=(
-        PageRoute("/console/flags", "Flags", _flags, in_navigation=True),
-        PageRoute("/console/kill", "Kill switch", _kill, in_navigation=True),
-    ),
+_COLUMNS = ("scope", "by", "reason", "at")
+KILL = Resource(
+    title="What is stopped",
+    path="/admin/kill",
+    help="The kill switch: what it stops, and by which sources.",
+    columns={"operator": _COLUMNS, "shared": _COLUMNS},
+    hint="Operator: on this machine, by its controls file; shared: in the store, for all replicas; a flag is turned off"
+    " where it is kept. A stopped scope decodes plainly from its next step on; answers stay the same.",
+    empty="Nothing is stopped.",
     acts={
-        "kill": Act("PUT", "/admin/kill", "Kill switch for {scope}: {on_words}."),
-        "flag": Act("PUT", "/admin/flags", "Flag {flag} is set."),
-        "flag-remove": Act("POST", "/admin/flags/remove", "Flag {flag} is no longer set here."),
+        "kill": Act(
+            method="PUT",
+            path="/admin/kill",
+            parameters=(REASON,),
+            done="Kill switch for {scope}: {on_words}.",
+            button="Release",
+            row={"scope": "{scope}", "on": "false"},
+        )
     },
+)
+
+
+async def _kill(visit: Visit) -> tuple[str, Mapping[str, object]]:
+    return "control/controls/templates/kill.html", {"scope": visit.query.get("scope", EVERYTHING)}
+
+
+async def _flags(visit: Visit) -> tuple[str, Mapping[str, object]]:
+    values = {"known": (ENABLED, KILL_FLAG), "may_set": visit.may("PUT", "/admin/flags")}
+    return "control/controls/templates/flags.html", values
+
+
+PAGES = (
+    listed("/console/flags", "Flags", FLAGS, values=_flags),
+    listed("/console/kill", "Kill switch", KILL, values=_kill),
 )

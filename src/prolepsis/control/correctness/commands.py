@@ -1,15 +1,22 @@
 """`prolepsis correctness`: how many replayed requests of a running server match plain decoding."""
 
-from prolepsis.core.terminal.admin import Verb, command
+from prolepsis.core.terminal.resource import Resource, show_command
 
-correctness = command(
-    Verb(
-        "correctness",
-        "GET /admin/correctness",
-        "Show how many replayed requests match plain decoding; exit status 1 if one differs by more than rounding.",
-        columns={
-            "differences": ("at", "request_id", "route", "mode", "position", "kind", "margin", "tolerance"),
-        },
-        fails=lambda document: bool(document["outcomes"]["structural"]),
-    )
+CORRECTNESS = Resource(
+    title="Correctness",
+    path="/admin/health",
+    part="correctness",
+    help="Show how many replayed requests match plain decoding; exit status 1 if one differs by more than rounding.",
+    command="correctness",
+    columns={
+        "differences": (
+            *("at", "request_id > route > rule", "kind", "position", "margin > tolerance", "mode > reason"),
+        )
+    },
+    fails=lambda document: bool(document["outcomes"]["structural"]),
+    hint="A share of finished requests is decoded again without speculation, when the engine is idle, and compared"
+    " token by token. Near tie: rounding decided; structural: other tokens, and no rounding explains it.",
+    empty="No replay had other tokens.",
+    links={"request_id": "/console/requests/{request_id}"},
 )
+correctness = show_command(CORRECTNESS)

@@ -4,7 +4,7 @@ import asyncio
 import random
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -19,7 +19,6 @@ from prolepsis.control.correctness.queue import DROPS, ReplayDrop, ReplayQueue, 
 from prolepsis.control.correctness.replay import replay
 from prolepsis.control.web.context import Context
 from prolepsis.control.web.feature import Feature
-from prolepsis.control.web.routes import READERS, Route, Routes
 from prolepsis.core.audit_event import SERVER, AuditEvent, Emit
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.ended import Assignment, Keep, RequestAbout, RequestEnded
@@ -105,7 +104,7 @@ class ReplayFeature(Feature):
         whether its tokens were right, `trip` the reason to stop all speculation, `report` replays with wrong tokens."""
         self.config = config
         self.queue = ReplayQueue(config.replay_queue, registry)
-        self.routes = correctness_routes(self)
+        self.health_parts = {"correctness": self._shown}
         self.outcomes: Counter[ReplayOutcome] = Counter()
         """Replays since the start; match rate = match / (match + near_tie + structural)."""
         self.mismatches: deque[ReplayMismatch] = deque(maxlen=MAX_MISMATCHES)  # the last ones
@@ -124,6 +123,19 @@ class ReplayFeature(Feature):
         self._share = Share(config.replay_sample)
         self._drawn: set[str] = set()  # requests that run and are to be replayed
         self._running = asyncio.Lock()
+
+    def _shown(self) -> "CorrectnessReply":
+        return CorrectnessReply(
+            enabled=self.enabled,
+            share=self.config.replay_sample,
+            exactness=self.client.info.exactness,
+            match_rate=self.match_rate,
+            outcomes={outcome: self.outcomes[outcome] for outcome in OUTCOMES},
+            num_queued=len(self.queue),
+            dropped={reason: self.queue.dropped[reason] for reason in DROPS},
+            trip_after=self.config.replay_trip_after,
+            differences=list(self.mismatches),
+        )
 
     @property
     def enabled(self) -> bool:
@@ -314,25 +326,3 @@ def feature(
         trip=partial(kill_switch.trip, REPLAYS),
         report=report,
     )
-
-
-def correctness_routes(replays: ReplayFeature) -> Sequence[Route]:
-    """Return the route that shows replays."""
-    routes = Routes()
-
-    @routes.get("/admin/correctness", roles=READERS, summary="Replayed requests and their mismatches")
-    async def correctness() -> CorrectnessReply:
-        config, dropped = replays.config, replays.queue.dropped
-        return CorrectnessReply(
-            enabled=replays.enabled,
-            share=config.replay_sample,
-            exactness=replays.client.info.exactness,
-            match_rate=replays.match_rate,
-            outcomes={outcome: replays.outcomes[outcome] for outcome in OUTCOMES},
-            num_queued=len(replays.queue),
-            dropped={reason: dropped[reason] for reason in DROPS},
-            trip_after=config.replay_trip_after,
-            differences=list(replays.mismatches),
-        )
-
-    return routes.all

@@ -11,7 +11,6 @@ from prolepsis.control.cost.device_time import DeviceCost
 from prolepsis.control.cost.history import stored_periods, stored_prices
 from prolepsis.control.cost.prices import HOURS_PER_MONTH, InvalidPrices, read_prices
 from prolepsis.control.store.configured import StoreOption, ready_database
-from prolepsis.core.terminal.admin import Verb, add_verbs, command
 from prolepsis.core.terminal.documents import FINDINGS, print_reply
 from prolepsis.core.terminal.output import (
     EPILOG,
@@ -23,6 +22,7 @@ from prolepsis.core.terminal.output import (
     print_table,
     shown_time,
 )
+from prolepsis.core.terminal.resource import Resource, add_commands, show_command
 from prolepsis.core.units import duration, figure
 
 app = command_group("Show what requests cost and what speculation saves; check price books.")
@@ -37,10 +37,11 @@ _DEVICE_TIME = (
     *("propose=device_s.propose", "host=device_s.host"),
 )
 
-_SHOW = Verb(
-    "show",
-    "GET /admin/cost",
-    "Show device seconds, money if there are prices, savings with their bounds, memory and a monthly forecast.",
+COST = Resource(
+    title="Cost",
+    path="/admin/cost",
+    help="Show device seconds, money if there are prices, savings with their bounds, memory and a monthly forecast.",
+    command="show",
     columns={
         **{
             table: columns
@@ -58,17 +59,16 @@ _SHOW = Verb(
         ),
     },
 )
-
-add_verbs(app, [_SHOW])
-
-status = command(
-    Verb(
-        "status",
-        "GET /admin/speculation",
-        "Say for each route what speculation brings, or why it is off or not known.",
-        columns={"routes": ("route", "rollout", "sentence")},
-    )
+STATUS = Resource(
+    title="What speculation brings",
+    path=COST.path,
+    part="routes",
+    help="Say for each route what speculation brings, or why it is off or not known.",
+    command="status",
+    columns={"routes": ("route", "rollout", "sentence")},
 )
+add_commands(app, COST)
+status = show_command(STATUS)
 
 
 @app.command(epilog=EPILOG)

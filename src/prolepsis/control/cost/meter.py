@@ -6,29 +6,29 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import stdev
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field, computed_field
 
 from prolepsis.control.cost.prices import HOURS_PER_MONTH, Price
 from prolepsis.control.statistics.arms import Arm
 from prolepsis.core.facts import NO_RULE
 from prolepsis.core.stats import DeviceSeconds
-from prolepsis.core.traffic_sums import Interval, TrafficSums, sums_of_device
+from prolepsis.core.traffic_sums import Interval, TrafficSums, ratio, sums_of_device
 
 Dimension = Literal["route", "tenant", "rule", "proposer"]
 DIMENSIONS: tuple[Dimension, ...] = ("route", "tenant", "rule", "proposer")
-NO_PROPOSER = "none"
-"""The proposer of requests without a verified draft."""
+NO_PROPOSER = "none"  # the proposer of requests without a verified draft
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class Experiment:
-    """A stage of a rollout in which chance assigns requests to the canary with one probability."""
+    """A stage of a rollout in which chance assigns requests to the canary with one probability; later ones are more."""
 
     rollout_id: str
     run: int
     stage: int
-    share: float
-    """That probability, between 0 and 1."""
+    share: float  # that probability, between 0 and 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,39 +37,35 @@ class RequestCost:
 
     route: str
     tenant: str
-    proposer: str
-    """The source of most accepted tokens; known only afterwards, so no randomisation can use it."""
+    proposer: str  # the source of most accepted tokens; known only afterwards, so no randomisation can use it
     num_output_tokens: int
     device: DeviceSeconds
     num_computed_tokens: int = 0
     """Tokens of the prompt that were computed, so not those from the prefix cache."""
-    rule: str = NO_RULE
-    """Of the policy."""
-    amount: float | None = None
-    """At the prices of the time that it took; None: without prices."""
-    experiment: Experiment | None = None
-    """None: it is not part of a comparison."""
+    rule: str = NO_RULE  # of the policy
+    amount: float | None = None  # at the prices of the time that it took; None: without prices
+    experiment: Experiment | None = None  # None: it is not part of a comparison
     arm: Arm = "control"
 
     def value(self, dimension: Dimension) -> str:
         return str(getattr(self, dimension))
 
 
-MAX_VALUES = 32
-"""Values of a dimension with sums of their own; later ones are counted as `OTHER`."""
+MAX_VALUES = 32  # values of a dimension with sums of their own; later ones are counted as `OTHER`
 OTHER = "other"
 
 
 @dataclass(slots=True)
 class UsageTotals:
-    """Sums over requests."""
+    """Sums over requests since the server started; amounts, each at the price of its time, are null without prices."""
 
     num_requests: int = 0
     num_output_tokens: int = 0
-    device: DeviceSeconds = field(default_factory=DeviceSeconds)
+    device: Annotated[DeviceSeconds, Field(exclude=True)] = field(default_factory=DeviceSeconds)
     amount: float | None = None
-    predicted: TrafficSums = field(default_factory=TrafficSums)
+    predicted: Annotated[TrafficSums, Field(exclude=True)] = field(default_factory=TrafficSums)
     """Of requests with a prediction."""
+    value: str = ""  # of the dimension
 
     def add(self, cost: RequestCost) -> None:
         self.num_requests += 1
@@ -80,19 +76,49 @@ class UsageTotals:
         if cost.amount is not None:
             self.amount = (self.amount or 0.0) + cost.amount
 
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def device_s(self) -> dict[Literal["prefill", "plain", "verify", "propose", "host"], float]:
+        return self.device.by_kind()
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def total_device_s(self) -> float:
+        return self.device.total
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def device_s_per_token(self) -> float | None:
+        """All device seconds over all output tokens."""
+        return ratio(self.device.total, self.num_output_tokens)
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def amount_per_million_tokens(self) -> float | None:
+        return None if self.amount is None else ratio(1e6 * self.amount, self.num_output_tokens)
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def predicted_plain_s(self) -> float:
+        return self.device.predicted_plain
+
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def saved_s(self) -> float:
         """Predicted device seconds of plain decoding less the measured ones; negative if speculation costs more."""
         return self.predicted.predicted_plain_s - self.predicted.device_s
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
-    def amount_per_million_tokens(self) -> float | None:
-        return None if self.amount is None or not self.num_output_tokens else 1e6 * self.amount / self.num_output_tokens
+    def saved(self) -> float | None:
+        """1 - total / predicted, over requests with a prediction."""
+        return self.predicted.saved
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
-    def seconds_per_token(self) -> float | None:
-        """All device seconds over all output tokens."""
-        return self.device.total / self.num_output_tokens if self.num_output_tokens else None
+    def saved_bounds(self) -> tuple[float, float] | None:
+        """Of 95 %, at one look; null with fewer than 20 requests."""
+        return self.predicted.saved_bounds
 
 
 class Usage:
@@ -106,7 +132,11 @@ class Usage:
         self.total.add(cost)
         for dimension in DIMENSIONS:
             known, value = self.by[dimension], self.known(dimension, cost.value(dimension))
-            known.setdefault(value, UsageTotals()).add(cost)
+            known.setdefault(value, UsageTotals(value=value)).add(cost)
+
+    def of(self, dimension: Dimension) -> list[UsageTotals]:
+        """Return the totals of a dimension, the most expensive first."""
+        return sorted(self.by[dimension].values(), key=lambda totals: -totals.device.total)
 
     def known(self, dimension: Dimension, value: str) -> str:
         """Return the value under which it is summed: its own, or `OTHER` if there are too many."""
@@ -114,8 +144,7 @@ class Usage:
         return value if value in values or len(values) < MAX_VALUES else OTHER
 
 
-WINDOW_S = 86400.0
-"""The longest time that a forecast looks back: a day, because load depends on the hour."""
+WINDOW_S = 86400.0  # the longest time that a forecast looks back: a day, because load depends on the hour
 _EVERY_S = 300.0
 LEAST_SPANS = 12
 """Spans of `_EVERY_S` before the first forecast, an hour in all; its bounds come from as many parts of the past."""
@@ -140,16 +169,13 @@ class CostForecast:
     """
 
     looks_back_s: float
-    busy: float
-    """Share of the time that is charged to requests."""
+    busy: float  # share of the time that is charged to requests
     device_hours: Interval
     num_output_tokens: Interval
     saved_device_hours: Interval
     """By the predicted cost of plain decoding; negative if speculation costs more."""
-    amount_of_use: Interval | None
-    """For the device hours of requests."""
-    amount_of_device: float | None
-    """For the device, reserved all month."""
+    amount_of_use: Interval | None  # for the device hours of requests
+    amount_of_device: float | None  # for the device, reserved all month
     saved_amount: Interval | None
     """For the saved device hours, where a device is paid by the time that it is used; else null: one that is reserved
     costs the same, and has room for more requests."""

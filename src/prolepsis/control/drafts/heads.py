@@ -6,6 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from prolepsis.control.drafts.commands import HEADS
 from prolepsis.control.web.body_reader import read_body
 from prolepsis.control.web.caller import SignedIn
 from prolepsis.control.web.context import Context
@@ -79,11 +80,9 @@ class DraftHeads(Feature):
 def _routes(feature: DraftHeads) -> Sequence[Route]:
     routes = Routes()
 
-    @routes.get("/admin/heads", roles=READERS, summary="The draft heads installed, and those in use", errors=(503,))
-    async def heads() -> HeadsReply:
-        return await feature.shown()
+    routes.get(HEADS.path, roles=READERS, summary=HEADS.help, errors=(503,))(feature.shown)
 
-    @routes.post("/admin/heads/swap", roles=OPERATORS, summary="Draft with another head", errors=(404, 409, 503))
+    @routes.put(HEADS.path, roles=OPERATORS, summary="Draft with another head", errors=(404, 409, 503))
     async def swap(body: Annotated[HeadSwapBody, read_body(HeadSwapBody)], caller: SignedIn) -> HeadSwapped:
         return await feature.swap(body, caller.actor)
 

@@ -87,7 +87,6 @@ class BreakerRuntime:
             controls.follow(OVERRIDDEN, self._follow_overrides)
             controls.follow(OPENED, self._follow_opened)
 
-    @property
     def shown(self) -> BreakersReply:
         """All breakers, for people."""
         return BreakersReply(

@@ -1,59 +1,94 @@
 """`prolepsis breaker` and `prolepsis drift`: suspended proposers of a running server, and changes of acceptance."""
 
-from prolepsis.core.terminal.admin import REASON, Verb, add_verbs, argument
+from typing import get_args
+
+from prolepsis.control.health.breaker import OperatorState
 from prolepsis.core.terminal.output import command_group
+from prolepsis.core.terminal.resource import REASON, Act, Resource, add_commands, argument
 
-_BREAKERS = (
-    *("traffic_class", "proposer", "state", "tenants", "reason", "by"),
-    *("acceptance", "judged drafts=judged", "spent", "gained"),
-)
+HEALTH = "/admin/health"
+_KEY = {"proposer": "{proposer}", "traffic_class": "{traffic_class}"}
 
-breaker = add_verbs(
-    command_group("Show and set the circuit breakers of a running server, by proposer and traffic class."),
-    [
-        Verb(
-            "list",
-            "GET /admin/breakers",
-            "List the breakers: state, reason and tenants, acceptance of first tokens, tokens spent and gained.",
-            columns={"breakers": _BREAKERS},
-        ),
-        Verb(
-            "set",
-            "PUT /admin/breakers",
-            "Set one breaker manually. It keeps the state, also after a restart, until it is set to closed.",
-            (
+BREAKERS = Resource(
+    title="Breakers",
+    path=HEALTH,
+    part="breakers",
+    help="List the breakers: state, reason and tenants, acceptance of first tokens, tokens spent and gained.",
+    columns={
+        "breakers": (
+            *("proposer", "traffic_class", "state > reason > by > tenants > probed_in_s"),
+            *("acceptance=acceptance:share", "judged drafts=judged", "spent", "gained"),
+        )
+    },
+    empty="No proposer has drafted yet, so there is nothing to judge.",
+    acts={
+        "breaker": Act(
+            method="PUT",
+            path=HEALTH,
+            command="set",
+            help="Set one breaker manually. It keeps the state, also after a restart, until it is set to closed.",
+            parameters=(
                 argument("proposer", "as `breaker list` shows it"),
                 argument("traffic_class", "as `breaker list` shows it", "TRAFFIC_CLASS"),
                 argument("state", "forced_open, forced_closed or metrics_only; closed: automatic again"),
                 REASON,
             ),
-        ),
-    ],
+            done="Breaker of {proposer} in {traffic_class}: {state}.",
+            button="Set",
+            row=_KEY,
+            choices={"state": get_args(OperatorState)},
+        )
+    },
 )
-
-drift = add_verbs(
-    command_group("Show drift of acceptance by proposer and traffic class, and restart its detection."),
-    [
-        Verb(
-            "show",
-            "GET /admin/drift",
-            "Show acceptance and the state of drift detection for each proposer and traffic class.",
-            columns={
-                "streams": (
-                    *("traffic_class", "proposer", "status", "overall=acceptance", "recent=recent_acceptance"),
-                    *("excess estimate=overestimated", "distance=total_variation", "benefit"),
-                    *("judged drafts=num_judged", "version"),
-                )
-            },
-        ),
-        Verb(
-            "reset",
-            "POST /admin/drift/reset",
-            "Restart the detection for one proposer: after a known change of its traffic, or after an alarm.",
-            (
+DRIFT = Resource(
+    title="Drift",
+    path=HEALTH,
+    part="drift",
+    help="Show acceptance and the state of drift detection for each proposer and traffic class.",
+    command="show",
+    columns={
+        "streams": (
+            *("proposer > version", "traffic_class", "status", "overall=acceptance:share"),
+            *("recent=recent_acceptance:share", "excess estimate=overestimated", "distance=total_variation"),
+            *("benefit=benefit:share", "judged drafts=num_judged > seconds=seconds:s"),
+        )
+    },
+    hint="One stream for each proposer in each traffic class, since its version was deployed. Drift is a slow decline"
+    " of acceptance; a cliff is sudden and may mean damage. Excess estimate: how much the proposer's own estimates are"
+    " above what is right. Distance: of its guesses from the target's, 0 to 1. Benefit: share of the answers' tokens.",
+    empty="No draft was judged yet, so there is no stream.",
+    links={"proposer": "/console/proposers#proposer-{proposer}"},
+    acts={
+        "drift": Act(
+            method="DELETE",
+            path=HEALTH,
+            command="reset",
+            help="Restart the detection for one proposer: after a known change of its traffic, or after an alarm.",
+            parameters=(
                 argument("proposer", "as `drift show` names it"),
                 argument("traffic_class", "as `drift show` names it", "TRAFFIC_CLASS"),
             ),
-        ),
-    ],
+            done="The stream of {proposer} in {traffic_class} starts again.",
+            button="Start again",
+            row=_KEY,
+        )
+    },
+)
+ELIGIBILITY = Resource(
+    title="Eligibility",
+    path=HEALTH,
+    part="eligibility",
+    help="Show which traffic classes may verify drafts, and the figures that decide it.",
+    command="eligibility",
+    columns={
+        "conditions": ("traffic_class", "proposers", "condition", "min", "until", "value", "eligible"),
+        "figures": ("traffic_class", "proposer", "version", "num_drafts", "acceptance_rate"),
+    },
+)
+
+breaker = add_commands(
+    command_group("Show and set the circuit breakers of a running server, by proposer and traffic class."), BREAKERS
+)
+drift = add_commands(
+    command_group("Show drift of acceptance by proposer and traffic class, and restart its detection."), DRIFT
 )

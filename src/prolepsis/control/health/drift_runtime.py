@@ -119,7 +119,6 @@ class DriftRuntime:
         self._emit(AuditEvent(actor=by, action="drift.reset", subject=" ".join(key), before=asdict(before)))
         return self._shown_one(key)
 
-    @property
     def shown(self) -> DriftReply:
         """All streams, for people."""
         return DriftReply(enabled=self.enabled, streams=[self._shown_one(key) for key in sorted(self.streams.all)])

@@ -183,7 +183,6 @@ class Eligibility:
         """The figures of the versions in use."""
         return {place: figures for place, figures in self.learned().items() if place[2] == self._version_of(place[0])}
 
-    @property
     def shown(self) -> EligibilityReply:
         """All conditions and figures, for people."""
         self.follow_policy()

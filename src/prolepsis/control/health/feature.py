@@ -19,7 +19,7 @@ from prolepsis.control.health.drift import DriftStreams
 from prolepsis.control.health.drift_runtime import DriftRuntime
 from prolepsis.control.health.eligibility import Conditions, Eligibility, Judged, StartTerms
 from prolepsis.control.health.learned import Keeper, Learned
-from prolepsis.control.health.routes import health_routes
+from prolepsis.control.health.routes import ProposerHealth, health_routes, verdicts
 from prolepsis.control.store.database import Database
 from prolepsis.control.store.learned import LearnedTable
 from prolepsis.control.web.context import Context
@@ -53,9 +53,18 @@ class HealthFeature(Feature):
         self.breakers = breakers
         self.drift = drift
         self.eligibility = eligibility
-        self.routes = health_routes(breakers, drift, eligibility, proposers)
+        self.routes = health_routes(breakers, drift, proposers)
+        self.health_parts = {
+            "proposers": self._verdicts,
+            "breakers": breakers.shown,
+            "drift": drift.shown,
+            "eligibility": eligibility.shown,
+        }
         self._counts = counts
         self._clock = clock
+
+    def _verdicts(self) -> list[ProposerHealth]:
+        return list(verdicts(self.breakers, self.drift, self.eligibility))
 
     async def tick(self) -> None:
         """Process what the engine counted, and follow the policy; cheap if nothing changed."""

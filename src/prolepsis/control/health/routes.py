@@ -1,36 +1,36 @@
-"""The admin routes of health: all verdicts in one table, and each kind with its figures."""
+"""/admin/health: verdicts on proposers and every part that a feature has; breakers are set here, drift is forgotten."""
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Annotated
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, make_dataclass
+from typing import Annotated, get_type_hints
 
 from anyio import to_thread
 from pydantic import Field
 
 from prolepsis.control.controls.kill_switch import Reason, shown_reason
 from prolepsis.control.health.breaker import Key, OperatorState, State
-from prolepsis.control.health.breaker_runtime import BreakerReply, BreakerRuntime, BreakersReply
+from prolepsis.control.health.breaker_runtime import BreakerReply, BreakerRuntime
+from prolepsis.control.health.commands import HEALTH
 from prolepsis.control.health.drift import Status
-from prolepsis.control.health.drift_runtime import DriftReply, DriftRuntime, DriftStreamReply
-from prolepsis.control.health.eligibility import Eligibility, EligibilityReply, Judged
-from prolepsis.control.web.body_reader import read_body
+from prolepsis.control.health.drift_runtime import DriftRuntime, DriftStreamReply
+from prolepsis.control.health.eligibility import Eligibility, Judged
+from prolepsis.control.web.body_reader import read_body, read_query
 from prolepsis.control.web.caller import SignedIn
 from prolepsis.control.web.errors import RequestRefused
+from prolepsis.control.web.feature import Feature
 from prolepsis.control.web.fields import Body
-from prolepsis.control.web.routes import OPERATORS, READERS, WATCHERS, Route, Routes
+from prolepsis.control.web.routes import OPERATORS, READERS, Route, Routes
 from prolepsis.core.facts import TRAFFIC_CLASS
 
 
-class BreakerBody(Body):
+class DriftResetQuery(Body):
     proposer: Annotated[str, Field(max_length=64)]
     traffic_class: Annotated[str, Field(pattern=TRAFFIC_CLASS)]
+
+
+class BreakerBody(DriftResetQuery):
     state: OperatorState
     reason: Reason = ""
-
-
-class DriftResetBody(Body):
-    proposer: Annotated[str, Field(max_length=64)]
-    traffic_class: Annotated[str, Field(pattern=TRAFFIC_CLASS)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,45 +53,30 @@ class ProposerHealth:
     """Whether its traffic class meets all conditions that concern the proposer."""
 
 
-@dataclass(frozen=True, slots=True)
-class HealthReply:
-    proposers: list[ProposerHealth]
+class HealthPage(Feature):
+    """The parts of all features, which each names in `Feature.health_parts`, as one reply."""
+
+    name = "health_page"
+
+    def __init__(self, features: Sequence[Feature]) -> None:
+        parts = {name: read for feature in features for name, read in feature.health_parts.items()}
+        kinds = [(name, get_type_hints(read)["return"]) for name, read in parts.items()]
+        reply = make_dataclass("HealthReply", kinds, frozen=True, slots=True)
+        routes = Routes()
+        self.routes = routes.all
+
+        @routes.get(HEALTH, roles=READERS, summary="All verdicts on proposers, and how each was made", reply=reply)
+        async def health() -> object:
+            return reply(**{name: read() for name, read in parts.items()})
 
 
 def health_routes(
-    breakers: BreakerRuntime,
-    drift: DriftRuntime,
-    eligibility: Eligibility,
-    proposers: Callable[[], Sequence[str]],
+    breakers: BreakerRuntime, drift: DriftRuntime, proposers: Callable[[], Sequence[str]]
 ) -> Sequence[Route]:
-    """Return the routes; `proposers` of the engine are those whose breakers may be set."""
+    """Return the routes that change it; `proposers` of the engine are those whose breakers may be set."""
     routes = Routes()
 
-    @routes.get("/admin/health", roles=READERS, summary="All verdicts on proposers, by proposer and traffic class")
-    async def health() -> HealthReply:
-        states = {key: breaker.state for key, breaker in breakers.breakers.all.items()}
-        streams = {key: stream.status for key, stream in drift.streams.all.items()}
-        gone, judged = drift.gone, eligibility.judged
-        counted = {place[:2] for place in eligibility.figures}
-        return HealthReply(
-            [
-                ProposerHealth(
-                    proposer=key[0],
-                    traffic_class=key[1],
-                    breaker=states.get(key),
-                    drift=streams.get(key),
-                    benefit_gone=gone.get(key),
-                    eligible=_is_eligible(key, judged),
-                )
-                for key in sorted(states.keys() | streams.keys() | gone.keys() | counted)
-            ]
-        )
-
-    @routes.get("/admin/breakers", roles=WATCHERS, summary="Breakers by proposer and traffic class")
-    async def all_breakers() -> BreakersReply:
-        return breakers.shown
-
-    @routes.put("/admin/breakers", roles=OPERATORS, summary="Set a breaker manually")
+    @routes.put(HEALTH, roles=OPERATORS, summary="Set a breaker manually")
     async def set_breaker(body: Annotated[BreakerBody, read_body(BreakerBody)], caller: SignedIn) -> BreakerSetReply:
         if not breakers.enabled:
             message = "Breakers are disabled; start the server with --breaker on or metrics_only."
@@ -105,27 +90,34 @@ def health_routes(
         breaker, fault = breakers.set(key, body.state, caller.actor, because=reason)
         return BreakerSetReply(**asdict(breakers.shown_one(breaker)), not_saved=fault or None)
 
-    @routes.get("/admin/drift", roles=READERS, summary="Drift by proposer and traffic class")
-    async def all_drift() -> DriftReply:
-        return drift.shown
-
-    @routes.post("/admin/drift/reset", roles=OPERATORS, summary="Start one stream again", errors=(404, 409))
+    @routes.delete(HEALTH, roles=OPERATORS, summary="Forget one stream of drift, which starts again", errors=(404, 409))
     async def reset_drift(
-        body: Annotated[DriftResetBody, read_body(DriftResetBody)], caller: SignedIn
+        query: Annotated[DriftResetQuery, read_query(DriftResetQuery)], caller: SignedIn
     ) -> DriftStreamReply:
-        stream = drift.reset((body.proposer, body.traffic_class), caller.actor)
+        stream = drift.reset((query.proposer, query.traffic_class), caller.actor)
         if stream is None:
-            message = f"{body.proposer!r} has no stream in {body.traffic_class!r}; GET /admin/drift lists all streams"
+            message = f"{query.proposer!r} has no stream in {query.traffic_class!r}; GET {HEALTH} lists all streams"
             raise RequestRefused(message, code="unknown_stream", param="traffic_class", status=404)
         return stream
 
-    summary = "Which traffic classes may verify drafts, and the figures that decide it"
-
-    @routes.get("/admin/eligibility", roles=READERS, summary=summary)
-    async def all_eligibility() -> EligibilityReply:
-        return eligibility.shown
-
     return routes.all
+
+
+def verdicts(breakers: BreakerRuntime, drift: DriftRuntime, eligibility: Eligibility) -> Iterator[ProposerHealth]:
+    """Yield the verdicts on every proposer and traffic class that one of them has judged."""
+    states = {key: one.state for key, one in breakers.breakers.all.items()}
+    streams = {key: one.status for key, one in drift.streams.all.items()}
+    gone, judged = drift.gone, eligibility.judged
+    counted = {place[:2] for place in eligibility.figures}
+    for key in sorted(states.keys() | streams.keys() | gone.keys() | counted):
+        yield ProposerHealth(
+            proposer=key[0],
+            traffic_class=key[1],
+            breaker=states.get(key),
+            drift=streams.get(key),
+            benefit_gone=gone.get(key),
+            eligible=_is_eligible(key, judged),
+        )
 
 
 def _is_eligible(key: Key, judged: Iterable[Judged]) -> bool | None:

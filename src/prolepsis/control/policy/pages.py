@@ -4,13 +4,14 @@ import difflib
 import json
 from collections.abc import Iterator, Mapping
 
+from prolepsis.control.policy.commands import VERSIONS
 from prolepsis.control.policy.explain import ExplainedRequest
-from prolepsis.control.policy.routes import PolicyCheckReply, PolicyReply, PolicyVersionsReply
+from prolepsis.control.policy.routes import PolicyCheckReply, PolicyReply
 from prolepsis.control.policy.versions import PolicyText
 from prolepsis.control.web.errors import RequestRefused, describe_error
-from prolepsis.control.web.page import Act, FeaturePages, Page, PageRoute, Visit
+from prolepsis.control.web.page import FeaturePages, Page, PageRoute, Visit
 
-VERSIONS, VERSION = "/admin/policy/versions", "/admin/policy/versions/{version}"
+VERSION = "/admin/policy/versions/{version}"
 SAMPLE = json.dumps({"model": "", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 64}, indent=2)
 FIRST = """version: 1
 default: {mode: off}
@@ -24,8 +25,13 @@ rules:
 
 async def _policy(visit: Visit) -> Page:
     reply = await visit.read(PolicyReply, "/admin/policy")
-    versions = await visit.section(PolicyVersionsReply, VERSIONS) if reply.source == "store" else None
-    values = {"policy": reply, "rules": rules(reply), "versions": versions, "may_apply": may_apply(visit)}
+    values = {
+        "policy": reply,
+        "rules": rules(reply),
+        "versions": VERSIONS,
+        "found": await visit.document(VERSIONS) if reply.source == "store" else None,
+        "may_apply": may_apply(visit),
+    }
     return Page("control/policy/templates/policy.html", "Policy", values)
 
 
@@ -129,10 +135,5 @@ PAGES = FeaturePages(
         PageRoute("/console/policy/explain", "Explain a request", _explain),
         PageRoute("/console/policy/explain", "Explain a request", _explain, method="POST"),
     ),
-    acts={
-        "policy": Act(
-            "PUT", "/admin/policy", "Version {reply.version} of the policy is in use.", then="/console/policy"
-        ),
-        "policy-rollback": Act("POST", "/admin/policy/rollback", "The text of version {to} is in use again."),
-    },
+    acts=VERSIONS.acts,
 )

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from prolepsis.core.terminal.admin import REASON, Verb, add_verbs, argument, command, parameter
 from prolepsis.core.terminal.output import command_group
+from prolepsis.core.terminal.resource import REASON, Act, Resource, add_commands, argument, parameter, show_command
 
 _ROLLOUT_ID = argument("rollout_id", "as `rollout list` shows it", "ID")
 _FORCE = parameter("force", Annotated[bool, typer.Option("--force", help="without evidence")], False)
@@ -19,54 +19,55 @@ _VERDICT = {
 }
 
 
-def _steer(name: str, help_text: str, *more: inspect.Parameter) -> Verb:
-    parameters = (_ROLLOUT_ID, *more, REASON)
-    return Verb(name, f"POST /admin/rollouts/{{rollout_id}}/{name}", help_text, parameters, _VERDICT)
+def _steer(command: str, help_text: str, *more: inspect.Parameter) -> Act:
+    path, parameters = f"/admin/rollouts/{{rollout_id}}/{command}", (_ROLLOUT_ID, *more, REASON)
+    return Act(method="POST", path=path, command=command, help=help_text, parameters=parameters, columns=_VERDICT)
 
 
-rollout = add_verbs(
-    command_group("Show and control the rollouts of a running server."),
-    [
-        Verb(
-            "list",
-            "GET /admin/rollouts",
-            "List the rollouts of the policy in use.",
-            columns={
-                "rollouts": (
-                    *("id", "phase", "stage", "share", "counted by=unit", "canary=num_canary", "control=num_control"),
-                    *("verdict=verdict.outcome", "reason=verdict.reason"),
-                )
-            },
-        ),
-        Verb(
-            "show",
-            "GET /admin/rollouts/{rollout_id}",
-            "Show one rollout: its stage, the verdict of its guardrails, and its events.",
-            (_ROLLOUT_ID,),
-            _VERDICT,
-        ),
-        _steer("start", "Start a rollout, or start it again after it was rolled back."),
-        _steer("hold", "Stop the clock of the stage and all promotion; harm still rolls the rollout back."),
-        _steer("resume", "Continue a rollout that is held."),
-        _steer("promote", "Go to the next stage now, if the present one has passed.", _FORCE),
-        _steer("rollback", "Roll back: new requests at once, requests in flight with their next step."),
-    ],
+ROLLOUTS = Resource(
+    title="Rollouts",
+    path="/admin/rollouts",
+    help="List the rollouts of the policy in use.",
+    columns={
+        "rollouts": (
+            *("id", "phase", "stage", "share", "counted by=unit", "canary=num_canary", "control=num_control"),
+            *("verdict=verdict.outcome > reason=verdict.reason", "since"),
+        )
+    },
+    hint="A rollout gives a rule's mode to a growing share of its requests, and takes it back when a guardrail shows"
+    " harm. A rule of the policy has one where it has the field `rollout`.",
+    empty="No rule of the policy in use is rolled out.",
+    links={"id": "/console/rollouts/{id}"},
 )
-
-shadow = command(
-    Verb(
-        "shadow",
-        "GET /admin/shadow",
-        "Show the expected acceptance and speedup, estimated from requests in shadow mode, and what that costs.",
-        columns={
-            "rules": ("rule", "requests=num_requests", "tokens=num_tokens", "expected_speedup", "cost of shadow=cost"),
-            "traffic_classes": (
-                *("traffic_class", "requests=num_requests", "tokens=num_tokens", "expected_speedup"),
-                "cost of shadow=cost",
-            ),
-            "traffic_classes.proposers": (
-                *("traffic_class", "proposer", "drafts=num_drafts", "acceptance_rate", "time saved=saved"),
-            ),
-        },
-    )
+ROLLOUT = Resource(
+    path="/admin/rollouts/{rollout_id}",
+    help="Show one rollout: its stage, the verdict of its guardrails, and its events.",
+    command="show",
+    parameters=(_ROLLOUT_ID,),
+    columns=_VERDICT,
+    acts={
+        "start": _steer("start", "Start a rollout, or start it again after it was rolled back."),
+        "hold": _steer("hold", "Stop the clock of the stage and all promotion; harm still rolls the rollout back."),
+        "resume": _steer("resume", "Continue a rollout that is held."),
+        "promote": _steer("promote", "Go to the next stage now, if the present one has passed.", _FORCE),
+        "rollback": _steer("rollback", "Roll back: new requests at once, requests in flight with their next step."),
+    },
 )
+SHADOW = Resource(
+    title="Shadow",
+    path="/admin/shadow",
+    help="Show the expected acceptance and speedup, estimated from requests in shadow mode, and what that costs.",
+    command="shadow",
+    columns={
+        "rules": ("rule", "requests=num_requests", "tokens=num_tokens", "expected_speedup", "cost of shadow=cost"),
+        "traffic_classes": (
+            *("traffic_class", "requests=num_requests", "tokens=num_tokens", "expected_speedup"),
+            "cost of shadow=cost",
+        ),
+        "traffic_classes.proposers": (
+            *("traffic_class", "proposer", "drafts=num_drafts", "acceptance_rate", "time saved=saved"),
+        ),
+    },
+)
+rollout = add_commands(command_group("Show and control the rollouts of a running server."), ROLLOUTS, ROLLOUT)
+shadow = show_command(SHADOW)

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 from prolepsis.control.rollout.machine import Command, Phase
 from prolepsis.control.rollout.other_rules import other_rules
-from prolepsis.control.rollout.routes import RolloutsReply
 from prolepsis.control.rollout.runtime import RolloutView
 from prolepsis.control.statistics.guardrail import GuardrailResult
 from prolepsis.control.traffic.feature import TrafficReply
 from prolepsis.control.web.drawing import IntervalPlaces, interval
-from prolepsis.control.web.page import Act, FeaturePages, Page, PageRoute, Visit
+from prolepsis.control.web.page import FeaturePages, Page, PageRoute, Visit
+from prolepsis.core.terminal.resource import Act
 
 STATUS: Mapping[Phase, tuple[str, str]] = {
     "off": ("off", "not started"),
@@ -46,11 +46,6 @@ class GuardrailView:
     places: IntervalPlaces
 
 
-async def _rollouts(visit: Visit) -> Page:
-    reply = await visit.read(RolloutsReply, "/admin/rollouts")
-    return Page("control/rollout/templates/rollouts.html", "Rollouts", {"rollouts": reply.rollouts, "status": STATUS})
-
-
 async def _rollout(visit: Visit) -> Page:
     one = await visit.read(RolloutView, "/admin/rollouts/{rollout_id}", rollout_id=visit.names["rollout_id"])
     traffic = await visit.section(TrafficReply, "/admin/traffic")
@@ -75,11 +70,6 @@ def evidence(one: RolloutView) -> list[GuardrailView]:
 
 
 PAGES = FeaturePages(
-    routes=(
-        PageRoute("/console/rollouts", "Rollouts", _rollouts, in_navigation=True),
-        PageRoute("/console/rollouts/{rollout_id}", "One rollout", _rollout),
-    ),
-    acts={
-        "rollout": Act("POST", "/admin/rollouts/{rollout_id}/{command}", "{command}: done.", ("rollout_id", "command"))
-    },
+    (PageRoute("/console/rollouts/{rollout_id}", "One rollout", _rollout),),
+    {"rollout": Act(method="POST", path="/admin/rollouts/{rollout_id}/{command}", done="{command}: done.")},
 )

@@ -9,6 +9,7 @@ from fastapi import Path
 from pydantic import Field
 
 from prolepsis.control.redaction.values import redacted_text
+from prolepsis.control.rollout.commands import ROLLOUT, ROLLOUTS
 from prolepsis.control.rollout.machine import Command
 from prolepsis.control.rollout.runtime import Rollouts, RolloutView
 from prolepsis.control.web.body_reader import read_body
@@ -36,13 +37,11 @@ def rollout_routes(rollouts: Rollouts) -> Sequence[Route]:
     routes = Routes()
     commands = get_args(Command)
 
-    @routes.get("/admin/rollouts", roles=READERS, summary="Rollouts of the policy in use")
+    @routes.get(ROLLOUTS.path, roles=READERS, summary=ROLLOUTS.help)
     async def views() -> RolloutsReply:
         return RolloutsReply([*await rollouts.views()])
 
-    @routes.get("/admin/rollouts/{rollout_id}", roles=READERS, summary="One rollout and its events")
-    async def rollout(rollout_id: str) -> RolloutView:
-        return await rollouts.history(rollout_id)
+    routes.get(ROLLOUT.path, roles=READERS, summary=ROLLOUT.help)(rollouts.history)
 
     @routes.post(
         "/admin/rollouts/{rollout_id}/{command}",

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from prolepsis.control.rollout.commands import SHADOW
 from prolepsis.control.rollout.shadow import ShadowEvidence, TrafficClassEvidence
 from prolepsis.control.web.feature import Feature
 from prolepsis.control.web.routes import READERS, Route, Routes
@@ -125,9 +126,8 @@ def _proposers(seen: TrafficClassEvidence) -> list[ShadowProposer]:
 
 def _routes(feature: ShadowFeature) -> Sequence[Route]:
     routes = Routes()
-    summary = "The gain from speculation, estimated from requests in shadow mode"
 
-    @routes.get("/admin/shadow", roles=READERS, summary=summary)
+    @routes.get(SHADOW.path, roles=READERS, summary=SHADOW.help)
     async def shadow() -> ShadowReply:
         return feature.shown
 

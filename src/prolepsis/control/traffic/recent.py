@@ -1,4 +1,4 @@
-"""The last requests with figures and rounds, kept in memory, at /admin/recent."""
+"""/admin/requests: the last requests with figures and rounds, from memory, and one with what the store has of it."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -8,7 +8,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from prolepsis.control.audit.lookup import FoundRequest
+from prolepsis.control.audit.routes import found_request, reading
 from prolepsis.control.store.records import request_record
+from prolepsis.control.store.store import Store
 from prolepsis.control.store.tables import NAMES
 from prolepsis.control.web.body_reader import read_query
 from prolepsis.control.web.context import Context
@@ -53,6 +56,16 @@ class RecentReply:
     """So many requests, the last ones here, come without their rounds: a reply has `MAX_LISTED_ROUNDS` at most."""
 
 
+@dataclass(frozen=True, slots=True)
+class KnownRequest:
+    """A request as memory has it if it ended lately, and as the store has it."""
+
+    requests: list[RecentRequest]
+    num_without_rounds: int
+    records: list[dict[str, object]]
+    audit_entries: list[int]
+
+
 class RecentQuery(Body):
     """The requests to return."""
 
@@ -65,8 +78,8 @@ class RecentFeature(Feature):
 
     name = "recent"
 
-    def __init__(self) -> None:
-        self.routes = _routes(self)
+    def __init__(self, store: Store) -> None:
+        self.routes = _routes(self, store)
         self.requests: deque[RecentRequest] = deque(maxlen=MAX_RECENT)
 
     def keeps(self, about: RequestAbout, request: GenerateRequest) -> Keep:
@@ -114,23 +127,29 @@ def _number(value: object) -> float:
     return float(value) if isinstance(value, int | float) else 0.0
 
 
-def _routes(feature: RecentFeature) -> Sequence[Route]:
+def _routes(feature: RecentFeature, store: Store) -> Sequence[Route]:
     routes = Routes()
 
-    @routes.get("/admin/recent", roles=FINDERS, summary="The last requests: newest, slowest or least accepted first")
+    @routes.get("/admin/requests", roles=FINDERS, summary="The last requests: newest, slowest or least accepted first")
     async def recent(query: Annotated[RecentQuery, read_query(RecentQuery)]) -> RecentReply:
         return bounded(feature.ordered(query.order, query.last))
 
-    @routes.get("/admin/recent/{name}", roles=FINDERS, summary="A request that ended lately, with its rounds")
-    async def one(name: str) -> RecentReply:
-        found = feature.named(name)
-        if not found:
-            message = f"No request called {name[:128]!r} is among the last {MAX_RECENT}."
-            raise RequestRefused(message, code="request_not_found", param="name", status=404)
-        return bounded(found)
+    @routes.get(
+        "/admin/requests/{name}",
+        roles=FINDERS,
+        summary="Records, rounds and audit entries of a request, by x-request-id, trace id, answer id or entry",
+    )
+    async def one(name: str) -> KnownRequest:
+        recent, stored = bounded(feature.named(name)), FoundRequest([], [])
+        try:
+            stored = await reading(lambda: found_request(store, name))
+        except RequestRefused:  # the store lacks it, or cannot be read
+            if not recent.requests:
+                raise
+        return KnownRequest(recent.requests, recent.num_without_rounds, stored.records, stored.audit_entries)
 
     return routes.all
 
 
-def feature(_: Context) -> Feature:
-    return RecentFeature()
+def feature(context: Context) -> Feature:
+    return RecentFeature(context.store)

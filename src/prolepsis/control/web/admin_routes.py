@@ -1,19 +1,23 @@
 """Calls declared admin routes in this process: the handler, roles, body and audit entry are those of HTTP."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from functools import cache
+from typing import Any, Generic, TypeVar
 
 from pydantic import TypeAdapter
+from starlette.datastructures import ImmutableMultiDict
 from starlette.responses import Response
 
-from prolepsis.control.web.body_reader import BodyReader, QueryReader, parse_body
+from prolepsis.control.web.body_reader import BodyReader, QueryReader, parse_body, parse_texts
 from prolepsis.control.web.caller import Caller
 from prolepsis.control.web.errors import RequestRefused, describe_error
 from prolepsis.control.web.fields import Body
 from prolepsis.control.web.refusals import wrong_role
 from prolepsis.control.web.routes import Route
+from prolepsis.core.terminal.resource import Act
 
 T = TypeVar("T")
 
@@ -63,11 +67,19 @@ class AdminRoutes:
         """Return what POST `path` replies to a body of JSON values; for routes that answer and change nothing."""
         return await self._call(caller, kind, self._checked(caller, "POST", path), {}, body)
 
-    async def act(self, caller: Caller, method: str, path: str, fields: Mapping[str, str], **names: str) -> object:
+    async def document(self, caller: Caller, path: str) -> Section[Any]:
+        """Return what GET `path` replies as JSON, as a part of a page."""
+        found = await self.section(caller, object, path)
+        if found.value is None:
+            return Section(None, found.problem, found.hidden)
+        return Section(_adapter(self.route("GET", path).response_model).dump_python(found.value, mode="json"))
+
+    async def act(self, caller: Caller, act: Act, fields: Mapping[str, str]) -> object:
         """Call a route that changes something; `fields` are those of a form, read as the route's body declares them."""
-        route = self._checked(caller, method, path)
-        body = typed(fields, route.bodies[0]) if route.bodies else {}
-        return await self._call(caller, object, route, names, body)
+        route = self._checked(caller, act.method, act.path)
+        names = {name: fields.get(name, "") for name in re.findall(r"{(\w+)}", act.path)}
+        given = typed(fields, route.taken[0]) if route.taken else {}
+        return await self._call(caller, object, route, names, given)
 
     def _checked(self, caller: Caller, method: str, path: str) -> Route:
         route = self.route(method, path)
@@ -89,11 +101,16 @@ class AdminRoutes:
         return reply
 
 
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
 def _given(reader: object, values: Mapping[str, object], caller: Caller) -> object:
     """Return a parameter of a handler: its body, its query, or the caller."""
     if isinstance(reader, BodyReader):
         return parse_body(json.dumps(values).encode(), reader.kind)
-    return reader.kind.model_validate(values, strict=False) if isinstance(reader, QueryReader) else caller
+    return parse_texts(ImmutableMultiDict(values), reader.kind, "query") if isinstance(reader, QueryReader) else caller
 
 
 def typed(fields: Mapping[str, str], kind: type[Body]) -> dict[str, object]:

@@ -1,10 +1,11 @@
 """The interface between the application and a feature: its routes, its clock, and the requests that have ended."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import reduce
 from operator import or_
+from types import MappingProxyType
 
 import structlog
 
@@ -23,6 +24,8 @@ class Feature:
     period_s: float | None = None
     """Seconds between two ticks; None: the feature has no clock."""
     routes: Sequence[Route] = ()
+    health_parts: Mapping[str, Callable[[], object]] = MappingProxyType({})
+    """Parts of /admin/health, by name; each function's annotation is the part's type."""
     ticks_before_serving: bool = False
     """The first request waits for the first tick; for what may turn speculation off."""
 

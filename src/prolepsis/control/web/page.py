@@ -1,12 +1,13 @@
-"""The interface between the console and the pages of features: a page, its visit, and the forms on it."""
+"""The interface between the console and the pages of features: a page and its visit."""
 
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from prolepsis.control.web.admin_routes import AdminRoutes, Section
 from prolepsis.control.web.caller import Caller
+from prolepsis.core.terminal.resource import Act, Resource
 
 T = TypeVar("T")
 
@@ -85,6 +86,11 @@ class Visit:
         """Return what an admin route replies, as a part of the page."""
         return await self.admin.section(self.caller, kind, path, query, **names)
 
+    async def document(self, resource: Resource) -> Section[Any]:
+        """Return a resource as JSON."""
+        found = await self.admin.document(self.caller, resource.path)
+        return found if found.value is None else Section(resource.show(found.value))
+
     async def ask(self, kind: type[T], path: str, body: Mapping[str, object]) -> T:
         """Return what an admin route replies to a body; raises as that does."""
         return await self.admin.ask(self.caller, kind, path, body)
@@ -95,6 +101,8 @@ class Visit:
 
 
 Handler = Callable[[Visit], Awaitable[Page | GoTo]]
+Values = Callable[[Visit], Awaitable[tuple[str, Mapping[str, object]]]]
+"""Returns a template that shows `sections` among others, and the values that it needs besides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,23 +118,21 @@ class PageRoute:
 
 
 @dataclass(frozen=True, slots=True)
-class Act:
-    """One route that a form may call; parts of its path are fields of the form."""
-
-    method: str
-    path: str
-    done: str
-    """Message for the next page; fields of the form, and the `reply`, are in braces."""
-    names: tuple[str, ...] = ()
-    """Fields that are parts of the path."""
-    then: str = ""
-    """The page to go to once it is done; empty: the one that the form names."""
-
-
-@dataclass(frozen=True, slots=True)
 class FeaturePages:
     """What a feature adds to the console; its templates are in its own folder."""
 
     routes: Sequence[PageRoute]
     acts: Mapping[str, Act] = field(default_factory=dict)
     """By the last part of the form's address."""
+
+
+def listed(path: str, title: str, *resources: Resource, values: Values | None = None) -> FeaturePages:
+    """Return the page of resources: facts, tables and forms of each. `values`: those of its own template."""
+
+    async def shown(visit: Visit) -> Page:
+        sections = [(resource, await visit.document(resource)) for resource in resources]
+        template, own = await values(visit) if values else ("resources.html", {})
+        return Page(template, title, {"sections": sections, **own})
+
+    acts = {name: act for resource in resources for name, act in resource.acts.items()}
+    return FeaturePages((PageRoute(path, title, shown, in_navigation=True),), acts)

@@ -15,7 +15,7 @@ from starlette.routing import BaseRoute
 from starlette.types import StatelessLifespan
 
 from prolepsis import __version__
-from prolepsis.control.web.body_reader import BodyReader, Reader
+from prolepsis.control.web.body_reader import BodyReader, QueryReader, Reader
 from prolepsis.control.web.caller import ROLES, Role
 from prolepsis.control.web.errors import OPENAI_ERRORS, ErrorShape, install_error_handlers
 
@@ -88,6 +88,8 @@ class Route(APIRoute):
         calls: list[object] = [one.call for one in self.dependant.dependencies]
         readers = [call for call in calls if isinstance(call, Reader)]
         self.bodies = [reader.kind for reader in readers if isinstance(reader, BodyReader)]
+        self.taken = [reader.kind for reader in readers if isinstance(reader, BodyReader | QueryReader)]
+        """Bodies and queries."""
         for reader in readers:
             self.openapi_extra = {**(self.openapi_extra or {}), **reader.openapi}
             self.most_bytes = reader.most_bytes or self.most_bytes

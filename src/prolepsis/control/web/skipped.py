@@ -10,7 +10,6 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from prolepsis.control.web.feature import Feature
-from prolepsis.control.web.routes import READERS, Routes
 from prolepsis.core.clock import SteadyClock
 from prolepsis.core.errors import ProlepsisError, StoreUnavailable
 from prolepsis.core.telemetry.declare import gauge
@@ -103,13 +102,11 @@ class SkippedFeature(Feature):
 
     def __init__(self, skipped: Skipped, registry: CollectorRegistry) -> None:
         self._skipped = skipped
+        self.health_parts = {"skipped": self._shown}
         self._gauge = gauge(registry, "skipped_items", "Items that background work leaves out, as they failed", "kind")
-        routes = Routes()
-        self.routes = routes.all
 
-        @routes.get("/admin/skipped", roles=READERS, summary="Items of owners that background work leaves out")
-        async def listed() -> list[SkippedItem]:
-            return skipped.all
+    def _shown(self) -> list[SkippedItem]:
+        return self._skipped.all
 
     async def tick(self) -> None:
         counts = Counter(one.kind for one in self._skipped.all)

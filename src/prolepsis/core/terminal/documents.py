@@ -13,12 +13,12 @@ Columns = Mapping[str, Sequence[str]]
 """The columns of tables, by the path of the list in the document: each a field, its path, or HEADER=PATH.
 
 A list may have several tables, PATH and PATH:TITLE. Names of fields state units, as in *_s and *_bytes; FIELD:UNIT
-states one.
+states one. A > B is a column with another: on a page B stands small below A.
 """
 
 FINDINGS = ("severity", "line", "where=path", "what=message")
 """Columns of what is wrong with a file."""
-_WARNINGS = ("fault", "not_saved", "warnings")
+WARNINGS = ("fault", "not_saved", "warnings")
 """Fields of replies that say what is wrong; a text, a list of texts or nothing."""
 _TIMES = ("at", "since")
 _PERCENTAGES = ("share", "rate", "holdout")
@@ -36,34 +36,36 @@ def print_reply(document: Mapping[str, Any], columns: Columns | None = None, *, 
     if as_json:
         print_json(document)
         return
-    print_document({name: value for name, value in document.items() if name not in _WARNINGS}, columns or {})
-    for name in _WARNINGS:
-        found = document.get(name) or ()
-        for message in [found] if isinstance(found, str) else found:
-            warn(message)
+    print_document(document, columns or {})
+    for message in warnings_of(document):
+        warn(message)
+
+
+def warnings_of(document: Mapping[str, Any]) -> list[str]:
+    """Return what a reply says is wrong."""
+    found = [document.get(name) or () for name in WARNINGS]
+    return [message for one in found for message in ([one] if isinstance(one, str) else one)]
 
 
 def print_document(document: Mapping[str, Any], columns: Columns) -> None:
-    """Print `document`, the tables in the order of its fields."""
-    printed = _Printed(columns)
-    printed.collect(document)
-    if printed.facts:
-        print_facts(printed.facts)
-    for path, rows in printed.tables:
-        names = columns.get(path) or tuple(rows[0])
-        cells = [[_cell(row, name.rpartition("=")[2]) for name in names] for row in rows]
-        title, _, part = path.partition(":")
-        print_table(
-            _label(title) + (f": {part}" if part else ""), [_label(name.partition("=")[0]) for name in names], cells
-        )
+    """Print `document` without its warnings, the tables in the order of its fields."""
+    read = Document({path: [part for name in names for part in name.split(" > ")] for path, names in columns.items()})
+    read.collect({name: value for name, value in document.items() if name not in WARNINGS})
+    if read.facts:
+        print_facts([(label, shown(name, value)) for label, name, value in read.facts])
+    for path, rows in read.tables:
+        names = read.columns.get(path) or tuple(rows[0])
+        cells = [[shown(*cell(row, name)) for name in names] for row in rows]
+        print_table(title_of(path), [header(name) for name in names], cells)
 
 
 @dataclass(slots=True)
-class _Printed:
+class Document:
     """The lines and tables of a document."""
 
     columns: Columns
-    facts: list[tuple[str, object]] = field(default_factory=list)
+    facts: list[tuple[str, str, object]] = field(default_factory=list)
+    """Label, field and value."""
     tables: list[tuple[str, Sequence[Mapping[str, Any]]]] = field(default_factory=list)
 
     def collect(self, document: Mapping[str, Any], prefix: str = "") -> None:
@@ -77,10 +79,31 @@ class _Printed:
             elif isinstance(value, dict) and not _is_one_value(value):
                 self.collect(value, f"{path}.")
             elif not nested:
-                self.facts.append((_label(path), shown(name, value)))
+                self.facts.append((_label(path), name, value))
             for inner in nested:
                 rows = [{**row, **one} for row in value for one in row[inner.removeprefix(f"{path}.")]]
                 self.tables.append((inner, rows))
+
+
+def title_of(path: str) -> str:
+    """Return the title of a table by the path of its list."""
+    title, _, part = path.partition(":")
+    return _label(title) + (f": {part}" if part else "")
+
+
+def header(column: str) -> str:
+    return _label(column.partition("=")[0])
+
+
+def cell(row: Mapping[str, Any], column: str) -> tuple[str, Any]:
+    """Return the name, which states the unit, and the value of a column in a row."""
+    path, _, unit = column.rpartition("=")[2].partition(":")
+    value: Any = row
+    name = ""
+    for part in path.split("."):
+        name = part if not _SECONDS.search(name) else name
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return (f"{name}_{unit}" if unit else name), value
 
 
 def _is_one_value(value: Mapping[str, Any]) -> bool:
@@ -91,16 +114,6 @@ def _is_one_value(value: Mapping[str, Any]) -> bool:
 def _label(path: str) -> str:
     path = _SECONDS.sub("", path).removesuffix("_bytes")
     return " ".join(part.removeprefix("num_") for part in path.split(".")).replace("_", " ")
-
-
-def _cell(row: Mapping[str, Any], path: str) -> str:
-    path, _, unit = path.partition(":")
-    value: Any = row
-    name = ""
-    for part in path.split("."):
-        name = part if not _SECONDS.search(name) else name
-        value = value.get(part) if isinstance(value, Mapping) else None
-    return shown(f"{name}_{unit}" if unit else name, value)
 
 
 def shown(name: str, value: Any) -> str:
@@ -121,13 +134,18 @@ def shown(name: str, value: Any) -> str:
     return text
 
 
+def is_time(name: str) -> bool:
+    """Return whether a field holds a moment."""
+    return name in _TIMES or name.endswith("_at")
+
+
 def as_yaml(value: object) -> str:
     """Return the text of a value as YAML on one line has it: JSON is YAML."""
     return "-" if value is None else value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def _shown_number(name: str, value: float) -> str:
-    if name in _TIMES or name.endswith("_at"):
+    if is_time(name):
         return shown_time(value)
     if name.endswith("_bytes"):
         return size(value)

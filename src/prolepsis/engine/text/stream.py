@@ -65,12 +65,11 @@ class StopStrings:
 
     def __init__(self, strings: Sequence[str]) -> None:
         self._next: list[dict[str, int]] = [{}]
-        self._length = [0]
-        """Characters of each state's text."""
-        self._found: list[str | None] = [None]
-        """The longest stop string with which each state's text ends."""
-        self._shorter = [0]
-        """The longest other state with which each state's text ends."""
+        self.length = [0]
+        """Characters of each state's text: so many of the last ones may belong to a stop string."""
+        self.found: list[str | None] = [None]
+        """The longest stop string with which each state's text ends, which the last character completed."""
+        self._shorter = [0]  # the longest other state with which each state's text ends
         self._strings = tuple(strings)
         for string in strings:
             state = 0
@@ -78,12 +77,18 @@ class StopStrings:
                 if character not in self._next[state]:
                     self._next[state][character] = len(self._next)
                     self._next.append({})
-                    self._length.append(length)
-                    self._found.append(None)
+                    self.length.append(length)
+                    self.found.append(None)
                     self._shorter.append(0)
                 state = self._next[state][character]
-            self._found[state] = string
-        self._link()
+            self.found[state] = string
+        states = deque(self._next[0].values())
+        while states:  # link each to the next shorter one, shorter ones first
+            state = states.popleft()
+            for character, longer in self._next[state].items():
+                self._shorter[longer] = self.step(self._shorter[state], character)
+                self.found[longer] = self.found[longer] or self.found[self._shorter[longer]]
+                states.append(longer)
 
     @classmethod
     def of(cls, strings: Sequence[str]) -> "StopStrings | None":
@@ -98,24 +103,6 @@ class StopStrings:
     def name(self, text: str) -> bool:
         return any(text in string for string in self._strings)
 
-    def found(self, state: int) -> str | None:
-        """Return the longest stop string that the last character completed."""
-        return self._found[state]
-
-    def length(self, state: int) -> int:
-        """Return how many of the last characters may belong to a stop string."""
-        return self._length[state]
-
-    def _link(self) -> None:
-        """Link each state to the next shorter one, shorter ones first."""
-        states = deque(self._next[0].values())
-        while states:
-            state = states.popleft()
-            for character, longer in self._next[state].items():
-                self._shorter[longer] = self.step(self._shorter[state], character)
-                self._found[longer] = self._found[longer] or self._found[self._shorter[longer]]
-                states.append(longer)
-
 
 class TextStream:
     """One sequence's text: `push` returns text that is certain, `finish` the text held back.
@@ -127,12 +114,9 @@ class TextStream:
     """
 
     def __init__(self, tokenizer: Detokenizer, stop: StopStrings | None = None, *, min_tokens: int = 0) -> None:
-        self.matched: str | None = None
-        """The stop string that ended the text."""
-        self.num_tokens = 0
-        """Tokens taken so far; after a match, up to and including the one that completed it."""
-        self.num_characters = 0
-        """Characters of the text so far, those included that are held back or cut off."""
+        self.matched: str | None = None  # the stop string that ended the text
+        self.num_tokens = 0  # tokens taken so far; after a match, up to and including the one that completed it
+        self.num_characters = 0  # characters of the text so far, those included that are held back or cut off
         self._tokenizer = tokenizer
         self._window = _Window(tokenizer)
         self._stop = stop
@@ -181,11 +165,11 @@ class TextStream:
         held_shows = self._held_shows + bytes([shows]) * len(text)
         for end, character in enumerate(text, len(self._held_shows) + 1):
             state = stop.step(state, character)
-            if may_end and (matched := stop.found(state)) is not None:
+            if may_end and (matched := stop.found[state]) is not None:
                 self.matched, self._held = matched, ""
                 return held[: sum(held_shows[: end - len(matched)])]
         self._state = state
-        certain = len(held_shows) - stop.length(state)
+        certain = len(held_shows) - stop.length[state]
         num_shown = sum(held_shows[:certain])
         self._held, self._held_shows = held[num_shown:], held_shows[certain:]
         return held[:num_shown]

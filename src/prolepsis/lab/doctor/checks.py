@@ -18,7 +18,7 @@ from prolepsis.core.terminal.documents import shown
 from prolepsis.core.terminal.flags import settings_here
 from prolepsis.core.units import duration, size
 from prolepsis.lab.doctor.facts import Facts, known
-from prolepsis.ops.monitoring.rules import alert_groups
+from prolepsis.ops.monitoring.files import alert_groups
 from prolepsis.server.front.connections import is_loopback
 from prolepsis.server.front.key_file import KeyFile, default_key_file
 
@@ -161,7 +161,7 @@ TESTS: Mapping[str, Test] = {
     ),
     "store": _said("/health/ready", lambda now: (bool(now["store"]) and now["store"]["ok"], shown("", now["store"]))),
     "exactness": _said("/health/ready", lambda ready: (ready["exactness"] == "strict", ready["exactness_reason"])),
-    "replays-match": _said("/admin/correctness", _replays),
+    "replays-match": _said("/admin/health", lambda health: _replays(health["correctness"])),
     "head-fits": _said("/admin/heads", _misfits),
     "chat-template": _said("/tokenizer_info", lambda info: (bool(info["chat_template"]), "by /tokenizer_info")),
     "kill-off": _said("/admin/kill", lambda kill: _none_of("stopped", kill["killed"])),

@@ -29,7 +29,7 @@ def workload(
     from prolepsis.lab.workload.profile import read_requests, report, served_requests
 
     if server is not None and file is None:
-        recent = ask(server, key, "GET", "/admin/recent?last=512")["requests"]
+        recent = ask(server, key, "GET", "/admin/requests?last=512")["requests"]
         requests, shared = served_requests([one["record"] for one in recent])
     elif file is not None and server is None:
         engine = settings_here(model=model).engine

@@ -4,7 +4,8 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 from prolepsis.control.web.errors import RequestRefused, describe_error
-from prolepsis.control.web.page import Act, GoTo, PageRoute, Visit
+from prolepsis.control.web.page import GoTo, PageRoute, Visit
+from prolepsis.core.terminal.resource import Act
 from prolepsis.ops.console.pages import Pages, local_page
 
 
@@ -21,9 +22,12 @@ def declare_acts(pages: Pages, acts: Mapping[str, Act]) -> None:
             raise RequestRefused(message, code="unknown_act", status=404)
         form = dict(visit.form)
         try:
-            _check_reason(visit, act, form)
-            names = {name: form.pop(name, "") for name in act.names}
-            reply = await visit.admin.act(visit.caller, act.method, act.path, form, **names)
+            taken = visit.admin.route(act.method, act.path).taken
+            # wherever the route records a reason: over HTTP it may be empty, here a person can type it
+            if any("reason" in kind.model_fields for kind in taken) and not form.get("reason", "").strip():
+                message = "Type a reason: it is recorded in the audit log."
+                raise RequestRefused(message, code="missing_reason", param="reason")
+            reply = await visit.admin.act(visit.caller, act, form)
         except Exception as error:  # contained: the page that the form is on says what is wrong
             pages.observe(error)
             visit.session.notify("failed", f"Nothing was changed. {describe_error(error)}")
@@ -37,13 +41,6 @@ def declare_acts(pages: Pages, acts: Mapping[str, Act]) -> None:
         return GoTo(local_page(form.get("next")))
 
     pages.declare(PageRoute("/console/act/{act}", "Call an admin route", perform, method="POST"))
-
-
-def _check_reason(visit: Visit, act: Act, form: dict[str, str]) -> None:
-    """Ask for a reason wherever the route records one: over HTTP it may be empty, here a person can type it."""
-    bodies = visit.admin.route(act.method, act.path).bodies
-    if any("reason" in body.model_fields for body in bodies) and not form.get("reason", "").strip():
-        raise RequestRefused("Type a reason: it is recorded in the audit log.", code="missing_reason", param="reason")
 
 
 def _outcome(act: Act, form: Mapping[str, str], reply: object) -> str:

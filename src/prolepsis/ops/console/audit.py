@@ -7,10 +7,12 @@ from urllib.parse import quote
 from prolepsis.control.audit.changes import change_of
 from prolepsis.control.audit.entry import RECORDING, AuditEntry
 from prolepsis.control.audit.routes import AuditReply
-from prolepsis.control.web.page import Act, FeaturePages, GoTo, Page, PageRoute, Visit
+from prolepsis.control.web.page import FeaturePages, GoTo, Page, PageRoute, Visit
+from prolepsis.core.terminal.resource import Act
 from prolepsis.ops.console.changes import page_of, standing
 
 PAGE = 50
+REPLAY = "/admin/audit/{entry}/replay"
 
 
 async def _log(visit: Visit) -> Page | GoTo:
@@ -44,7 +46,7 @@ async def _one(visit: Visit) -> Page:
         "page": page_of(entry),
         "change": change_of(entry),
         "standing": await standing(visit, entry),
-        "may_replay": RECORDING in after and visit.may("POST", "/admin/audit/{entry}/replay"),
+        "may_replay": RECORDING in after and visit.may("POST", REPLAY),
     }
     return Page("audit_entry.html", f"Audit entry {entry.seq}", values, live=False)
 
@@ -59,9 +61,5 @@ PAGES = FeaturePages(
         PageRoute("/console/audit", "Audit", _log, in_navigation=True),
         PageRoute("/console/audit/{entry}", "One entry", _one),
     ),
-    acts={
-        "replay": Act(
-            "POST", "/admin/audit/{entry}/replay", "Entry {entry} was decoded again: {reply.outcome}.", ("entry",)
-        )
-    },
+    acts={"replay": Act(method="POST", path=REPLAY, done="Entry {entry} was decoded again: {reply.outcome}.")},
 )

@@ -7,6 +7,7 @@ from urllib.parse import quote
 
 from prolepsis.control.audit.changes import ChangesReply
 from prolepsis.control.audit.entry import SERVED, AuditEntry
+from prolepsis.control.audit.routes import AuditReply
 from prolepsis.control.drafts.heads import HeadsReply
 from prolepsis.control.policy.routes import PolicyReply
 from prolepsis.control.web.admin_routes import Section
@@ -51,7 +52,8 @@ class Standing:
 
 async def recent_changes(visit: Visit) -> Section[ChangesReply]:
     """Return the changes of the last day; hidden from callers without the role auditor."""
-    return await visit.section(ChangesReply, "/admin/changes")
+    audit = await visit.section(AuditReply, "/admin/audit", {"last": 1, "changes": True})
+    return Section(audit.value.changes if audit.value else None, audit.problem, audit.hidden)
 
 
 def marks(changes: Section[ChangesReply], at: Sequence[float]) -> list[Mark]:
@@ -106,7 +108,7 @@ async def _of_head(visit: Visit, slot: str, before: str | None, after: str | Non
         return Standing(current == after, now, scope=scope)
     button = f"Put {before} back" if before else "Take it out again"
     fields = {"proposer": slot, "head": before or "none"}
-    undo = Undo("head", button, fields) if visit.may("POST", "/admin/heads/swap") else None
+    undo = Undo("head", button, fields) if visit.may("PUT", "/admin/heads") else None
     return Standing(True, now, undo, scope)
 
 

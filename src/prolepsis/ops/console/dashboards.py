@@ -7,7 +7,7 @@ DASHBOARDS = {
     "executive": "Does it pay? Device time, savings, cost and its forecast, by rule and tenant.",
     "debug": "Why? Acceptance, modes and reasons by traffic class and proposer, correctness, steps and memory.",
 }
-"""The dashboards that are shipped (`monitoring/dashboards`)."""
+"""The dashboards that are shipped (`ops/monitoring/dashboards`)."""
 
 
 def dashboard_pages(grafana: str) -> FeaturePages:

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol, get_args
+from typing import Literal, Protocol, cast, get_args
 
 from prolepsis.control.audit.changes import ChangesReply
 from prolepsis.control.controls.kill_switch import KillStatus
 from prolepsis.control.correctness.runtime import CorrectnessReply
-from prolepsis.control.cost.runtime import SpeculationReply
+from prolepsis.control.cost.runtime import CostReport
 from prolepsis.control.health.breaker_runtime import BreakersReply
+from prolepsis.control.health.commands import HEALTH
 from prolepsis.control.health.drift_runtime import DriftReply, DriftStreamReply
 from prolepsis.control.policy.routes import PolicyReply
 from prolepsis.control.rollout.routes import RolloutsReply
@@ -80,6 +81,7 @@ def overview_pages(
 
     async def overview(visit: Visit) -> Page:
         traffic, changes = await visit.read(TrafficReply, "/admin/traffic"), await recent_changes(visit)
+        judged = cast("Judged | None", (await visit.section(object, HEALTH)).value)
         own = [
             *_of_engine(client.health(), client.info),
             *_of_failing(failing()),
@@ -93,14 +95,14 @@ def overview_pages(
             "exactness_reason": client.info.exactness_reason,
             "recent": recent(traffic.spans),
             "service": traffic.service,
-            "speculation": await visit.section(SpeculationReply, "/admin/speculation"),
+            "cost": await visit.section(CostReport, "/admin/cost"),
             "clients": traffic.clients,
             "charts": charts(traffic.spans, changes),
             "changes": changes,
-            "attention": await _attention(visit, own, runbooks),
+            "attention": await _attention(visit, own, judged, runbooks),
             "alerts": await visit.section(AlertsReply, "/admin/alerts"),
             "runbooks": runbooks,
-            "correctness": await visit.section(CorrectnessReply, "/admin/correctness"),
+            "correctness": judged.correctness if judged else None,
             "policy": await visit.section(PolicyReply, "/admin/policy"),
         }
         return Page("overview.html", "Overview", values)
@@ -143,24 +145,34 @@ def charts(spans: Sequence[TimelineSpan], changes: Section[ChangesReply], width_
     ]
 
 
-async def _attention(visit: Visit, own: Sequence[Attention], runbooks: Mapping[str, Runbook]) -> list[Attention]:
+class Judged(Protocol):
+    """Parts of /admin/health."""
+
+    @property
+    def breakers(self) -> BreakersReply: ...
+    @property
+    def drift(self) -> DriftReply: ...
+    @property
+    def correctness(self) -> CorrectnessReply: ...
+
+
+async def _attention(
+    visit: Visit, own: Sequence[Attention], health: Judged | None, runbooks: Mapping[str, Runbook]
+) -> list[Attention]:
     """Return what asks for a person, the most urgent first; parts that the caller may not see are left out.
 
     `own`: what no route of its own says.
     """
     kill = await visit.section(KillStatus, "/admin/kill")
-    breakers = await visit.section(BreakersReply, "/admin/breakers")
-    drift = await visit.section(DriftReply, "/admin/drift")
     rollouts = await visit.section(RolloutsReply, "/admin/rollouts")
     policy = await visit.section(PolicyReply, "/admin/policy")
-    correctness = await visit.section(CorrectnessReply, "/admin/correctness")
     alerts = await visit.section(AlertsReply, "/admin/alerts")
     found = [
         *own,
         *(_of_kill(kill.value) if kill.value else ()),
-        *(_of_correctness(correctness.value) if correctness.value else ()),
+        *(_of_correctness(health.correctness) if health else ()),
         *(_of_rollouts(rollouts.value) if rollouts.value else ()),
-        *(_of_proposers(breakers.value, drift.value)),
+        *(_of_proposers(health.breakers, health.drift) if health else ()),
     ]
     if policy.value is not None and policy.value.fault:
         found.append(Attention("warn", f"The policy's source is not in use: {policy.value.fault}", "/console/policy"))
@@ -240,13 +252,13 @@ def _of_rollouts(reply: RolloutsReply) -> Iterator[Attention]:
             yield Attention("warn", f"Rollout of {one.rule} was rolled back.", path, "RolloutRolledBack")
 
 
-def _of_proposers(breakers: BreakersReply | None, drift: DriftReply | None) -> Iterator[Attention]:
-    for one in breakers.breakers if breakers else ():
+def _of_proposers(breakers: BreakersReply, drift: DriftReply) -> Iterator[Attention]:
+    for one in breakers.breakers:
         if one.state in ("open", "half_open", "forced_open"):
             text = f"Breaker of {one.proposer} in {one.traffic_class} is {one.state.replace('_', ' ')}"
             text += f": {WHY[one.reason]}." if one.reason else "."
             yield Attention("warn", text, "/console/proposers#breakers", "BreakerOpen")
-    for stream in drift.streams if drift else ():
+    for stream in drift.streams:
         if stream.status in ("drifted", "cliff"):
             yield _of_stream(stream)
 

@@ -5,12 +5,16 @@ import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.resources import files
+from typing import Any
+from urllib.parse import quote
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from prolepsis import __version__
 from prolepsis.core import units
+from prolepsis.core.terminal import documents
+from prolepsis.core.terminal.resource import Resource
 
 UNKNOWN = "–"
 """In place of a value that is not known."""
@@ -31,8 +35,47 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     shown = (count, share, seconds, age, moment, size, amount, number, plain, words, path)
-    made.filters |= {one.__name__: one for one in shown}
+    made.filters |= {one.__name__: one for one in (*shown, *_OF_DOCUMENTS)}
+    made.filters["shown"] = lambda value, name: documents.shown(name, value)
+    made.globals["status_kinds"] = _KINDS
     return made
+
+
+_KINDS = {
+    word: kind
+    for kind, words in {
+        "ok": "on running ready closed steady match signed",
+        "warn": "draining drifted half_open held near_tie",
+        "bad": "lost open forced_open cliff structural rolled_back",
+        "off": "off failed",
+        "info": "starting gate forced_closed metrics_only learning shadow",
+    }.items()
+    for word in words.split()
+}
+"""How a word for a state is marked."""
+
+
+def read_document(document: Mapping[str, Any], resource: Resource) -> documents.Document:
+    """Return the facts and tables of a resource."""
+    read = documents.Document(resource.columns)
+    read.collect({name: value for name, value in document.items() if name not in documents.WARNINGS})
+    return read
+
+
+def filled(address: str, row: Mapping[str, Any]) -> str:
+    """Return the address of a page with the fields of a row."""
+    found = address.format_map({name: quote(str(value), safe="@:/") for name, value in row.items()})
+    return found if found.startswith(("/", "http://", "https://")) else ""
+
+
+_OF_DOCUMENTS = (
+    documents.cell,
+    documents.header,
+    documents.is_time,
+    documents.title_of,
+    documents.warnings_of,
+    *(read_document, filled),
+)
 
 
 def page_alone(template: str, **values: object) -> str:

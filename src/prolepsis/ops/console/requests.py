@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from prolepsis.control.audit.entry import SERVED, AuditEntry
-from prolepsis.control.audit.lookup import FoundRequest
-from prolepsis.control.cost.runtime import CostReply, PriceReply
-from prolepsis.control.traffic.recent import MAX_RECENT, RecentReply, RecentRequest
-from prolepsis.control.web.errors import RequestRefused
+from prolepsis.control.cost.prices import PriceInUse
+from prolepsis.control.cost.runtime import CostReport
+from prolepsis.control.traffic.recent import MAX_RECENT, KnownRequest, RecentReply, RecentRequest
 from prolepsis.control.web.page import FeaturePages, GoTo, Page, PageRoute, Visit
 from prolepsis.core.reasons import IN_WORDS, PlainReason
 from prolepsis.core.rounds import Round
@@ -73,7 +72,7 @@ async def _recent(visit: Visit) -> Page | GoTo:
     order = visit.query.get("order", "newest")
     query = {"order": order if order in ORDERS else "newest"}
     values = {
-        "recent": await visit.section(RecentReply, "/admin/recent", query),
+        "recent": await visit.section(RecentReply, "/admin/requests", query),
         "orders": ORDERS,
         "order": query["order"],
     }
@@ -82,20 +81,16 @@ async def _recent(visit: Visit) -> Page | GoTo:
 
 async def _request(visit: Visit) -> Page:
     name = visit.names["name"]
-    recent = await visit.section(RecentReply, "/admin/recent/{name}", name=name)
-    stored = await visit.section(FoundRequest, "/admin/requests/{name}", name=name)
-    if recent.value is None and stored.value is None:
-        message = "Your key's roles do not include requests." if stored.hidden else stored.problem
-        raise RequestRefused(message, code="request_not_found", status=403 if stored.hidden else 404)
-    entries = await _served_entries(visit, stored.value.audit_entries if stored.value else [])
-    cost = await visit.section(CostReply, "/admin/cost")
+    found = await visit.read(KnownRequest, "/admin/requests/{name}", name=name)
+    entries = await _served_entries(visit, found.audit_entries)
+    cost = await visit.section(CostReport, "/admin/cost")
     price = cost.value.price if cost.value else None
-    known = {one.record["request_id"]: one for one in (recent.value.requests if recent.value else [])}
-    records = stored.value.records if stored.value and stored.value.records else [one.record for one in known.values()]
+    known = {one.record["request_id"]: one for one in found.requests}
+    records = found.records or [one.record for one in known.values()]
     values = {
         "name": name,
         "shown": [shown(record, known.get(record["request_id"]), entries, price) for record in records],
-        "entries": stored.value.audit_entries if stored.value else [],
+        "entries": found.audit_entries,
         "price": price,
         "why": IN_WORDS,
         "most_recent": MAX_RECENT,
@@ -110,7 +105,7 @@ async def _served_entries(visit: Visit, numbers: Sequence[int]) -> list[AuditEnt
 
 
 def shown(
-    record: Mapping[str, object], recent: RecentRequest | None, entries: Sequence[AuditEntry], price: PriceReply | None
+    record: Mapping[str, object], recent: RecentRequest | None, entries: Sequence[AuditEntry], price: PriceInUse | None
 ) -> ShownRequest:
     """Return a record with what was kept of its rounds, in memory or in the audit log."""
     parts = _stages(recent.stages) if recent else _parts(record)

@@ -8,19 +8,21 @@ from starlette.responses import Response
 
 from prolepsis.control.controls import pages as controls
 from prolepsis.control.controls.kill_switch import KillStatus
+from prolepsis.control.cost.commands import COST
 from prolepsis.control.policy import pages as policy
-from prolepsis.control.replicas import pages as replicas
+from prolepsis.control.replicas.commands import REPLICAS
 from prolepsis.control.rollout import pages as rollout
+from prolepsis.control.rollout.commands import ROLLOUTS
 from prolepsis.control.store.store import Store
 from prolepsis.control.traffic.feature import TrafficReply
 from prolepsis.control.web.admin_routes import AdminRoutes
 from prolepsis.control.web.errors import RequestRefused
-from prolepsis.control.web.page import FeaturePages, Visit
+from prolepsis.control.web.page import FeaturePages, Visit, listed
 from prolepsis.control.web.routes import PUBLIC, Route
 from prolepsis.core.audit_event import Emit
 from prolepsis.core.engine_client import EngineClient
 from prolepsis.core.kill_scope import kill_scope
-from prolepsis.ops.console import audit, requests
+from prolepsis.ops.console import audit, quality, requests
 from prolepsis.ops.console.acts import declare_acts
 from prolepsis.ops.console.api import api_pages
 from prolepsis.ops.console.assets import Assets
@@ -29,7 +31,6 @@ from prolepsis.ops.console.overview import Load, overview_pages
 from prolepsis.ops.console.pages import HOME, Pages
 from prolepsis.ops.console.playground import playground_pages
 from prolepsis.ops.console.proposers import proposer_pages
-from prolepsis.ops.console.quality import quality_pages
 from prolepsis.ops.console.render import environment
 from prolepsis.ops.console.runbook import by_alert, runbooks
 from prolepsis.ops.console.runbook_pages import runbook_pages
@@ -88,14 +89,16 @@ def _listed(parts: ConsoleParts) -> Sequence[FeaturePages]:
     alerts = by_alert(manual)
     return (
         overview_pages(parts.client, parts.load, parts.store, alerts, failing=parts.failing),
+        listed("/console/rollouts", "Rollouts", ROLLOUTS),
         rollout.PAGES,
         policy.PAGES,
         proposer_pages(parts.client),
-        quality_pages(alerts),
+        quality.PAGES,
+        listed("/console/cost", "Cost", COST),
         requests.PAGES,
         audit.PAGES,
-        controls.PAGES,
-        replicas.PAGES,
+        *controls.PAGES,
+        listed("/console/replicas", "Replicas", REPLICAS),
         dashboard_pages(parts.grafana_url),
         runbook_pages(manual),
         playground_pages(parts.models, parts.keys),

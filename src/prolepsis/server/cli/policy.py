@@ -3,15 +3,17 @@
 import json
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from prolepsis.control.health.commands import ELIGIBILITY
 from prolepsis.control.policy.check import InvalidPolicy, read_policy
 from prolepsis.control.policy.check import check as check_policy
+from prolepsis.control.policy.commands import VERSIONS, PolicyPath
 from prolepsis.control.policy.explain import ExplainedRequest
 from prolepsis.control.policy.explain import diff as diff_policies
 from prolepsis.control.policy.model import Policy
@@ -19,8 +21,7 @@ from prolepsis.control.rollout.forecast import ASSUMED, Forecast, forecast
 from prolepsis.control.rollout.settings import settings_of
 from prolepsis.core.errors import ConfigError, UserError
 from prolepsis.core.facts import FlagDecision
-from prolepsis.core.files import read_text
-from prolepsis.core.terminal.admin import HERE, Key, Url, Verb, add_verbs, ask, parameter
+from prolepsis.core.terminal.admin import HERE, Key, Url, ask
 from prolepsis.core.terminal.documents import FINDINGS, as_yaml, print_reply
 from prolepsis.core.terminal.flags import settings_here
 from prolepsis.core.terminal.output import (
@@ -35,6 +36,7 @@ from prolepsis.core.terminal.output import (
     stdout,
     warn,
 )
+from prolepsis.core.terminal.resource import add_commands
 from prolepsis.core.units import duration
 from prolepsis.core.validation import Finding
 from prolepsis.core.yaml_document import Document, located
@@ -44,7 +46,6 @@ if TYPE_CHECKING:
 
 app = command_group("Check, compare, explain, apply and roll back policies: which requests may speculate, and how.")
 
-PolicyPath = Annotated[Path, typer.Argument(metavar="FILE", help="policy in YAML")]
 _COLUMNS = {"findings": FINDINGS, "rollouts": ("rule", "stage", "expected")}
 _BOUNDS = ("shadow_percentage", "pinned", "guardrails", "rollout", "audit")  # terms that callers cannot change
 
@@ -204,61 +205,7 @@ def _show_explained(found: ExplainedRequest, decisions: Sequence[FlagDecision]) 
         print_table("flags", ["flag", "value", "variant", "reason", "error"], rows)
 
 
-def _replacing(given: dict[str, Any], get: Callable[[str], Any]) -> dict[str, Any]:
-    """Read the file, and expect the version in use now unless another one is named."""
-    if "file" in given:
-        given["text"] = read_text(given.pop("file"), "policy")
-    if given["expect"] is None:
-        given["expect"] = int(get("/admin/policy")["version"] or 0)
-    return given
-
-
-_EXPECT = typer.Option(min=0, metavar="VERSION", help="fail if another version is in use; default: the one in use now")
-_REASON = typer.Option(help="recorded with the version and in the audit log")
-_CHANGE = (
-    parameter("expect", Annotated[int | None, _EXPECT], None),
-    parameter("reason", Annotated[str, _REASON], ""),
-)
-_VERSION = typer.Argument(min=1, metavar="VERSION", help="as `policy history` shows it")
-_NOTE = "all servers on the store use it within a second"
-
-add_verbs(
-    app,
-    [
-        Verb(
-            "apply",
-            "PUT /admin/policy",
-            "Store a policy as a new version; all servers on the store use it within a second.\n\n"
-            "The server checks it first. A policy with an error is refused, and nothing changes.",
-            (parameter("file", PolicyPath), *_CHANGE),
-            prepare=_replacing,
-            note=_NOTE,
-        ),
-        Verb(
-            "rollback",
-            "POST /admin/policy/rollback",
-            "Use the text of an earlier version again, as a new version.",
-            (parameter("to", Annotated[int, _VERSION]), *_CHANGE),
-            prepare=_replacing,
-            note=_NOTE,
-        ),
-        Verb(
-            "eligibility",
-            "GET /admin/eligibility",
-            "Show which traffic classes may verify drafts, and the figures that decide it.",
-            columns={
-                "conditions": ("traffic_class", "proposers", "condition", "min", "until", "value", "eligible"),
-                "figures": ("traffic_class", "proposer", "version", "num_drafts", "acceptance_rate"),
-            },
-        ),
-        Verb(
-            "history",
-            "GET /admin/policy/versions",
-            "List the versions of the policy, the newest first, with author and reason.",
-            columns={"versions": ("version", "time (UTC)=created_at", "author", "reason")},
-        ),
-    ],
-)
+add_commands(app, VERSIONS, ELIGIBILITY)
 
 
 @app.command(epilog=EPILOG)

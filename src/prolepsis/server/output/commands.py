@@ -1,15 +1,16 @@
 """`prolepsis delivery`: how many accepted draft tokens of a running server reached clients."""
 
-from prolepsis.core.terminal.admin import Verb, command
+from prolepsis.core.terminal.resource import Resource, show_command
 
-delivery = command(
-    Verb(
-        "delivery",
-        "GET /admin/delivery",
-        "Show how many accepted draft tokens were delivered, by proposer and traffic class, and the output policies.",
-        columns={
-            "policies": ("name", "on_fault", "timeout_ms", "max_held"),
-            "delivered": ("proposer", "traffic_class", "accepted=num_verified", "delivered=num_delivered", "lost"),
-        },
-    )
+DELIVERY = Resource(
+    title="Delivery",
+    path="/admin/health",
+    part="delivery",
+    help="Show how many accepted draft tokens were delivered, by proposer and traffic class, and the output policies.",
+    command="delivery",
+    columns={
+        "policies": ("name", "on_fault", "timeout_ms", "max_held"),
+        "delivered": ("proposer", "traffic_class", "accepted=num_verified", "delivered=num_delivered", "lost"),
+    },
 )
+delivery = show_command(DELIVERY)

@@ -7,7 +7,6 @@ from prometheus_client import CollectorRegistry
 
 from prolepsis.control.web.feature import Feature
 from prolepsis.control.web.fields import Reply
-from prolepsis.control.web.routes import READERS, Routes
 from prolepsis.core.config import UPSTREAM
 from prolepsis.core.ended import DeliveredDrafts, RequestEnded
 from prolepsis.core.events import Tokens
@@ -122,13 +121,12 @@ class DeliveryFeature(Feature):
         text = "Of these, those that did not"
         self._lost = counter(registry, "delivery_lost_tokens", text, *by, "reason", most=160)
         self._counts: dict[tuple[str, str], DeliveryCounts] = {}
-        routes = Routes()
-        self.routes = routes.all
+        self._output = output
+        self.health_parts = {"delivery": self._shown}
 
-        @routes.get("/admin/delivery", roles=READERS, summary="Accepted and delivered draft tokens; output policies")
-        async def shown() -> DeliveryReply:
-            policies = [OutputPolicyReply.model_validate(one, from_attributes=True) for one in output.loaded]
-            return DeliveryReply(policies=policies, delivered=[counts for _, counts in sorted(self._counts.items())])
+    def _shown(self) -> DeliveryReply:
+        policies = [OutputPolicyReply.model_validate(one, from_attributes=True) for one in self._output.loaded]
+        return DeliveryReply(policies=policies, delivered=[counts for _, counts in sorted(self._counts.items())])
 
     def on_request_end(self, ended: RequestEnded) -> None:
         """Count what was delivered of a request."""

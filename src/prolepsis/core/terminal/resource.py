@@ -1,0 +1,141 @@
+"""Resources: what operators look at and act on. Each is declared once; its commands, its part of a page, the forms in
+its rows and its warnings are made of that, and its route takes path and summary from it.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+from urllib.parse import quote
+
+import typer
+
+from prolepsis.core.terminal.admin import HERE, Key, Url, ask
+from prolepsis.core.terminal.documents import Columns, print_reply
+from prolepsis.core.terminal.flags import take_signature
+from prolepsis.core.terminal.output import EPILOG, FAILED, AsJson, note
+
+Parameters = tuple[inspect.Parameter, ...]
+
+
+def parameter(name: str, annotation: Any, default: object = inspect.Parameter.empty) -> inspect.Parameter:
+    """Return what an act is given: an option or argument of its command, an input of its form."""
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
+
+
+def argument(name: str, help_text: str, metavar: str | None = None) -> inspect.Parameter:
+    return parameter(name, Annotated[str, typer.Argument(metavar=metavar, help=help_text)])
+
+
+REASON = parameter("reason", Annotated[str, typer.Option(help="recorded with the event")], "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Act:
+    """A request that changes something: a command, and on a page a form."""
+
+    method: Literal["PUT", "POST", "DELETE"]
+    path: str
+    """A parameter in braces goes into the path, the others into the body, or for DELETE into the query."""
+    command: str = ""
+    """Name of the command; empty: there is none."""
+    help: str = ""
+    parameters: Parameters = ()
+    columns: Columns = field(default_factory=dict)
+    prepare: Callable[[dict[str, Any], Callable[[str], Any]], dict[str, Any]] = lambda given, get: given
+    """Makes the parameters of the request from those given; its second argument gets a path from the server."""
+    note: str = ""
+    """Printed after the reply."""
+    done: str = ""
+    """On the page that follows the form; fields of the form, and the `reply`, are in braces."""
+    then: str = ""
+    """That page; empty: the one that the form names."""
+    button: str = ""
+    """Of the form in each row; empty: rows have none."""
+    row: Mapping[str, str] = field(default_factory=dict)
+    """Hidden fields of that form; fields of the row are in braces. The first says what the row is about."""
+    unless: str = ""
+    """Field of a row that has no form where it says something."""
+    choices: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Fields of it that a person selects."""
+
+    @property
+    def asks_reason(self) -> bool:
+        return any(one.name == "reason" for one in self.parameters)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resource:
+    """What GET `path` replies, and how it is shown."""
+
+    path: str
+    part: str = ""
+    """Field of the reply that it is; empty: the reply."""
+    help: str
+    command: str = "list"
+    parameters: Parameters = ()
+    columns: Columns = field(default_factory=dict)
+    fails: Callable[[Any], bool] = lambda _: False
+    """Whether the exit status of the command is 1."""
+    acts: Mapping[str, Act] = field(default_factory=dict)
+    """By the last part of the address of their forms."""
+    title: str = ""
+    hint: str = ""
+    """Below the title."""
+    empty: str = ""
+    """In place of tables without rows."""
+    links: Mapping[str, str] = field(default_factory=dict)
+    """Pages by the column that leads there; fields of the row are in braces."""
+
+    def show(self, document: Any) -> Any:
+        """Return the part of a reply that this is, a list under its name."""
+        found = document[self.part] if self.part else document
+        return {self.part: found} if isinstance(found, list) else found
+
+
+def add_commands(app: typer.Typer, *resources: Resource) -> typer.Typer:
+    """Add the commands of resources to a group, and return the group."""
+    for resource in resources:
+        app.command(resource.command, epilog=EPILOG)(show_command(resource))
+        for act in resource.acts.values():
+            if act.command:
+                app.command(act.command, epilog=EPILOG)(_act_command(act))
+    return app
+
+
+def show_command(resource: Resource) -> Callable[..., None]:
+    """Return the command that shows a resource."""
+
+    def run(url: str, key: str | None, *, as_json: bool, **given: Any) -> None:
+        document = resource.show(ask(url, key, "GET", _filled(resource.path, given)))
+        print_reply(document, resource.columns, as_json=as_json)
+        if resource.fails(document):
+            raise typer.Exit(FAILED)
+
+    return _with_parameters(run, resource.command, resource.help, resource.parameters)
+
+
+def _act_command(act: Act) -> Callable[..., None]:
+    def run(url: str, key: str | None, *, as_json: bool, **given: Any) -> None:
+        given = act.prepare(given, lambda path: ask(url, key, "GET", path))
+        path = _filled(act.path, given)
+        body, query = (None, given) if act.method == "DELETE" else (given, None)
+        document = ask(url, key, act.method, path, body, query=query)
+        print_reply(document, act.columns, as_json=as_json)
+        if act.note and not as_json:
+            note(act.note)
+
+    return _with_parameters(run, act.command, act.help, act.parameters)
+
+
+def _filled(path: str, given: dict[str, Any]) -> str:
+    """Return the path with the parameters that it names, and take these from `given`."""
+    names = [name for name in given if f"{{{name}}}" in path]
+    return path.format(**{name: quote(given.pop(name), safe="") for name in names})
+
+
+def _with_parameters(run: Callable[..., None], name: str, text: str, own: Parameters) -> Callable[..., None]:
+    run.__name__, run.__doc__ = name, text
+    common = (parameter("url", Url, HERE), parameter("key", Key, None), parameter("as_json", AsJson, False))
+    take_signature(run, run, [*own, *common])
+    return run
