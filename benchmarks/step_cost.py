@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from prolepsis.lab.measure.provenance import provenance
 from torch import Tensor
 
 from prolepsis.core.engine_client import EngineInfo
@@ -45,6 +44,7 @@ from prolepsis.engine.speculation import Speculation
 from prolepsis.engine.step import Engine, EngineParts
 from prolepsis.engine.timings import PHASES, Timings
 from prolepsis.engine.verification import Verification
+from prolepsis.lab.measure.provenance import provenance
 
 VOCAB, STATES, LENGTH = 49_152, 128, 1024
 COLUMNS = (*PHASES, "costly", "outside", "nodes", "emitted")
