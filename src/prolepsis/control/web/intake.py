@@ -62,7 +62,9 @@ class Uploads:
                 self._hold(tenant, len(chunk))
                 if size > self.most_bytes:
                     raise too_large("body", f"{self.most_bytes} bytes")
-                self._check_room(tenant)
+                limit = BODIES_OF_TENANT * self.most_bytes
+                if self._bytes_of.get(tenant, 0) > limit:
+                    raise too_many_uploads(limit)
                 chunks.append(chunk)
             yield b"".join(chunks)
         finally:
@@ -74,11 +76,6 @@ class Uploads:
             self._bytes_of[tenant] = held
         else:
             self._bytes_of.pop(tenant, None)
-
-    def _check_room(self, tenant: str) -> None:
-        limit = BODIES_OF_TENANT * self.most_bytes
-        if self._bytes_of.get(tenant, 0) > limit:
-            raise too_many_uploads(limit)
 
 
 def _decoder(request: Request, most_bytes: int) -> Callable[[bytes], bytes]:
@@ -126,21 +123,6 @@ def _give_way() -> None:
         os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + NICENESS)
 
 
-class _Timed(Generic[Value]):
-    """A function that measures what it takes of the processor."""
-
-    def __init__(self, work: Callable[[], Value]) -> None:
-        self._work = work
-        self.seconds = 0.0
-
-    def __call__(self) -> Value:
-        begun = time.thread_time()
-        try:
-            return self._work()
-        finally:
-            self.seconds = time.thread_time() - begun
-
-
 class LargeWork:
     """Runs large work of requests in threads: one piece per tenant at a time, and at most one per core.
 
@@ -170,19 +152,25 @@ class LargeWork:
         except BaseException:
             self._leave(tenant, queue)
             raise
-        timed = _Timed(work)
-        running = asyncio.ensure_future(self._in_thread(timed, gives_way=gives_way))
-        running.add_done_callback(lambda _: self._pay_back(timed, tenant, queue))
+        took_s, loop = 0.0, asyncio.get_running_loop()
+
+        def timed() -> Value:
+            nonlocal took_s
+            begun = time.thread_time()
+            try:
+                return work()
+            finally:
+                took_s = time.thread_time() - begun
+
+        async def in_thread() -> Value:
+            if not gives_way:
+                return await to_thread.run_sync(timed, limiter=self._threads)
+            async with self._threads:
+                return await loop.run_in_executor(self._patient, timed)
+
+        running = asyncio.ensure_future(in_thread())
+        running.add_done_callback(lambda _: loop.call_later(PAID_BACK * took_s, self._end, tenant, queue))
         return await asyncio.shield(running)  # a client that leaves does not end the thread's work, nor the turn
-
-    async def _in_thread(self, timed: _Timed[Value], *, gives_way: bool) -> Value:
-        if not gives_way:
-            return await to_thread.run_sync(timed, limiter=self._threads)
-        async with self._threads:
-            return await asyncio.get_running_loop().run_in_executor(self._patient, timed)
-
-    def _pay_back(self, timed: _Timed[Value], tenant: str, queue: _TenantQueue) -> None:
-        asyncio.get_running_loop().call_later(PAID_BACK * timed.seconds, self._end, tenant, queue)
 
     def _end(self, tenant: str, queue: _TenantQueue) -> None:
         queue.turn.release()
@@ -234,18 +222,14 @@ class RoundRobin:
         await granted
 
     def _grant(self) -> None:
-        while self._waiting and not self._grant_one():
-            pass
+        """Let the next request of the next client continue whose client is not gone."""
+        while self._waiting:
+            granted = self._waiting.take()
+            if not granted.done():
+                granted.set_result(None)
+                break
         if self._waiting:
             asyncio.get_running_loop().call_soon(self._grant)
-
-    def _grant_one(self) -> bool:
-        """Let the next request of the next client continue; return False if it had been given up."""
-        granted = self._waiting.take()
-        if granted.done():  # its client is gone
-            return False
-        granted.set_result(None)
-        return True
 
 
 SLICE_S, PERIOD_S = 0.003, 0.010
