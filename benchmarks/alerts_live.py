@@ -44,9 +44,9 @@ from benchmarks.alert_stack import AlertName, Fate, Stack, running_stack
 from prolepsis.core.config import DEFAULT_MODEL
 from prolepsis.engine.models.files.store import open_store
 from prolepsis.engine.models.heads.registry import find_head
-from prolepsis.lab.bench.prompts import load_prompts
-from prolepsis.lab.bench.provenance import provenance
-from prolepsis.server.cli.ask import in_flight
+from prolepsis.lab.measure.arrivals import in_flight
+from prolepsis.lab.measure.prompts import load_prompts
+from prolepsis.lab.measure.provenance import provenance
 from tests.commands import free_port, prolepsis, serving
 from tests.simulation.damaged_head import damaged_head
 from tests.simulation.server import keep_asking

@@ -18,7 +18,7 @@ from prolepsis.engine.drafting.draft import chain
 from prolepsis.engine.request import open_request
 from prolepsis.engine.rows import Row
 from prolepsis.engine.timings import StepTiming
-from prolepsis.lab.bench.provenance import provenance
+from prolepsis.lab.measure.provenance import provenance
 
 SAMPLES = (1, 8, 32)
 NODES = {"plain": 0, "drafts": 3}

@@ -40,9 +40,10 @@ from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.engine.build import assemble
 from prolepsis.engine.models.heads.registry import find_head, head_for
 from prolepsis.engine.models.load import LoadedModel, load_model
-from prolepsis.lab.bench.prompts import encode_prompts, load_prompts
-from prolepsis.lab.bench.provenance import provenance
-from prolepsis.server.cli.ask import ask, in_flight
+from prolepsis.lab.measure.arrivals import in_flight
+from prolepsis.lab.measure.prompts import encode_prompts, load_prompts
+from prolepsis.lab.measure.provenance import provenance
+from prolepsis.server.cli.ask import ask
 from tests.fake_client import INFO
 from tests.server.fakes import ByteTokenizer
 from tests.simulation.damaged_head import damaged_head
@@ -169,7 +170,7 @@ def _add_damage(found: Figures, taken: RolledBack, traffic: Traffic) -> None:
 def _warnings(file: Path, since: float) -> list[float]:
     """Return the seconds from `since` (Unix time) to each warning of drift in the audit log."""
     with closing(sqlite3.connect(file)) as connection:
-        rows = connection.execute("SELECT at, action FROM audit_entries WHERE action LIKE 'drift.%'").fetchall()
+        rows = connection.execute("SELECT at, action FROM chain_links WHERE action LIKE 'drift.%'").fetchall()
     return [datetime.fromisoformat(at).timestamp() - since for at, _ in rows]
 
 

@@ -21,7 +21,7 @@ from uuid import uuid4
 import httpx
 
 from benchmarks.stream_gaps import signed
-from prolepsis.lab.bench.provenance import provenance
+from prolepsis.lab.measure.provenance import provenance
 
 _LEAST_FIELDS, _LEAST_STATEMENTS = 6, 4
 _HEAD_LINES = 20

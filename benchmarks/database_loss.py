@@ -30,7 +30,7 @@ from sqlalchemy import func, select
 from prolepsis.control.store.migrate import upgrade
 from prolepsis.control.store.tables import request_records
 from prolepsis.core.kill_scope import EVERYTHING
-from prolepsis.lab.bench.provenance import provenance
+from prolepsis.lab.measure.provenance import provenance
 from tests.commands import free_port, prolepsis, serving
 from tests.control.store.databases import opened, postgresql_setting
 from tests.control.store.proxy import Proxy, proxied

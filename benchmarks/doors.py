@@ -23,7 +23,7 @@ import httpx
 
 from benchmarks.stream_gaps import signed
 from prolepsis.control.web.intake import body_limit
-from prolepsis.lab.bench.provenance import provenance
+from prolepsis.lab.measure.provenance import provenance
 
 Input = tuple[str, bytes, Mapping[str, str]]
 """Path, body, headers."""

@@ -21,7 +21,7 @@ import numpy as np
 from prolepsis.control.health.drift import DriftAlarm, DriftSettings, DriftStream
 from prolepsis.core.stats import JudgedDraft, TrafficClassCounts
 from prolepsis.engine.drafting.acceptance import FIRST_JUDGED
-from prolepsis.lab.bench.provenance import provenance
+from prolepsis.lab.measure.provenance import provenance
 from tests.simulation.drift_traffic import (
     CHANGE_S,
     CONCENTRATION,

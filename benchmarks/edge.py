@@ -48,9 +48,9 @@ from prolepsis.engine.drafting.proposer import Proposer, SequenceView
 from prolepsis.engine.drafting.proposers.prompt_lookup import PromptLookupProposer
 from prolepsis.engine.models.load import load_model
 from prolepsis.engine.thread import ThreadEngineClient
-from prolepsis.lab.bench.provenance import provenance
+from prolepsis.lab.measure.provenance import provenance
 from prolepsis.server.app import build
-from prolepsis.server.protocol import gateway_protocol
+from prolepsis.server.front.protocol import gateway_protocol
 from prolepsis.server.run import bind
 
 MODEL = EngineConfig().model

@@ -20,7 +20,7 @@ from uuid import uuid4
 
 import httpx
 
-from prolepsis.lab.bench.provenance import provenance
+from prolepsis.lab.measure.provenance import provenance
 
 WORD = " stone"
 NUM_OUTPUT = 4

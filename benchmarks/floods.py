@@ -24,10 +24,10 @@ from multiprocessing.synchronize import Event
 
 import httpx
 
-from benchmarks.other_tenants import TOO_MANY
 from benchmarks.stream_gaps import first_token_s, gaps, parser_of, report, signed, summary
 from prolepsis.control.web.intake import body_limit
 
+TOO_MANY = {"logit_bias": {str(i): 1 for i in range(49_152)}, "stop": [f"stop {i}" for i in range(10_000)]}
 MANY_AT_ONCE = 500
 NEW_REQUESTS = 8
 

@@ -22,11 +22,11 @@ from typing import Any
 
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.terminal.output import quiet_logs
-from prolepsis.engine.models.files.gguf import CONTROL, USER_DEFINED
-from prolepsis.engine.models.files.tokenizer import ModelTokenizer
+from prolepsis.engine.models.files.gguf_file import CONTROL, USER_DEFINED
 from prolepsis.engine.models.files.tokenizer_files import tokenizer_parts, with_formats
 from prolepsis.engine.models.load import LoadedModel, load_model
-from prolepsis.lab.bench.provenance import provenance
+from prolepsis.engine.text.model_tokenizer import ModelTokenizer
+from prolepsis.lab.measure.provenance import provenance
 from tests.engine.models.families import template_of, write_named
 from tests.exact.form_server import Answers, answer_all
 from tests.exact.forms import Asked, drawn, fault

@@ -17,12 +17,12 @@ from tokenizers import Tokenizer
 
 from prolepsis.core.errors import GrammarFailed, InvalidGrammar
 from prolepsis.core.requests import GrammarSpec
-from prolepsis.engine.grammar.gbnf import read
-from prolepsis.engine.grammar.grammars import Grammars
-from prolepsis.engine.grammar.matcher import CompiledGrammar
-from prolepsis.engine.grammar.source import as_lark
-from tests.engine.grammar.gbnf_texts import Texts, is_text
-from tests.engine.grammar.tiny import all_bytes
+from prolepsis.engine.text.grammar.gbnf import read
+from prolepsis.engine.text.grammar.grammars import Grammars
+from prolepsis.engine.text.grammar.matcher import CompiledGrammar
+from prolepsis.engine.text.grammar.source import as_lark
+from tests.engine.text.grammar.gbnf_texts import Texts, is_text
+from tests.engine.text.grammar.tiny import all_bytes
 
 LONGEST, LONGEST_CHANGED = 3000, 80
 """Characters of a text; of one that the rules are asked about, which takes long."""

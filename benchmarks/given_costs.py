@@ -60,8 +60,8 @@ from prolepsis.engine.speculation import Speculation
 from prolepsis.engine.step import Engine, EngineParts
 from prolepsis.engine.timings import Timings
 from prolepsis.engine.verification import Verification
-from prolepsis.lab.bench.prompts import encode_prompts, load_prompts
-from prolepsis.lab.bench.provenance import provenance
+from prolepsis.lab.measure.prompts import encode_prompts, load_prompts
+from prolepsis.lab.measure.provenance import provenance
 
 ROWS_MS = {
     "amx": {1: 2.2, 4: 3.1, 5: 3.2, 8: 4.9, 12: 6.4, 16: 8.5, 20: 9.7, 24: 10.8, 32: 12.6},

@@ -38,13 +38,13 @@ from prolepsis.engine.drafting.draft import Draft, chain
 from prolepsis.engine.drafting.proposer import Proposer, SequenceView
 from prolepsis.engine.models.files.checkpoint import Checkpoint
 from prolepsis.engine.models.files.config import llama_shaped
-from prolepsis.engine.models.files.tokenizer import ModelTokenizer, TokenizerParts
 from prolepsis.engine.models.load import LoadedModel, pick_device, pick_forward
 from prolepsis.engine.models.protocol import Batch, SequenceInput, TargetModel, pack
 from prolepsis.engine.models.targets.graphs import GraphedLean
 from prolepsis.engine.models.targets.lean import LeanModel
 from prolepsis.engine.step import Engine
-from prolepsis.lab.bench.provenance import provenance
+from prolepsis.engine.text.model_tokenizer import ModelTokenizer, TokenizerParts
+from prolepsis.lab.measure.provenance import provenance
 
 _NAMES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 SHAPES = {

@@ -21,9 +21,9 @@ from benchmarks.structured_schemas import BY_PROMPT, Schema, generated, instance
 from prolepsis.core.config import DEFAULT_MODEL
 from prolepsis.core.requests import JSON_STYLE
 from prolepsis.engine.models.files.store import resolve
-from prolepsis.engine.models.files.tokenizer import ModelTokenizer
 from prolepsis.engine.models.files.tokenizer_files import load_tokenizer
-from prolepsis.lab.bench.provenance import provenance
+from prolepsis.engine.text.model_tokenizer import ModelTokenizer
+from prolepsis.lab.measure.provenance import provenance
 
 
 class Walker(Protocol):

@@ -42,11 +42,11 @@ from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.core.stats import RequestStats
 from prolepsis.core.telemetry.logs import configure_logs
 from prolepsis.core.telemetry.metrics import Metrics
-from prolepsis.lab.bench.provenance import provenance
+from prolepsis.lab.measure.provenance import provenance
 from prolepsis.server.app import build
-from prolepsis.server.auth.key_file import KeyFile, new_key
-from prolepsis.server.auth.keys import Keys
-from prolepsis.server.protocol import gateway_protocol
+from prolepsis.server.front.key_file import KeyFile, new_key
+from prolepsis.server.front.keys import Keys
+from prolepsis.server.front.protocol import gateway_protocol
 from prolepsis.server.run import bind
 from prolepsis.server.sources import Sources
 from tests.fake_client import INFO, FakeEngineClient

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from multiprocessing import Pool
 from pathlib import Path
 
-from prolepsis.lab.bench.provenance import provenance
+from prolepsis.lab.measure.provenance import provenance
 from tests.simulation.edit_costs import EditTraffic
 from tests.simulation.guarantees import clopper_pearson
 from tests.simulation.live_control import Run, quantile, run

@@ -21,8 +21,8 @@ from benchmarks.two_servers import served
 from prolepsis.core.config import EngineConfig
 from prolepsis.engine.models.files.export import export_model
 from prolepsis.engine.models.files.store import resolve
-from prolepsis.lab.bench.prompts import load_prompts
-from prolepsis.lab.bench.provenance import provenance
+from prolepsis.lab.measure.prompts import load_prompts
+from prolepsis.lab.measure.provenance import provenance
 
 BOUND = 1e-2
 FLOAT32 = ("--weights", "f32", "--strict", "off", "--num-speculative-tokens", "0")

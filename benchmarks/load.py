@@ -21,7 +21,7 @@ from typing import cast
 
 import httpx
 
-from prolepsis.lab.bench.provenance import provenance
+from prolepsis.lab.measure.provenance import provenance
 
 PROMPTS = (
     "List the planets of the solar system.",

@@ -29,7 +29,7 @@ from prolepsis.core.stats import RequestStats
 from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.core.token_intervals import TokenIntervals
 from prolepsis.engine.start import start_engine
-from prolepsis.lab.bench.provenance import provenance
+from prolepsis.lab.measure.provenance import provenance
 
 PROMPT_TOKENS = 48
 Result = TypeVar("Result")

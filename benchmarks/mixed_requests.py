@@ -21,7 +21,7 @@ from typing import Any
 import httpx
 
 from benchmarks.stream_gaps import signed
-from prolepsis.lab.bench.provenance import provenance
+from prolepsis.lab.measure.provenance import provenance
 
 WATCHED = ("prolepsis_engine_restarts_total", "prolepsis_contained_faults_total", "prolepsis_requests_failing")
 MODES = ("", "", "auto", "always")
@@ -93,7 +93,7 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _prompts() -> str:
-    return (resources.files("prolepsis.lab.bench") / "prompts.jsonl").read_text(encoding="utf-8")
+    return (resources.files("prolepsis.lab.measure") / "prompts.jsonl").read_text(encoding="utf-8")
 
 
 def main() -> None:

@@ -29,11 +29,9 @@ import promql_parser
 import yaml
 
 from benchmarks.load import MIX, Seen, Target
-from prolepsis.lab.bench.provenance import provenance
-from prolepsis.ops.monitoring.files import RUNBOOK_URL, monitoring_files, write_monitoring
-from prolepsis.ops.monitoring.grafana import filled
+from prolepsis.lab.measure.provenance import provenance
+from prolepsis.ops.monitoring.files import RUNBOOK_URL, filled, monitoring_files, shipped, write_monitoring
 from prolepsis.ops.monitoring.objectives import parse_objectives
-from prolepsis.ops.monitoring.rules import shipped
 from tests.commands import free_port, prolepsis, serving
 
 Kind = Literal["panel", "recording", "alert"]

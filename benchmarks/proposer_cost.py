@@ -13,7 +13,6 @@ import random
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from prolepsis.core.plan import SpecPlan
@@ -22,34 +21,18 @@ from prolepsis.engine.drafting.acceptance import AcceptanceEstimator
 from prolepsis.engine.drafting.candidate import DraftRequest
 from prolepsis.engine.drafting.choose import ProposerSet
 from prolepsis.engine.drafting.cost import flat_cost
-from prolepsis.engine.drafting.proposer import Proposer
-from prolepsis.engine.drafting.proposers.prediction import PredictionProposer
+from prolepsis.engine.drafting.proposer import Proposer, SequenceFields
+from prolepsis.engine.drafting.proposers.expected_text import PredictionProposer
 from prolepsis.engine.drafting.proposers.prompt_lookup import PromptLookupProposer
 from prolepsis.engine.drafting.proposers.suffix import SuffixProposer
 from prolepsis.engine.drafting.window import DraftWindow
-from prolepsis.engine.grammar.matcher import Matcher
-from prolepsis.lab.bench.provenance import provenance
+from prolepsis.lab.measure.provenance import provenance
 
 CONTEXTS = (256, 1024, 2048)
 VOCAB = 49_152
 STEP_TOKENS = 2
 LIMIT = 16
-
-
-@dataclass
-class PlainSequence:
-    tokens: list[int]
-    num_prompt_tokens: int
-    key: str
-    prediction: tuple[int, ...] = ()
-    client_draft: None = None
-    cache_salt: str = ""
-    tenant: str = ""
-    traffic_class: str = ""
-    params: SamplingParams = field(default_factory=lambda: SamplingParams(temperature=0.0))
-    noise_key: int = 0
-    matcher: Matcher | None = None
-    pages: list[int] = field(default_factory=list)
+GREEDY = SamplingParams(temperature=0.0)
 
 
 def text(length: int, rng: random.Random) -> list[int]:
@@ -68,14 +51,14 @@ def warmed_suffix() -> SuffixProposer:
     """Return a suffix proposer that has seen 200 outputs."""
     rng, suffix = random.Random(1), SuffixProposer()
     for i in range(200):
-        suffix.forget(PlainSequence([0, *text(256, rng)], 1, f"past{i}"))
+        suffix.forget(SequenceFields(f"past{i}", [0, *text(256, rng)], 1, GREEDY))
     return suffix
 
 
 def microseconds(proposer: Proposer | ProposerSet, context: int, steps: int, seed: int) -> tuple[float, float]:
     """Return the median of a step and the time of the first call, in microseconds."""
     tokens = text(context + STEP_TOKENS * (steps + 1), random.Random(seed))
-    sample = PlainSequence(tokens[:context], context, f"r{seed}", prediction=tuple(tokens[context:]))
+    sample = SequenceFields(f"r{seed}", tokens[:context], context, GREEDY, prediction=tuple(tokens[context:]))
 
     def step() -> float:
         started = time.perf_counter()

@@ -31,10 +31,10 @@ from prolepsis.core.config import DEFAULT_MODEL
 from prolepsis.core.files import sha256_of
 from prolepsis.engine.models.files.quality import MeasuredQuality, record_quality
 from prolepsis.engine.models.files.store import resolve
-from prolepsis.engine.models.files.tokenizer import ModelTokenizer
 from prolepsis.engine.models.files.tokenizer_files import load_tokenizer
 from prolepsis.engine.native.processor import default_threads
-from prolepsis.lab.bench.provenance import commit, provenance
+from prolepsis.engine.text.model_tokenizer import ModelTokenizer
+from prolepsis.lab.measure.provenance import commit, provenance
 
 CHUNK = 512
 RESAMPLINGS = 2000

@@ -24,13 +24,13 @@ from llguidance import LLMatcher, LLTokenizer
 from prolepsis.core.config import DEFAULT_MODEL
 from prolepsis.core.errors import GrammarFailed, ProlepsisError
 from prolepsis.core.requests import JSON_STYLE, GrammarSpec
-from prolepsis.engine.grammar.grammars import Grammars
-from prolepsis.engine.grammar.validation import broken
 from prolepsis.engine.models.files.store import resolve
 from prolepsis.engine.models.files.tokenizer_files import load_tokenizer
-from prolepsis.server.openai.asked_form import AskedForm, asked_form
-from prolepsis.server.openai.bodies import CompletionBody, ToolBody
-from prolepsis.server.openai.constraint import constraint, tool_use
+from prolepsis.engine.text.grammar.grammars import Grammars
+from prolepsis.engine.text.grammar.validation import broken
+from prolepsis.server.preparing.asked_form import AskedForm, asked_form
+from prolepsis.server.preparing.bodies import CompletionBody, ToolBody
+from prolepsis.server.preparing.constraint import constraint, tool_use
 
 Case = dict[str, Any]
 

@@ -23,7 +23,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import get_args
@@ -35,10 +35,9 @@ from prolepsis.core.rounds import RemoteOutcome
 from prolepsis.core.telemetry.logs import configure_logs
 from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.engine.start import start_engine
-from prolepsis.lab.bench.arms import AUTO, PLAIN, Arm, ArmSetup, EngineArm
-from prolepsis.lab.bench.measure import Run, Schedule, Turn, measure
-from prolepsis.lab.bench.prompts import EncodedPrompt, encode_prompts, load_prompts
-from prolepsis.lab.bench.provenance import provenance
+from prolepsis.lab.measure.contenders import AUTO, PLAIN, EngineArm, Run, Schedule, measure
+from prolepsis.lab.measure.prompts import EncodedPrompt, encode_prompts, load_prompts
+from prolepsis.lab.measure.provenance import provenance
 from tests.commands import prolepsis, running
 
 REMOTE, BOTH = "remote", "auto+remote"
@@ -99,29 +98,28 @@ class Proxy:
         loop.call_at(max(due, loop.time()), writer.close)
 
 
+@dataclass(slots=True, kw_only=True)
 class CountingArm(EngineArm):
     """Counts the processor seconds of this process and the server's, by round."""
 
-    def __init__(self, arm: Arm, setup: ArmSetup, server: int, latency_ms: float) -> None:
-        """`server`: its process; `latency_ms`: nothing learned at another latency is used."""
-        super().__init__(arm, setup)
-        self._latency_ms = latency_ms
-        self.cpu_s: defaultdict[str, float] = defaultdict(float)
-        self._server = server
-        self._round = ""
+    server: int
+    """Its process."""
+    latency_ms: float
+    """Nothing learned at another latency is used."""
+    cpu_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    _round: str = ""
 
     async def begin(self, round_name: str) -> None:
-        await super().begin(f"{round_name} {self._latency_ms} ms")
+        await EngineArm.begin(self, f"{round_name} {self.latency_ms} ms")
         self._round = round_name
 
-    async def run(self, prompts: Sequence[EncodedPrompt], concurrency: int) -> Turn:
+    async def answer(self, prompts: Sequence[EncodedPrompt], run: Run) -> None:
         before = self._now()
-        turn = await super().run(prompts, concurrency)
+        await EngineArm.answer(self, prompts, run)
         self.cpu_s[self._round] += self._now() - before
-        return turn
 
     def _now(self) -> float:
-        times = Path(f"/proc/{self._server}/stat").read_text().rpartition(")")[2].split()[11:13]
+        times = Path(f"/proc/{self.server}/stat").read_text().rpartition(")")[2].split()[11:13]
         return time.process_time() + sum(map(int, times)) / os.sysconf("SC_CLK_TCK")
 
 
@@ -189,14 +187,17 @@ async def run(given: argparse.Namespace, key: Path, between: subprocess.Popen[st
         BOTH: SpecPlan(4, proposers=(*local, REMOTE)),
     }
     params = SamplingParams(temperature=given.temperature, max_tokens=given.tokens)
-    setup = ArmSetup(engine.client, params, {prompt.id: i for i, prompt in enumerate(prompts)})
+    seeds = {prompt.id: i for i, prompt in enumerate(prompts)}
     schedule = Schedule(tuple(int(load) for load in given.concurrency.split(",")), given.repeats)
     figures: list[Figure] = []
     for latency_ms in (float(text) for text in given.latency_ms.split(",")):
         between.stdin.write(f"{latency_ms}\n")
         between.stdin.flush()
         before = outcomes(metrics)
-        arms = [CountingArm(Arm(name, plan), setup, server, latency_ms) for name, plan in plans.items()]
+        arms = [
+            CountingArm(name, plan, engine.client, params, seeds, server=server, latency_ms=latency_ms)
+            for name, plan in plans.items()
+        ]
         runs = await measure(arms, prompts, schedule, lambda line: print(line, file=sys.stderr))
         counted = {outcome: number - before[outcome] for outcome, number in outcomes(metrics).items()}
         cpu_s = {arm.name: arm.cpu_s for arm in arms}

@@ -32,7 +32,7 @@ from pathlib import Path
 
 import httpx
 
-from prolepsis.lab.bench.provenance import provenance
+from prolepsis.lab.measure.provenance import provenance
 from tests.adapters.ray.processes import replica_processes
 
 SCHEMA = {

@@ -37,7 +37,7 @@ from prolepsis.engine.drafting.cost import CostCurve
 from prolepsis.engine.models.load import load_model
 from prolepsis.engine.profile import measure
 from prolepsis.engine.timings import PHASES
-from prolepsis.lab.bench.provenance import provenance
+from prolepsis.lab.measure.provenance import provenance
 from prolepsis.remote.channel import TO_FRONT_END
 from prolepsis.remote.host import STATUS_S
 from prolepsis.remote.messages import Status

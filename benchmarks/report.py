@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.yardsticks import label
 from prolepsis.core.config import DEFAULT_MODEL
-from prolepsis.lab.bench.tables import ranged
+from prolepsis.lab.measure.report import ranged
 
 RESULTS = Path(__file__).parent / "results"
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"

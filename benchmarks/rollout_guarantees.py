@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from prolepsis.lab.bench.provenance import provenance
+from prolepsis.lab.measure.provenance import provenance
 from tests.simulation.guarantees import SHARES, clopper_pearson, simulate
 from tests.simulation.rollout_traffic import REQUESTS_PER_S, Damage
 

@@ -35,7 +35,7 @@ from prolepsis.core.events import Event, Finished, Tokens
 from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.engine.start import start_engine
-from prolepsis.lab.bench.provenance import provenance
+from prolepsis.lab.measure.provenance import provenance
 from prolepsis.remote.engines import Engines
 from prolepsis.remote.prefixes import PrefixRouter, ReplicaRouter, page_hashes
 from tests.simulation.replicas import RoundRobin

@@ -37,9 +37,9 @@ from prolepsis.core.config import ServerConfig
 from prolepsis.core.engine_client import EngineClient
 from prolepsis.core.extras import RAY
 from prolepsis.core.telemetry.metrics import Metrics
-from prolepsis.lab.bench.provenance import provenance
+from prolepsis.lab.measure.provenance import provenance
 from prolepsis.remote.host import KeptFigures
-from prolepsis.server.auth.keys import Keys
+from prolepsis.server.front.keys import Keys
 from tests import commands
 from tests.adapters.ray.processes import replica_processes
 from tests.commands import free_port

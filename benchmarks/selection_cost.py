@@ -13,19 +13,21 @@ import json
 import random
 import statistics
 import time
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
-from benchmarks.proposer_cost import PlainSequence
 from prolepsis.core.plan import SpecPlan
+from prolepsis.core.requests import SamplingParams
 from prolepsis.engine.drafting.acceptance import AcceptanceEstimator
 from prolepsis.engine.drafting.candidate import DraftRequest
 from prolepsis.engine.drafting.choose import ProposerSet
 from prolepsis.engine.drafting.cost import flat_cost
 from prolepsis.engine.drafting.draft import Draft, best_first, chain
-from prolepsis.engine.drafting.proposer import SequenceView
+from prolepsis.engine.drafting.proposer import SequenceFields, SequenceView
 from prolepsis.engine.drafting.window import DraftWindow, StepLoad
-from prolepsis.lab.bench.provenance import provenance
+from prolepsis.engine.text.grammar.matcher import Matcher
+from prolepsis.lab.measure.provenance import provenance
 from tests.fake_proposer import Script, Scripted
 
 VOCAB = 49_152
@@ -33,6 +35,22 @@ LIMIT = 16
 DEPTH = 8
 SAMPLES = (1, 16)
 _PARENTS = (-1, 0, 1, 2, 3, 4, 5, 6, -1, 0, 8, 1, 9, 10)  # a chain of 8 and branches
+
+
+@dataclass
+class PlainSequence:
+    tokens: list[int]
+    num_prompt_tokens: int
+    key: str
+    prediction: tuple[int, ...] = ()
+    client_draft: None = None
+    cache_salt: str = ""
+    tenant: str = ""
+    traffic_class: str = ""
+    params: SamplingParams = field(default_factory=lambda: SamplingParams(temperature=0.0))
+    noise_key: int = 0
+    matcher: Matcher | None = None
+    pages: list[int] = field(default_factory=list)
 
 
 def chains(name: str) -> Script:
@@ -73,7 +91,7 @@ def scripted(kind: str) -> list[Scripted]:
 def microseconds(kind: str, num_sequences: int, steps: int, seed: int) -> tuple[float, float]:
     """Return medians of a step's `propose` and `commit`, less what was spent in the proposers."""
     rng = random.Random(seed)
-    samples: list[SequenceView] = [PlainSequence([0], 1, f"r{i}") for i in range(num_sequences)]
+    samples: list[SequenceView] = [SequenceFields(f"r{i}", [0], 1) for i in range(num_sequences)]
     proposers = ProposerSet(scripted(kind), DraftWindow(flat_cost(8.0, 0.2)), AcceptanceEstimator(), VOCAB)
     proposed, committed = [], []
     for _ in range(steps):

@@ -35,7 +35,7 @@ from prolepsis.engine.models.protocol import SequenceInput, TargetModel, pack
 from prolepsis.engine.native.bandwidth import read_bandwidth
 from prolepsis.engine.native.processor import default_threads
 from prolepsis.engine.start import EngineStart
-from prolepsis.lab.bench.provenance import provenance
+from prolepsis.lab.measure.provenance import provenance
 from prolepsis.server.cli.ask import TimedAnswer, ask
 from tests.commands import prolepsis, serving
 

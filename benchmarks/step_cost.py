@@ -30,8 +30,8 @@ from prolepsis.engine.drafting.choose import ProposerSet
 from prolepsis.engine.drafting.cost import flat_cost
 from prolepsis.engine.drafting.draft import ROOT, Draft, best_first
 from prolepsis.engine.drafting.proposer import Proposer, SequenceView
+from prolepsis.engine.drafting.proposers.expected_text import PredictionProposer
 from prolepsis.engine.drafting.proposers.grammar import GrammarProposer
-from prolepsis.engine.drafting.proposers.prediction import PredictionProposer
 from prolepsis.engine.drafting.proposers.suffix import SuffixProposer
 from prolepsis.engine.drafting.window import DraftWindow
 from prolepsis.engine.kv.pages import PagePool
@@ -44,7 +44,7 @@ from prolepsis.engine.speculation import Speculation
 from prolepsis.engine.step import Engine, EngineParts
 from prolepsis.engine.timings import PHASES, Timings
 from prolepsis.engine.verification import Verification
-from prolepsis.lab.bench.provenance import provenance
+from prolepsis.lab.measure.provenance import provenance
 
 VOCAB, STATES, LENGTH = 49_152, 128, 1024
 COLUMNS = (*PHASES, "costly", "outside", "nodes", "emitted")

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import httpx
 
-from prolepsis.lab.bench.provenance import provenance
+from prolepsis.lab.measure.provenance import provenance
 
 SCOPE = "rule:stop-latency"
 LONGEST_S = 10.0

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx
 
-from prolepsis.lab.bench.provenance import provenance
+from prolepsis.lab.measure.provenance import provenance
 
 NUM_TOKENS = 192
 PROMPT = "Write about rivers, lakes and the sea."

@@ -12,8 +12,8 @@ from benchmarks.quality import CHUNK, ChunkFigures, chunks_of, compare, summaris
 from benchmarks.quality_engines import Float32, Rounded, logits_of, open_engine, rounded
 from prolepsis.core.errors import ConfigError
 from prolepsis.engine.models.files.tokenizer_files import load_tokenizer
-from tests.engine.models.files.test_tokenizer import byte_level
 from tests.engine.models.tiny import save_tiny
+from tests.engine.text.test_tokenizer import byte_level
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ OUT is a GGUF file if it ends in .gguf, else a folder of transformers. Its text 
 import argparse
 from pathlib import Path
 
-from prolepsis.engine.models.files.gguf import CONTROL, USER_DEFINED
+from prolepsis.engine.models.files.gguf_file import CONTROL, USER_DEFINED
 from tests.engine.models.family import Family, write_family
 
 

@@ -33,9 +33,9 @@ from prolepsis.core.rounds import MAX_ROUNDS, Round
 from prolepsis.core.stats import EffectiveMode, ProposerCounts, RequestStats
 from prolepsis.core.telemetry.logs import configure_logs
 from prolepsis.core.telemetry.metrics import Metrics
-from prolepsis.engine.rounds import keep_rounds
+from prolepsis.engine.accounting import keep_rounds
 from prolepsis.engine.rows import SampledTokens
-from prolepsis.lab.bench.provenance import provenance
+from prolepsis.lab.measure.provenance import provenance
 from prolepsis.server.app import build
 from tests.fake_client import INFO, FakeEngineClient
 from tests.server.fakes import ByteTokenizer

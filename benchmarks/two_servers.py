@@ -19,8 +19,8 @@ from pathlib import Path
 
 import httpx
 
-from prolepsis.lab.bench.prompts import load_prompts
-from prolepsis.lab.bench.provenance import provenance
+from prolepsis.lab.measure.prompts import load_prompts
+from prolepsis.lab.measure.provenance import provenance
 from tests.commands import free_port, prolepsis, serving
 
 KINDS = ("stream", "whole")

@@ -13,7 +13,7 @@ import json
 import statistics
 from pathlib import Path
 
-from prolepsis.lab.bench.provenance import provenance
+from prolepsis.lab.measure.provenance import provenance
 from tests.simulation.guarantees import clopper_pearson
 from tests.simulation.rollout_traffic import Damage
 from tests.simulation.watching import alarms, peak_evidence, seconds_to_alarm

@@ -30,17 +30,17 @@ from prolepsis.engine.drafting.cost import flat_cost
 from prolepsis.engine.drafting.draft import ROOT, Draft, chain
 from prolepsis.engine.drafting.proposer import HiddenStateConsumer, Proposer, SequenceView
 from prolepsis.engine.drafting.window import DraftWindow
-from prolepsis.engine.grammar.grammars import Grammars
 from prolepsis.engine.hidden_states import HiddenStateRouter
 from prolepsis.engine.kv.pages import PagePool
 from prolepsis.engine.models.protocol import Batch, KVCache, ModelInfo
 from prolepsis.engine.paging import Paging
 from prolepsis.engine.rows import Row, SampledTokens
-from prolepsis.engine.runner import Computed, Runner
+from prolepsis.engine.runner import Computed, Runner, StepVerifier
 from prolepsis.engine.scheduler import Scheduler, SchedulerLimits
 from prolepsis.engine.speculation import Speculation
-from prolepsis.engine.step import Engine, EngineParts, StepVerifier
-from prolepsis.engine.text import Detokenizer
+from prolepsis.engine.step import Engine, EngineParts
+from prolepsis.engine.text.grammar.grammars import Grammars
+from prolepsis.engine.text.stream import Detokenizer
 
 VOCAB = 24
 EOS = 0

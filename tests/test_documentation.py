@@ -20,8 +20,8 @@ from typer.exceptions import TyperException
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from prolepsis.server.auth.key_file import KeyFile, new_key
 from prolepsis.server.cli.main import app
+from prolepsis.server.front.key_file import KeyFile, new_key
 from tests.loopback import Reply, Request, serving
 from tests.ops.console.scene import POLICY
 from tests.ops.console.served import served_scene, traffic
@@ -61,7 +61,7 @@ CANNOT_RUN = {
     "prolepsis exact": "takes minutes with the default model; tests/exact",
     "prolepsis profile": "measures for a minute; tests/lab/test_profile.py",
     "prolepsis drill run": "needs a server that allows drills; tests/lab/drills/test_command.py",
-    "prolepsis bench": "takes minutes; tests/lab/bench/test_measure.py",
+    "prolepsis bench": "takes minutes; tests/lab/measure/test_measure.py",
     "prolepsis rehearse": "loads a model, or needs what was measured; tests/lab/rehearse/test_command.py",
     "prolepsis tune": "needs what was measured; tests/lab/test_tune.py",
     "prolepsis batch run": "loads a model; tests/server/cli/test_batch.py",

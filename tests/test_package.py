@@ -97,7 +97,7 @@ def test_a_server_starts_without_what_few_need(tmp_path: Path) -> None:
 
 
 def test_the_shipped_prompts_are_sixteen_of_seven_kinds() -> None:
-    lines = (files("prolepsis.lab.bench") / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = (files("prolepsis.lab.measure") / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
     prompts = [json.loads(line) for line in lines]
     assert len(prompts) == 16
     assert len({p["id"] for p in prompts}) == 16

@@ -16,11 +16,11 @@ SOURCE = ROOT / "src"
 ROOMS = {"lab", "training", "adapters", "server", "ops", "control", "remote", "engine", "core"}
 UPPER = {"server": {"cli"}, "engine": {"commands"}, "core": {"telemetry", "terminal"}}
 """Folders of a room that its own modules do not import."""
-LOWER = {"engine": {"drafting", "grammar", "models", "kv", "sampling", "native"}}
+LOWER = {"engine": {"drafting", "models", "text", "kv", "sampling", "native"}}
 """Folders of a room that import none of its own modules."""
 CYCLES = ({"adapters.ray.arguments", "adapters.ray.serve", "adapters.ray.start"},)
 """Import cycles that are still there, imports inside functions included; none may come."""
-SHARED_NAMES = 2
+SHARED_NAMES = 1
 """Most class names that may stand in two or more modules; to be lowered with the names."""
 
 
@@ -84,6 +84,18 @@ def test_modules_of_a_room_stand_between_its_folders() -> None:
             assert not {(room, upper) for upper in UPPER.get(room, set())} & reached, name
         elif rest[0] in LOWER.get(room, set()):
             assert not {module for module in own if f"prolepsis.{room}.{module}" in modules()}, name
+
+
+def test_what_serves_meets_the_engine_by_its_text_side_and_client_alone() -> None:
+    """Commands start engines and read their files."""
+    found = {
+        other
+        for name, tree in modules().items()
+        if name.startswith("prolepsis.server.") and not name.startswith("prolepsis.server.cli")
+        for other in imported(tree)
+        if other.startswith("prolepsis.engine.") and not other.startswith("prolepsis.engine.text.")
+    }
+    assert found == {"prolepsis.engine.shares"}, "admission divides places as the engine does"
 
 
 def test_no_test_imports_a_benchmark() -> None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.contracts.scripted_server import Recording, Script, serve
-from prolepsis.server.openai import usage
+from prolepsis.server.answering import usage
 
 MODEL = "recorded-model"
 FILE = "figures.py"

@@ -29,15 +29,15 @@ from prolepsis.core.terminal.config import Settings, listed
 from prolepsis.core.terminal.flags import settings_here
 from prolepsis.core.terminal.output import exit_status, note, print_error
 from prolepsis.engine.commands.downloads import ensure_model
-from prolepsis.engine.models.files.chat_tokenizer import ChatTokenizer
 from prolepsis.engine.models.files.export import export_model
 from prolepsis.engine.models.files.store import resolve
 from prolepsis.engine.native.processor import default_threads
+from prolepsis.engine.text.tokenizer import ChatTokenizer
 from prolepsis.engine.timings import Timings
-from prolepsis.lab.bench.command import BenchJob, check_folder, measure_arms, parse_levels
-from prolepsis.lab.bench.measure import Notify, Schedule
-from prolepsis.lab.bench.prompts import DEFAULT_PROMPTS, load_prompts
-from prolepsis.lab.bench.provenance import provenance
+from prolepsis.lab.bench import BenchJob, check_folder, measure_arms, parse_levels
+from prolepsis.lab.measure.contenders import Notify, Schedule
+from prolepsis.lab.measure.prompts import DEFAULT_PROMPTS, load_prompts
+from prolepsis.lab.measure.provenance import provenance
 from prolepsis.server.cli.engine import running
 
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from prolepsis.core.errors import ConfigError, EngineError, ProlepsisError
 from prolepsis.core.terminal.config import listed
-from prolepsis.lab.bench.measure import Outcome, Turn
-from prolepsis.lab.bench.prompts import EncodedPrompt
+from prolepsis.lab.measure.contenders import Outcome, Run
+from prolepsis.lab.measure.prompts import EncodedPrompt
 
 VARIANTS = {
     "transformers": ("plain", "lookup"),
@@ -153,17 +153,17 @@ class PeerProcess:
         """Forget cached prefixes and learned outputs; the name of the round is not used."""
         await self._awake({"op": "begin"})
 
-    async def run(self, prompts: Sequence[EncodedPrompt], concurrency: int) -> Turn:
+    async def answer(self, prompts: Sequence[EncodedPrompt], run: Run) -> None:
         answer = await self._awake(
             {
                 "op": "run",
                 "prompts": [list(p.token_ids) for p in prompts],
                 "max_tokens": self._limits.max_tokens,
-                "concurrency": concurrency,
+                "concurrency": run.concurrency,
             }
         )
         pairs = zip(prompts, answer["outcomes"], strict=True)
-        return Turn([Outcome(p.id, p.category, tuple(o["tokens"]), float(o["seconds"])) for p, o in pairs])
+        run.outcomes += [Outcome(p.id, p.category, tuple(o["tokens"]), float(o["seconds"])) for p, o in pairs]
 
     async def close(self) -> None:
         """Kill the process and remove its log."""
@@ -230,16 +230,14 @@ class Peer:
             with self._contained():
                 await self._process.begin(round_name)
 
-    async def run(self, prompts: Sequence[EncodedPrompt], concurrency: int) -> Turn:
-        if self.failure is not None or (self._sequential and concurrency > 1):
-            return Turn([])
+    async def answer(self, prompts: Sequence[EncodedPrompt], run: Run) -> None:
+        if self.failure is not None or (self._sequential and run.concurrency > 1):
+            return
         started, cpu = time.perf_counter(), time.process_time()
-        turn = Turn([])
         with self._contained():
-            turn = await self._process.run(prompts, concurrency)
+            await self._process.answer(prompts, run)
         share = (time.process_time() - cpu) / (time.perf_counter() - started)
         self.max_cpu_share = max(self.max_cpu_share, share)
-        return turn
 
     async def close(self) -> None:
         await self._process.close()

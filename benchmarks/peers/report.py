@@ -6,12 +6,10 @@ from typing import Any
 from benchmarks.peers.process import Peer
 from prolepsis.core.engine_client import EngineInfo
 from prolepsis.core.terminal.output import print_table, warn
-from prolepsis.lab.bench.arms import PLAIN
-from prolepsis.lab.bench.measure import Run
-from prolepsis.lab.bench.provenance import hardware
-from prolepsis.lab.bench.quote import quote
-from prolepsis.lab.bench.report import ALL, Figures, Setting, document, outputs
-from prolepsis.lab.bench.tables import print_report, print_sentence, ranged
+from prolepsis.lab.measure.contenders import PLAIN, Run
+from prolepsis.lab.measure.provenance import hardware
+from prolepsis.lab.measure.report import ALL, Figures, Setting, document, print_report, print_sentence, ranged
+from prolepsis.lab.measure.verdicts import quote
 
 FAIRNESS = (
     " Peers empty their caches at the same points, and their processes are stopped while others run. `against` is our"
@@ -61,7 +59,7 @@ def base_of(name: str, names: Sequence[str]) -> str | None:
 
 def _outputs(figures: Figures, name: str) -> dict[str, object]:
     base = base_of(name, figures.names)
-    return {"compared_with": None, "concurrency": {}} if base is None else outputs(figures, name, base)
+    return {"compared_with": None, "concurrency": {}} if base is None else figures.outputs(name, base)
 
 
 def _against(figures: Figures, arms: Sequence[str], level: int) -> dict[str, object]:

@@ -11,9 +11,9 @@ from benchmarks.peers.process import LOOP, PeerSpec, find_peers, parse_peers
 from benchmarks.peers.report import base_of, print_peers_report
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.requests import SamplingParams
-from prolepsis.lab.bench.command import BenchJob
-from prolepsis.lab.bench.measure import Schedule
-from tests.lab.bench.fakes import ByteTokenizer, table_client, two_prompts
+from prolepsis.lab.bench import BenchJob
+from prolepsis.lab.measure.contenders import Schedule
+from tests.lab.measure.fakes import ByteTokenizer, table_client, two_prompts
 
 JOB = BenchJob(
     "file", two_prompts(), "auto,suffix@4", Schedule((1, 2), 2), SamplingParams(temperature=0.0, max_tokens=6)

@@ -12,7 +12,8 @@ import pytest
 
 from benchmarks.peers.process import LOOP, PeerLimits, PeerProcess, PeerSpec, peer_environment
 from prolepsis.core.errors import ConfigError, EngineError
-from prolepsis.lab.bench.prompts import EncodedPrompt
+from prolepsis.lab.measure.contenders import Run
+from prolepsis.lab.measure.prompts import EncodedPrompt
 
 LIMITS = PeerLimits(threads=1, max_tokens=3, max_model_len=64, max_num_seqs=4, eos_token_ids=(0,))
 PROMPTS = [EncodedPrompt("p1", "code", (5, 6)), EncodedPrompt("p2", "chat", (7,))]
@@ -64,12 +65,13 @@ async def test_a_peer_answers_prompts_by_token_ids(peer: PeerProcess) -> None:
     assert (peer.name, peer.versions["fake"], peer.versions["eos"]) == ("fake:plain", "1", "[0]")
     await peer.begin("r0")
     await peer.begin("r1")
-    turn = await peer.run(PROMPTS, 1)
-    assert [(o.prompt_id, o.category, o.token_ids, o.seconds) for o in turn.outcomes] == [
+    run = Run(peer.name, 1)
+    await peer.answer(PROMPTS, run)
+    assert [(o.prompt_id, o.category, o.token_ids, o.seconds) for o in run.outcomes] == [
         ("p1", "code", (11, 2, 1), 0.25),
         ("p2", "chat", (7, 2, 1), 0.25),
     ]
-    assert turn.outcomes[0].num_steps is None
+    assert run.outcomes[0].num_steps is None
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="the state of a process is read from /proc")
@@ -78,7 +80,7 @@ async def test_an_idle_peer_is_stopped_and_gone_after_close(loop: Path) -> None:
     await peer.load()
     pid = int(peer.versions["pid"])
     assert _state(pid) == "T"
-    await peer.run(PROMPTS, 1)
+    await peer.answer(PROMPTS, Run(peer.name, 1))
     assert _state(pid) == "T"
     await peer.close()
     assert str(pid) not in os.listdir("/proc")
@@ -100,13 +102,14 @@ def test_a_stopped_peer_does_not_outlive_a_killed_bench(loop: Path) -> None:
 
 async def test_an_error_inside_a_peer_is_told_and_it_goes_on(peer: PeerProcess) -> None:
     with pytest.raises(EngineError, match="fake:plain: ValueError: two is too many"):
-        await peer.run(PROMPTS, 2)
-    assert len((await peer.run(PROMPTS, 1)).outcomes) == 2
+        await peer.answer(PROMPTS, Run(peer.name, 2))
+    await peer.answer(PROMPTS, run := Run(peer.name, 1))
+    assert len(run.outcomes) == 2
 
 
 async def test_a_peer_that_dies_is_an_error_with_its_last_words(peer: PeerProcess) -> None:
     with pytest.raises(EngineError, match=r"fake:plain ended; its last words: .*noise"):
-        await peer.run(PROMPTS, 3)
+        await peer.answer(PROMPTS, Run(peer.name, 3))
 
 
 async def test_a_peer_that_cannot_load_says_why(loop: Path) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, get_args
 
 from fastapi import FastAPI
 from typer.core import TyperGroup
@@ -21,10 +21,11 @@ from typer.main import get_command
 from prolepsis.control.store import tables
 from prolepsis.control.web.routes import Route
 from prolepsis.core.config import EngineConfig, ServerConfig
+from prolepsis.core.stages import STAGES
 from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.core.terminal import output
 from prolepsis.core.terminal.config import environment_name, field_names
-from prolepsis.ops.tracing import names
+from prolepsis.ops.tracing.spans import SpanName
 from prolepsis.server.cli.main import COMMANDS, app, load_command
 from tests.contract.acts import ACTS
 from tests.core.telemetry.servers import server_with_everything
@@ -116,9 +117,18 @@ def metrics() -> Iterator[str]:
 
 def traces() -> Iterator[str]:
     """Yield the names of spans and of their attributes, and those of the audit log's export."""
-    found = {value for name, value in vars(names).items() if name.isupper() and isinstance(value, str)}
     export = (SOURCE / "control" / "audit" / "delivery.py").read_text()
-    yield from sorted(found | set(re.findall(r"\"(prolepsis\.[a-z_.]+)", export)))
+    audit = set(re.findall(r"\"(prolepsis\.[a-z_.]+)", export))
+    yield from sorted({*get_args(SpanName), *attributes(), *audit})
+
+
+def attributes() -> set[str]:
+    """Return the names of attributes of spans."""
+    name = re.compile(r"\"((?:prolepsis|gen_ai|http|error)\.[a-z_.0-9]+)\"")
+    files = (SOURCE / "core" / "request_figures.py", *(SOURCE / "ops" / "tracing").glob("*.py"))
+    return {f"prolepsis.stage.{stage}" for stage in STAGES} | {
+        found for file in files for found in name.findall(file.read_text())
+    }
 
 
 def acts() -> Iterator[str]:

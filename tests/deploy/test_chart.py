@@ -17,7 +17,7 @@ import prolepsis
 from prolepsis.control.store.signing import FILE_NAME
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.terminal.config import field_names, load_settings
-from prolepsis.server.auth.key_file import default_key_file
+from prolepsis.server.front.key_file import default_key_file
 from prolepsis.server.run import ABORT_GRACE_S
 from tests.deploy.written import CHART, image_variables, read_yaml
 

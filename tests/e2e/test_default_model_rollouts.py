@@ -10,7 +10,7 @@ import pytest
 from prolepsis.engine.build import assemble
 from prolepsis.engine.models.heads.registry import find_head, head_for
 from prolepsis.engine.models.load import LoadedModel
-from prolepsis.lab.bench.prompts import encode_prompts, load_prompts
+from prolepsis.lab.measure.prompts import encode_prompts, load_prompts
 from tests.default_model import CONFIG
 from tests.exact.oracle import at_any_price
 from tests.simulation.damaged_head import damaged_head

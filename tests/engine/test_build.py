@@ -14,15 +14,15 @@ from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.core.requests import SamplingParams
 from prolepsis.engine.build import assemble, build_engine, proposer_names
 from prolepsis.engine.drafting.cost import flat_cost
+from prolepsis.engine.drafting.remote.link import RemoteAddress
 from prolepsis.engine.kv.memory import MemoryUse
-from prolepsis.engine.models.files.tokenizer import ModelTokenizer
 from prolepsis.engine.models.load import LoadedModel
 from prolepsis.engine.native.processor import default_threads
 from prolepsis.engine.profile import curve_file
-from prolepsis.engine.remote import remote_proposer
 from prolepsis.engine.runner import Runner
 from prolepsis.engine.sampling.noise import noise_key
 from prolepsis.engine.start import start_engine
+from prolepsis.engine.text.model_tokenizer import ModelTokenizer
 from prolepsis.engine.watchdog import processor_clock
 from tests.fakes import Letters, TableModel, outputs, reference, request, run
 
@@ -160,6 +160,7 @@ def test_a_propose_server_has_a_key(tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_text("k" * 32)
     with pytest.raises(ConfigError, match="remote_proposer_key is not set"):
-        remote_proposer(EngineConfig(remote_proposer="[::1]:8600"), loaded(), None)
+        RemoteAddress.of(EngineConfig(remote_proposer="[::1]:8600"), b"")
     named = EngineConfig(remote_proposer="[::1]:8600", remote_proposer_key=key)
-    assert remote_proposer(named, loaded(), None).free
+    address = RemoteAddress.of(named, b"")
+    assert (address.host, address.port, address.tls) == ("::1", 8600, None)

@@ -17,7 +17,7 @@ from prolepsis.engine.drafting.worth import StepCost
 from prolepsis.engine.rows import Row
 from prolepsis.engine.speculation import Speculation
 from prolepsis.engine.step import Engine
-from tests.engine.grammar.tiny import few_tokens, grammars
+from tests.engine.text.grammar.tiny import few_tokens, grammars
 from tests.fake_proposer import Scripted
 from tests.fakes import EOS, VOCAB, EngineSetup, build, draft_chain, drain, request, run, submit, terminals
 

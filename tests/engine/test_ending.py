@@ -13,8 +13,8 @@ from prolepsis.engine.ending import Ending, cut_after_end, find_ending
 from prolepsis.engine.request import SequenceState, open_request
 from prolepsis.engine.sampling.sampler import Sampler
 from prolepsis.engine.verification import Verification
-from tests.engine.grammar import tiny
-from tests.engine.grammar.tiny import few_tokens, grammars, token_id
+from tests.engine.text.grammar import tiny
+from tests.engine.text.grammar.tiny import few_tokens, grammars, token_id
 from tests.fakes import EOS, VOCAB, EngineSetup, Letters, build, request, run
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from prolepsis.core.events import Event, Finished, Tokens
 from prolepsis.core.stats import RequestStats
-from prolepsis.engine.handover import INTERVAL_S, Handover
+from prolepsis.engine.thread import INTERVAL_S, Handover
 from tests.virtual_time import virtual_time
 from tests.waiting import ended
 

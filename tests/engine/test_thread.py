@@ -14,14 +14,14 @@ from prolepsis.core.events import Aborted, Event, Failed, Finished
 from prolepsis.core.messages import ApplyPlan
 from prolepsis.core.plan import PANIC_PLAN
 from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams
-from prolepsis.engine.grammar.grammars import Grammars
-from prolepsis.engine.grammar.matcher import CompiledGrammar
 from prolepsis.engine.runner import Runner
 from prolepsis.engine.sampling.sampler import Sampler
 from prolepsis.engine.step import Engine
+from prolepsis.engine.text.grammar.grammars import Grammars
+from prolepsis.engine.text.grammar.matcher import CompiledGrammar
 from prolepsis.engine.thread import ThreadEngineClient
 from prolepsis.engine.verification import Verification
-from tests.engine.grammar.tiny import few_tokens, text_of
+from tests.engine.text.grammar.tiny import few_tokens, text_of
 from tests.fakes import EOS, VOCAB, EngineSetup, TableModel, build, build_as, outputs, request, run
 
 ENDLESS = SamplingParams(temperature=0.0, max_tokens=100_000, ignore_eos=True)

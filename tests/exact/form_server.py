@@ -11,8 +11,8 @@ import httpx
 from prolepsis.core.config import EngineConfig, ServerConfig
 from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.engine.build import assemble
-from prolepsis.engine.models.files.tokenizer import ModelTokenizer
 from prolepsis.engine.models.load import LoadedModel
+from prolepsis.engine.text.model_tokenizer import ModelTokenizer
 from prolepsis.engine.thread import ThreadEngineClient
 from tests.server.application import build
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import jsonschema
 
-from prolepsis.engine.models.answer_formats.literal_arguments import LiteralArguments
-from prolepsis.engine.models.files.tokenizer import ModelTokenizer
+from prolepsis.engine.text.answer_formats.literal_arguments import LiteralArguments
+from prolepsis.engine.text.model_tokenizer import ModelTokenizer
 from tests.exact.form_server import Answer, Body
 
 PLACE = {

@@ -18,7 +18,6 @@ from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.engine.build import assemble
 from prolepsis.engine.drafting.explore import Explore, Kind
-from prolepsis.engine.models.files.tokenizer import ModelTokenizer
 from prolepsis.engine.models.files.weights import open_checkpoint
 from prolepsis.engine.models.heads.base import Candidates, HeadInfo
 from prolepsis.engine.models.load import LoadedModel
@@ -26,6 +25,7 @@ from prolepsis.engine.models.protocol import Batch, KVCache, SequenceInput, pack
 from prolepsis.engine.models.targets.lean_shape import LeanShape
 from prolepsis.engine.models.targets.native import NativeModel
 from prolepsis.engine.step import Engine
+from prolepsis.engine.text.model_tokenizer import ModelTokenizer
 from tests.engine.models.tiny import save_tiny
 from tests.fakes import Letters, TableCache, drain, outputs, slot_of, submit, terminals
 
@@ -54,11 +54,10 @@ def target(threads: int = 1) -> LoadedModel:
 
 def at_any_price(engine: Engine) -> Engine:
     """Let an engine draft although a pass of a tiny model takes less time than drafts for it."""
-    engine.speculation.payback = None
+    engine.speculation.decisions.payback = None
     engine.speculation.proposers.explore = explore = Generous()
-    for drafter in engine.speculation.proposers._drafters:
-        if drafter._effort is not None:
-            drafter._effort._explore = explore
+    for effort in engine.speculation.proposers._efforts.values():
+        effort._explore = explore
     return engine
 
 

@@ -12,7 +12,7 @@ from prolepsis.core.messages import ApplyPlan, OfferDraft
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import SamplingParams, SpeculationChoice
 from prolepsis.core.stats import RequestStats
-from prolepsis.engine.drafting.proposers.client import ClientProposer
+from prolepsis.engine.drafting.proposers.expected_text import ClientProposer
 from prolepsis.engine.drafting.proposers.suffix import SuffixProposer
 from tests.exact.serving import serve, setup_of
 from tests.fakes import VOCAB, build, outputs, request, submit, terminals

@@ -26,9 +26,10 @@ from prolepsis.engine.models.load import LoadedModel, identity_of, load_model
 from prolepsis.engine.models.protocol import SequenceInput, pack
 from prolepsis.engine.sampling.sampler import Sampler, SamplingRow
 from prolepsis.engine.thread import ThreadEngineClient
-from prolepsis.lab.bench.prompts import encode_prompts, load_prompts
 from prolepsis.lab.exact import first_difference
-from prolepsis.server.cli.ask import ask, in_flight
+from prolepsis.lab.measure.arrivals import in_flight
+from prolepsis.lab.measure.prompts import encode_prompts, load_prompts
+from prolepsis.server.cli.ask import ask
 from tests.default_model import CONFIG
 from tests.exact.oracle import at_any_price
 

@@ -13,12 +13,12 @@ from prolepsis.core.events import Event
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.engine.build import assemble
-from prolepsis.engine.models.files.tokenizer import ModelTokenizer
 from prolepsis.engine.models.files.weights import open_checkpoint
 from prolepsis.engine.models.load import LoadedModel
 from prolepsis.engine.models.targets.lean_shape import LeanShape
 from prolepsis.engine.models.targets.native import NativeModel
 from prolepsis.engine.step import Engine
+from prolepsis.engine.text.model_tokenizer import ModelTokenizer
 from tests.engine.models.kernels import NEEDS_KERNELS
 from tests.engine.models.tiny import save_tiny
 from tests.exact.oracle import CONFIG as TINY_CONFIG

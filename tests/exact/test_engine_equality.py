@@ -18,7 +18,7 @@ from prolepsis.core.requests import GenerateRequest, SamplingParams, Speculation
 from prolepsis.engine.drafting.draft import Draft, chain
 from prolepsis.engine.drafting.proposer import Proposer, SequenceView
 from prolepsis.engine.drafting.proposers.corpus import CorpusProposer
-from prolepsis.engine.drafting.proposers.prediction import PredictionProposer
+from prolepsis.engine.drafting.proposers.expected_text import PredictionProposer
 from prolepsis.engine.drafting.proposers.prompt_lookup import PromptLookupProposer
 from prolepsis.engine.drafting.proposers.suffix import SuffixProposer
 from prolepsis.engine.sampling.noise import noise_key

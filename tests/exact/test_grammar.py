@@ -23,14 +23,10 @@ from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams
 from prolepsis.engine.drafting.draft import Draft, chain
 from prolepsis.engine.drafting.proposer import Proposer, SequenceView
 from prolepsis.engine.drafting.proposers.draft_model import DraftModelProposer
+from prolepsis.engine.drafting.proposers.expected_text import PredictionProposer
 from prolepsis.engine.drafting.proposers.grammar import GrammarProposer
-from prolepsis.engine.drafting.proposers.prediction import PredictionProposer
 from prolepsis.engine.drafting.proposers.prompt_lookup import PromptLookupProposer
 from prolepsis.engine.drafting.proposers.suffix import SuffixProposer
-from prolepsis.engine.grammar.closed import closed
-from prolepsis.engine.grammar.grammars import Grammars
-from prolepsis.engine.grammar.matcher import CompiledGrammar, Matcher
-from prolepsis.engine.grammar.relaxed import relaxed
 from prolepsis.engine.models.files.weights import open_checkpoint
 from prolepsis.engine.models.protocol import TargetModel
 from prolepsis.engine.models.targets.lean import LeanModel
@@ -38,8 +34,12 @@ from prolepsis.engine.models.targets.lean_shape import LeanShape
 from prolepsis.engine.sampling.noise import noise_key
 from prolepsis.engine.sampling.processors import LogitBias, TokenHistory
 from prolepsis.engine.sampling.sampler import Sampler, SamplingRow
-from tests.engine.grammar.tiny import RECORD, few_tokens, grammars, json_schema, text_of
+from prolepsis.engine.text.grammar.closed import closed
+from prolepsis.engine.text.grammar.grammars import Grammars
+from prolepsis.engine.text.grammar.matcher import CompiledGrammar, Matcher
+from prolepsis.engine.text.grammar.relaxed import relaxed
 from tests.engine.models.tiny import save_tiny
+from tests.engine.text.grammar.tiny import RECORD, few_tokens, grammars, json_schema, text_of
 from tests.exact.serving import flawed, serve
 from tests.exact.serving import setup_of as unconstrained
 from tests.fake_proposer import Scripted

@@ -176,7 +176,7 @@ def test_estimates_of_the_old_head_are_dropped() -> None:
     engine = engine_with({"new": oracle("new")}, oracle("old"))
     submit(engine, ask("greedy"))
     drain(engine)
-    acceptance = engine.speculation.proposers._acceptance
+    acceptance = engine.speculation.proposers._board.acceptance
     assert acceptance.survival(HEAD, 1) != (0.6,)
     swap(engine, "new")
     assert acceptance.survival(HEAD, 1) == (0.6,), "the prior"

@@ -17,11 +17,11 @@ from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import MAX_LOGPROBS, WHOLE_VOCABULARY, GenerateRequest, SamplingParams
 from prolepsis.engine.build import assemble
 from prolepsis.engine.drafting.proposers.suffix import SuffixProposer
-from prolepsis.engine.models.files.tokenizer import ModelTokenizer
 from prolepsis.engine.models.files.weights import open_checkpoint
 from prolepsis.engine.models.load import LoadedModel
 from prolepsis.engine.models.targets.lean import LeanModel
 from prolepsis.engine.models.targets.lean_shape import LeanShape
+from prolepsis.engine.text.model_tokenizer import ModelTokenizer
 from tests.engine.models.tiny import save_tiny
 from tests.engine.test_scheduler import Sizes
 from tests.engine.test_verification import DAMAGED, DamagedModel

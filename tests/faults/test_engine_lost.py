@@ -15,7 +15,7 @@ from prolepsis.engine.drafting.proposer import Proposer
 from prolepsis.engine.drafting.proposers.prompt_lookup import PromptLookupProposer
 from prolepsis.engine.drafting.proposers.suffix import SuffixProposer
 from prolepsis.remote.engines import Engines
-from prolepsis.remote.member import FailoverSettings, Member
+from prolepsis.remote.members import FailoverSettings, Member
 from tests.fakes import build_as
 from tests.load.server import CountingClient, CountingEngine, TableServer, serving
 from tests.waiting import wait_for

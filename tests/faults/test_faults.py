@@ -13,8 +13,8 @@ from prolepsis.core.requests import GrammarSpec
 from prolepsis.core.telemetry.logs import configure_logs
 from prolepsis.engine.drafting.draft import Draft
 from prolepsis.engine.drafting.proposer import Proposer, SequenceView
-from prolepsis.engine.grammar.grammars import Grammars
-from prolepsis.engine.grammar.matcher import CompiledGrammar
+from prolepsis.engine.text.grammar.grammars import Grammars
+from prolepsis.engine.text.grammar.matcher import CompiledGrammar
 from tests.fakes import EOS, VOCAB, EngineSetup
 from tests.load.server import LetterTokenizer, TableServer, serving
 from tests.waiting import wait_for

@@ -15,12 +15,12 @@ from prolepsis.adapters.vllm.data_plane import ComputedPass
 from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.core.terminal.output import BAD_INPUT, FAILED
 from prolepsis.engine.drafting.divergence import Divergence
-from prolepsis.lab.bench.prompts import Prompt
 from prolepsis.lab.exact import Job, check, first_difference, last_logits, print_result
+from prolepsis.lab.measure.prompts import Prompt
 from prolepsis.server.cli.main import app
 from tests.adapters.vllm.table_plane import TablePlane, build
 from tests.fakes import EOS
-from tests.lab.bench.fakes import Alter, ByteTokenizer, table_client, tokens_of, two_prompts
+from tests.lab.measure.fakes import Alter, ByteTokenizer, table_client, tokens_of, two_prompts
 from tests.load.server import LetterTokenizer
 
 JOB = Job(two_prompts(), max_tokens=6, temperature=0.8, seed=3, concurrency=3)
@@ -86,7 +86,7 @@ async def test_a_difference_is_shown_with_position_tokens_and_class() -> None:
 
 async def test_an_answer_that_ends_early_is_an_unclassified_difference() -> None:
     report = await check(JOB, table_client(short_when_speculated, 0.0, 0.0), ByteTokenizer(), near_tie)
-    first = report.checked[0].differences[0]
+    first = report.cases[0].differences[0]
     assert (first.run, first.position, first.other, first.kind) == ("alone", 3, None, None)
 
 
@@ -119,7 +119,7 @@ async def test_where_the_model_is_out_of_reach_a_replay_classifies(gap: float, k
     job = Job(prompts, max_tokens=60, temperature=0.8, seed=3, concurrency=1)
     report = await check(job, client, EndingLetters())
     await client.close()
-    found = [one for checked in report.checked for one in checked.differences]
+    found = [one for case in report.cases for one in case.differences]
     assert {one.kind for one in found} == kinds
     assert all(one.margin is not None for one in found)
 

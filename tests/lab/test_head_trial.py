@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from prolepsis.core.events import Event, Finished
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import ProposerCounts, RequestStats
-from prolepsis.lab.bench.prompts import EncodedPrompt
 from prolepsis.lab.head_trial import MAX_TOKENS, PROPOSER, Trial, trial
+from prolepsis.lab.measure.prompts import EncodedPrompt
 from tests.fake_client import INFO, FakeEngineClient
 
 PROMPTS = [EncodedPrompt("a", "chat", (1, 2)), EncodedPrompt("b", "code", (3,))]

@@ -19,11 +19,11 @@ from prolepsis.core.plan import SpecPlan
 from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.engine.drafting.proposers.prompt_lookup import PromptLookupProposer
 from prolepsis.engine.drafting.proposers.suffix import SuffixProposer
-from prolepsis.engine.models.answer_formats.formats import AnswerFormats
 from prolepsis.engine.step import Engine, EngineParts
+from prolepsis.engine.text.answer_formats.formats import AnswerFormats
 from prolepsis.engine.thread import ThreadEngineClient
 from prolepsis.server.admission.controller import AdmissionController
-from prolepsis.server.auth.keys import Keys
+from prolepsis.server.front.keys import Keys
 from prolepsis.server.output.pipeline import LoadedPolicy
 from tests.fakes import EOS, VOCAB, EngineSetup, Letters, build_as
 from tests.server.application import build

@@ -9,14 +9,14 @@ from prolepsis.core.config import DEFAULT_MODEL
 from prolepsis.core.errors import FetchError
 from prolepsis.engine.models.files.quality import measured_quality
 from prolepsis.engine.models.files.store import ModelStore
-from prolepsis.engine.models.files.tokenizer import ModelTokenizer
 from prolepsis.engine.models.files.tokenizer_files import load_tokenizer
 from prolepsis.engine.models.files.weights import open_checkpoint
 from prolepsis.engine.models.targets.general import GeneralModel
 from prolepsis.engine.models.targets.lean import LeanModel
 from prolepsis.engine.models.targets.lean_shape import LeanShape
 from prolepsis.engine.models.targets.native import NativeModel
-from prolepsis.lab.bench.prompts import load_prompts
+from prolepsis.engine.text.model_tokenizer import ModelTokenizer
+from prolepsis.lab.measure.prompts import load_prompts
 from tests.engine.models.kernels import NEEDS_KERNELS
 from tests.engine.models.tiny import one, run
 

@@ -18,7 +18,7 @@ from prolepsis.engine.drafting.proposers.suffix import SuffixProposer
 from prolepsis.engine.step import Engine
 from prolepsis.engine.thread import ThreadEngineClient
 from prolepsis.remote.link import HostLink
-from tests.engine.grammar.tiny import RECORD, few_tokens, grammars, json_schema
+from tests.engine.text.grammar.tiny import RECORD, few_tokens, grammars, json_schema
 from tests.exact.cuts import Answer, answers_of
 from tests.exact.serving import setup_of
 from tests.fakes import VOCAB, build_as, terminals

@@ -13,7 +13,7 @@ from prolepsis.core.requests import GenerateRequest
 from prolepsis.engine.thread import ThreadEngineClient
 from prolepsis.remote.engines import Engines
 from prolepsis.remote.host import KeptFigures
-from prolepsis.remote.member import FailoverSettings
+from prolepsis.remote.members import FailoverSettings
 from tests.fakes import EngineSetup, build
 
 

@@ -13,7 +13,7 @@ from prolepsis.core.figures import EngineObserver
 from prolepsis.core.messages import Abort, OfferDraft
 from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.core.stats import ProposerCounts
-from prolepsis.engine.drafting.proposers.client import ClientProposer
+from prolepsis.engine.drafting.proposers.expected_text import ClientProposer
 from prolepsis.engine.sampling.noise import noise_key
 from prolepsis.engine.thread import ThreadEngineClient
 from tests.fakes import EngineSetup, build, outputs, reference, request

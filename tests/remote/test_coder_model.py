@@ -8,7 +8,7 @@ from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams
 from prolepsis.engine.models.load import LoadedModel
 from prolepsis.engine.start import EngineStart
 from prolepsis.remote.engines import Engines
-from prolepsis.remote.member import Member
+from prolepsis.remote.members import Member
 from prolepsis.remote.process import EngineSpawn
 from tests.coder_model import CONFIG, SLOW_S, needs_coder
 from tests.exact.cuts import answers_of

@@ -23,7 +23,7 @@ from prolepsis.core.messages import Abort, ApplyPlan, InjectFault, OfferDraft, S
 from prolepsis.core.plan import PANIC_PLAN
 from prolepsis.core.stats import RequestStats
 from prolepsis.remote.engines import Engines
-from prolepsis.remote.member import FailoverSettings, Member
+from prolepsis.remote.members import FailoverSettings, Member
 from tests.remote.scripted_engines import (
     DEAD,
     ELSEWHERE,

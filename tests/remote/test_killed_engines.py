@@ -8,7 +8,7 @@ import pytest
 from prolepsis.core.engine_client import EngineClient
 from prolepsis.engine.runner import Runner
 from prolepsis.remote.engines import Engines
-from prolepsis.remote.member import Member
+from prolepsis.remote.members import Member
 from tests.exact.cuts import Answer
 from tests.fakes import TableModel
 from tests.remote.killable_engines import LOAD, Killer, check, engine, kill, serve, undisturbed

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams
 from prolepsis.remote.engines import Engines
-from prolepsis.remote.member import Member
+from prolepsis.remote.members import Member
 from prolepsis.remote.process import EngineSpawn
 from tests.engine.models.kernels import NEEDS_KERNELS
 from tests.exact.cuts import answers_of

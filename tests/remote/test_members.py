@@ -9,10 +9,8 @@ from prolepsis.core.config import DRAFT_HEAD, HeadProposerName
 from prolepsis.core.engine_client import EngineClient, HeadSwapped
 from prolepsis.core.messages import SetCorpora
 from prolepsis.core.plan import PANIC_PLAN, SpecPlan
-from prolepsis.remote.continuation_metrics import ContinuationMetrics
-from prolepsis.remote.controls import RemoteControls
-from prolepsis.remote.member import FailoverSettings, Member
-from prolepsis.remote.members import Members
+from prolepsis.remote.engines import RemoteControls
+from prolepsis.remote.members import ContinuationMetrics, FailoverSettings, Member, Members
 from tests.remote.scripted_engines import HERE, Speaker
 from tests.virtual_time import virtual_time
 

@@ -19,12 +19,12 @@ from prolepsis.core.config import ServerConfig
 from prolepsis.core.engine_client import EngineClient
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.telemetry.metrics import Metrics
+from prolepsis.engine.text.tokenizer import Tokenizer
 from prolepsis.server import app
-from prolepsis.server.auth.keys import Keys
+from prolepsis.server.front.keys import Keys
 from prolepsis.server.output.pipeline import LoadedPolicy
 from prolepsis.server.services import Services
 from prolepsis.server.sources import Sources
-from prolepsis.server.tokenizer import Tokenizer
 
 _Wanted = TypeVar("_Wanted", bound=Feature)
 

@@ -15,9 +15,9 @@ from prolepsis.control.store.store import Store
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.telemetry.logs import configure_logs
 from prolepsis.core.telemetry.metrics import Metrics
-from prolepsis.server.auth.keys import Keys
+from prolepsis.server.front.keys import Keys
+from prolepsis.server.front.protocol import GatewayProtocol, gateway_protocol
 from prolepsis.server.output.pipeline import LoadedPolicy
-from prolepsis.server.protocol import GatewayProtocol, gateway_protocol
 from prolepsis.server.run import bind
 from tests.server.application import build
 from tests.server.fakes import ByteTokenizer, FakeEngine

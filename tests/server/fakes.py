@@ -7,9 +7,8 @@ from prolepsis.core.errors import InvalidParameter, ProlepsisError
 from prolepsis.core.events import Event, Failed, Finished, FinishReason, TokenLogprobs, Tokens
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import EffectiveMode, ProposerCounts, RequestStats, TrafficClassCounts
-from prolepsis.engine.models.answer_formats.formats import AnswerFormats
-from prolepsis.engine.models.answer_formats.reasoning import THINK
-from prolepsis.engine.models.files.fill_marks import FillMarks
+from prolepsis.engine.text.answer_formats.formats import THINK, AnswerFormats
+from prolepsis.engine.text.named_tokens import FillMarks
 from tests.fake_client import INFO, FakeEngineClient
 
 END = 256

@@ -10,9 +10,9 @@ import httpx
 import openai
 import pytest
 
-from prolepsis.server.auth.key_file import KeyFile, new_key
-from prolepsis.server.auth.keys import Keys
 from prolepsis.server.corpora import MOST_BYTES
+from prolepsis.server.front.key_file import KeyFile, new_key
+from prolepsis.server.front.keys import Keys
 from tests.server.batches.conftest import Serve, serving
 from tests.server.conftest import Served
 from tests.server.fakes import FakeEngine

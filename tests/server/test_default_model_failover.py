@@ -14,7 +14,7 @@ from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.engine.models.load import LoadedModel
 from prolepsis.engine.start import EngineStart
 from prolepsis.remote.engines import Engines
-from prolepsis.remote.member import Member
+from prolepsis.remote.members import Member
 from tests.default_model import CONFIG
 from tests.server.application import build
 from tests.server.test_default_model import ASKED, FORMS

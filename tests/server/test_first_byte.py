@@ -17,7 +17,7 @@ from prolepsis.core.events import Event, Failed
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import RequestStats
 from prolepsis.core.telemetry.metrics import Metrics
-from prolepsis.server.stream import OPENS_AFTER_S
+from prolepsis.server.answering.stream import OPENS_AFTER_S
 from tests.fake_client import FakeEngineClient
 from tests.server.application import build
 from tests.server.conftest import steady

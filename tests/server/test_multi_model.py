@@ -12,8 +12,8 @@ from starlette.testclient import TestClient
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.telemetry.metrics import Metrics
-from prolepsis.server.auth.key_file import KeyFile, new_key
-from prolepsis.server.auth.keys import Keys
+from prolepsis.server.front.key_file import KeyFile, new_key
+from prolepsis.server.front.keys import Keys
 from prolepsis.server.multi_model import MultiModelApp
 from prolepsis.server.services import Services
 from tests.fake_client import INFO

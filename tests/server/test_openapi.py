@@ -25,8 +25,8 @@ from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.server.dialects.anthropic.routes import MessagesReply
 from prolepsis.server.dialects.llamacpp.routes import LlamaCppReply
 from prolepsis.server.dialects.ollama.routes import OllamaReply
+from prolepsis.server.known import VERIFY_ROUTES
 from prolepsis.server.openai import replies
-from prolepsis.server.openai.facts import VERIFY_ROUTES
 from tests.server.application import build
 from tests.server.conftest import Served, served
 from tests.server.fakes import ByteTokenizer, FakeEngine

@@ -8,7 +8,7 @@ import pytest
 from prolepsis.core.errors import TokensOutOfPlace
 from prolepsis.core.events import Event
 from prolepsis.core.requests import GenerateRequest
-from prolepsis.server.deltas import Positions
+from prolepsis.server.text.deltas import Positions
 from tests.server.fakes import FakeEngine
 
 Connect = Callable[[FakeEngine], httpx.AsyncClient]

@@ -32,8 +32,8 @@ from prolepsis.engine.runner import Computed
 from prolepsis.engine.sampling.noise import noise_key
 from prolepsis.engine.speculation import Speculation
 from prolepsis.engine.step import Engine
-from prolepsis.server.request_account import classified
-from prolepsis.server.service_health import ServiceHealth
+from prolepsis.server.answering.account import classified
+from prolepsis.server.status.service_health import ServiceHealth
 from tests import fakes
 from tests.fake_proposer import Scripted
 from tests.server.application import build as build_app

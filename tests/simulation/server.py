@@ -28,8 +28,8 @@ from prolepsis.core.figures import Figure, StepDone
 from prolepsis.core.messages import ApplyPlan, Control, StopRun
 from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.engine.step import Engine
+from prolepsis.engine.text.tokenizer import Tokenizer
 from prolepsis.engine.thread import ThreadEngineClient
-from prolepsis.server.tokenizer import Tokenizer
 from tests.server.application import build, feature_of
 
 ROUTE = "/v1/completions"

@@ -24,21 +24,16 @@ class EngineInfo:
     forward: str
     vocab_size: int
     max_model_len: int
-    fingerprint: str
-    """Hash of tokenizer, weights and forward; `system_fingerprint` of the OpenAI API."""
+    fingerprint: str  # hash of tokenizer, weights and forward; `system_fingerprint` of the OpenAI API
     exactness: Literal["strict", "normal"]
     exactness_reason: str
     proposers: tuple[str, ...]
-    draft_head: str | None = None
-    """NAME@VERSION of the draft head in use."""
-    candidate_head: str | None = None
-    """The second draft head, which drafts only if it is named."""
-    num_experts: int = 0
-    """Experts in each layer of a mixture-of-experts target, 0 for others."""
+    draft_head: str | None = None  # NAME@VERSION of the draft head in use
+    candidate_head: str | None = None  # the second draft head, which drafts only if it is named
+    num_experts: int = 0  # experts in each layer of a mixture-of-experts target, 0 for others
     default_sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
     """Values for sampling parameters that requests leave out."""
-    weights: str = ""
-    """As in `ExactGroup`, and so are the next two."""
+    weights: str = ""  # as in `ExactGroup`, and so are the next two
     tokenizer: str = ""
     machine: str = ""
     draft_head_reason: str = ""
@@ -81,8 +76,7 @@ class EngineMember:
     """One of several engines that serve as one."""
 
     name: str
-    exact_group: str
-    """As `ExactGroup.digest`."""
+    exact_group: str  # as `ExactGroup.digest`
     ready: bool
     detail: str
     num_running: int
@@ -95,8 +89,7 @@ class PromptProgress:
     """How much of a request's prompt has been read."""
 
     request_id: str
-    num_read: int
-    """Of its tokens, cached ones included."""
+    num_read: int  # of its tokens, cached ones included
     num_cached: int
     num_tokens: int
 
@@ -114,14 +107,10 @@ class EngineHealth:
     """Reason why it is not alive or not ready, or the part that it serves without; empty if it is whole."""
     num_running: int = 0
     num_waiting: int = 0
-    kv_usage: float = 0.0
-    """Share of KV pages in use, 0 to 1."""
-    max_running: int = 0
-    """Most sequences that run at once; 0: not known."""
-    is_leaving: bool = False
-    """It ends once its requests have ended, so it is asked for nothing more."""
-    num_elsewhere: int = 0
-    """Requests that other front ends have in it."""
+    kv_usage: float = 0.0  # share of KV pages in use, 0 to 1
+    max_running: int = 0  # most sequences that run at once; 0: not known
+    is_leaving: bool = False  # it ends once its requests have ended, so it is asked for nothing more
+    num_elsewhere: int = 0  # requests that other front ends have in it
     not_begun: tuple[str, ...] = ()
     """Ids of the requests of which no pass has computed anything yet. Upstream engines do not say."""
     reading: tuple[PromptProgress, ...] = ()
@@ -136,8 +125,7 @@ class Demand:
 
     queue_age_s: float
     """Age of the oldest request that waits in front of an engine, or in one for its first pass; not of batch work."""
-    num_waiting: int
-    """Requests in front of the engines."""
+    num_waiting: int  # requests in front of the engines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,14 +135,10 @@ class InstalledHead:
     name: str
     version: int
     aliases: tuple[str, ...]
-    target: str
-    """Name of the target it was trained for; empty if unknown."""
-    misfit: str | None
-    """Reason why it cannot draft for the engine's target."""
-    size: int
-    """Bytes of its weights."""
-    chain_of_3: float | None
-    """Tokens of a step with a chain of three drafted tokens, on held-out text."""
+    target: str  # name of the target it was trained for; empty if unknown
+    misfit: str | None  # reason why it cannot draft for the engine's target
+    size: int  # bytes of its weights
+    chain_of_3: float | None  # tokens of a step with a chain of three drafted tokens, on held-out text
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -173,8 +157,7 @@ class HeadSwapped:
 
     previous: str | None
     current: str | None
-    step: int
-    """Steps that the engine ran before."""
+    step: int  # steps that the engine ran before
 
 
 class EngineClient(Protocol):

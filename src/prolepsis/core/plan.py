@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import get_args
 
-from prolepsis.core.stats import EffectiveReason
+from prolepsis.core.reasons import EffectiveReason, OverloadReason
 
 MAX_STOPPED_RUNS = 256
 """Stopped runs that an engine remembers; requests of older runs have all ended."""
 
-_OFF: tuple[EffectiveReason, ...] = ("overload_plain", "overload_batch_waits", "overload_low_refused")
+_OFF: tuple[OverloadReason, ...] = get_args(OverloadReason)
 """Reasons of plans that turn speculation off, which requests report."""
 
 KILLED = "killed"

@@ -1,4 +1,4 @@
-"""Requests to the engine: prompt, sampling parameters, constraints (compiled by `engine.grammar`), speculation."""
+"""Requests to the engine: prompt, sampling parameters, constraints (compiled by `engine.text.grammar`), speculation."""
 
 import math
 from collections.abc import Callable
@@ -7,6 +7,7 @@ from typing import Literal
 
 from prolepsis.core.continuation import Continuation
 from prolepsis.core.errors import InvalidParameter
+from prolepsis.core.reasons import OffReason
 
 GrammarKind = Literal["json_schema", "regex", "choice", "lark"]
 
@@ -30,16 +31,13 @@ class GrammarSpec:
 
 
 MAX_TOP_LOGPROBS = 20
-WHOLE_VOCABULARY = -1
-"""In place of a number of likeliest tokens: all tokens."""
+WHOLE_VOCABULARY = -1  # in place of a number of likeliest tokens: all tokens
 MAX_LOGPROBS = 2**18
 """Most log-probabilities of a request's prompt, and of its answer where it asks for those of the whole vocabulary."""
 MAX_LOGIT_BIASES = 4096
 MAX_STOP_STRINGS = 16
-MAX_STOP_CHARACTERS = 1024
-"""Longest stop string."""
-_LEAST_TOP_P = 1e-6
-"""The likeliest of a million tokens has at least this probability."""
+MAX_STOP_CHARACTERS = 1024  # longest stop string
+_LEAST_TOP_P = 1e-6  # the likeliest of a million tokens has at least this probability
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +49,9 @@ class SamplingParams:
     top-k, top-p, min-p.
     """
 
-    temperature: float = 1.0
-    """0 is greedy: the target's argmax, ties broken by the lowest token id."""
-    top_k: int = 0
-    """Keep the k likeliest tokens; 0 keeps all."""
-    top_p: float = 1.0
-    """0 keeps the likeliest token only."""
+    temperature: float = 1.0  # 0 is greedy: the target's argmax, ties broken by the lowest token id
+    top_k: int = 0  # keep the k likeliest tokens; 0 keeps all
+    top_p: float = 1.0  # 0 keeps the likeliest token only
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
@@ -71,12 +66,10 @@ class SamplingParams:
     """Keys the noise: the same seed and prompt give the same tokens. The server draws one where none is given."""
     logprobs: int | None = None
     """None: none; k: log-probability of each emitted token and of the k likeliest, from the target's raw logits."""
-    allowed_token_ids: tuple[int, ...] = ()
-    """The only tokens of the answer; none: all."""
+    allowed_token_ids: tuple[int, ...] = ()  # the only tokens of the answer; none: all
     logprob_token_ids: tuple[int, ...] = ()
     """Tokens whose log-probabilities stand in place of those of the likeliest."""
-    prompt_logprobs: int | None = None
-    """As `logprobs`, of each token of the prompt but the first."""
+    prompt_logprobs: int | None = None  # as `logprobs`, of each token of the prompt but the first
     scored_from: int = 1
     """The first token of the prompt whose log-probability is asked for; those before it may come from the cache."""
 
@@ -183,7 +176,6 @@ _RANGES: tuple[tuple[str, str, Callable[[float], bool]], ...] = (
 
 
 SpecMode = Literal["auto", "off", "always", "shadow"]
-OffReason = Literal["requested_off", "rule_off", "no_rule", "not_drawn", "rolled_back", "not_eligible", "flag_off"]
 
 
 BACKGROUND = 5
@@ -202,8 +194,7 @@ class SpeculationChoice:
     off_reason: OffReason = "requested_off"
     """In mode off, the reason: the caller, the policy, a rollback, earlier drafts, or a feature flag turned speculation
     off."""
-    num_speculative_tokens: int | None = None
-    """Ceiling on drafted tokens a step; None leaves it to the engine."""
+    num_speculative_tokens: int | None = None  # ceiling on drafted tokens a step; None leaves it to the engine
     proposers: tuple[str, ...] | None = None
     """Names of the proposers allowed; None allows every proposer of the plan."""
     rollout_run: str = ""
@@ -225,29 +216,21 @@ class GenerateRequest:
     request_id: str
     prompt_token_ids: tuple[int, ...]
     params: SamplingParams
-    n: int = 1
-    """Samples of the same prompt; sample i is keyed by (seed, i) and they share the prompt's pages."""
-    priority: int = 0
-    """Lower runs first; equal priorities run in order of arrival."""
+    n: int = 1  # samples of the same prompt; sample i is keyed by (seed, i) and they share the prompt's pages
+    priority: int = 0  # lower runs first; equal priorities run in order of arrival
     deadline_s: float | None = None
     """Seconds after arrival at which the request is failed with `DeadlineExceeded`."""
     cache_salt: str = ""
     """Made from tenant and caller: nothing that is drafted or cached under one salt is visible under another."""
-    traffic_class: str = ""
-    """The class by which proposers are counted and judged (`core.facts`)."""
-    kill_scopes: frozenset[str] = frozenset()
-    """Scopes by which the kill switch may stop it (`core.kill_scope`)."""
-    prediction_token_ids: tuple[int, ...] = ()
-    """The caller's predicted output (OpenAI `prediction`), tokenised."""
+    traffic_class: str = ""  # the class by which proposers are counted and judged (`core.facts`)
+    kill_scopes: frozenset[str] = frozenset()  # scopes by which the kill switch may stop it (`core.kill_scope`)
+    prediction_token_ids: tuple[int, ...] = ()  # the caller's predicted output (OpenAI `prediction`), tokenised
     grammar: GrammarSpec | None = None
     """Every emitted token keeps the answer inside this language; None leaves it free."""
     speculation: SpeculationChoice = field(default_factory=SpeculationChoice)
-    keeps_rounds: bool = False
-    """Its stats have the figures of its first rounds."""
-    tells_drafts: bool = False
-    """Its `Tokens` say what was proposed."""
-    records_drafts: bool = False
-    """Its stats have its drafts, as a rehearsal replays them."""
+    keeps_rounds: bool = False  # its stats have the figures of its first rounds
+    tells_drafts: bool = False  # its `Tokens` say what was proposed
+    records_drafts: bool = False  # its stats have its drafts, as a rehearsal replays them
     paced: bool = False
     """Its tokens leave evenly over the time of their steps: its `Tokens` come as soon as their step has ended."""
     emitted: tuple[tuple[int, ...], ...] = ()

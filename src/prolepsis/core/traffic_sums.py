@@ -1,9 +1,16 @@
 """Sums over requests that ended, and their ratios: counts add, so a ratio is taken last."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from math import sqrt
+from typing import Annotated
+
+from pydantic import Field, computed_field
 
 from prolepsis.core.stats import DeviceSeconds, RequestStats
+
+LEAST_REQUESTS = 20  # with fewer requests a ratio has no bounds, and a saving is not shown: it would be luck
+_Z = 1.96  # standard errors of a 95 % interval
 
 
 def ratio(part: float, whole: float) -> float | None:
@@ -11,9 +18,52 @@ def ratio(part: float, whole: float) -> float | None:
     return part / whole if whole else None
 
 
-LEAST_REQUESTS = 20
-"""With fewer requests a saving is not shown: it would be luck."""
-_Z = 1.96  # standard errors of a 95 % interval
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """An estimate with bounds of 95 %; null: not known."""
+
+    estimate: float | None
+    lower: float | None = None
+    upper: float | None = None
+
+    def mapped(self, growing: Callable[[float], float | None]) -> "Interval":
+        """Return what a growing function makes of it."""
+        known = (self.estimate, self.lower, self.upper)
+        return Interval(*(None if value is None else growing(value) for value in known))
+
+
+@dataclass(slots=True)
+class RatioSums:
+    """A ratio of sums over requests; its size does not depend on how many there were.
+
+    Its variance is that of the linearised ratio (Cochran, Sampling Techniques, 1977, section 6.3): requests differ, and
+    tokens of one request resemble each other, so the request is what counts as one observation.
+    """
+
+    number: int = 0
+    x: float = 0.0
+    n: float = 0.0
+    xx: float = 0.0
+    xn: float = 0.0
+    nn: float = 0.0
+
+    def add(self, x: float, n: float) -> None:
+        """Process one request's part of numerator and denominator."""
+        self.number += 1
+        self.x, self.n = self.x + x, self.n + n
+        self.xx, self.xn, self.nn = self.xx + x * x, self.xn + x * n, self.nn + n * n
+
+    @property
+    def interval(self) -> Interval | None:
+        """None if the denominator is 0."""
+        if self.n <= 0.0:
+            return None
+        share = self.x / self.n
+        if self.number < LEAST_REQUESTS:
+            return Interval(share)
+        squares = max(0.0, self.xx - 2.0 * share * self.xn + share * share * self.nn)
+        spread = _Z * sqrt(squares * self.number / (self.number - 1)) / self.n
+        return Interval(share, share - spread, share + spread)
 
 
 @dataclass(slots=True)
@@ -23,9 +73,13 @@ class Drafted:
     num_draft_tokens: int = 0
     num_accepted: int = 0
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def acceptance_rate(self) -> float | None:
         return ratio(self.num_accepted, self.num_draft_tokens)
+
+
+_Hidden = Annotated[float, Field(exclude=True)]  # no part of replies
 
 
 @dataclass(slots=True)
@@ -34,31 +88,34 @@ class TrafficSums(Drafted):
 
     num_requests: int = 0
     num_output_tokens: int = 0
+    num_steps: int = 0
     device_s: float = 0.0
     predicted_plain_s: float = 0.0
-    device_squares: float = 0.0
-    """Squares and products by request, for the interval of what is saved."""
-    predicted_squares: float = 0.0
-    products: float = 0.0
+    device_squares: _Hidden = 0.0  # squares and products by request, for the interval of what is saved
+    predicted_squares: _Hidden = 0.0
+    products: _Hidden = 0.0
 
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def tokens_per_step(self) -> float | None:
+        return ratio(self.num_output_tokens, self.num_steps)
+
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def saved(self) -> float | None:
         """1 - device time / predicted device time of plain decoding."""
         spent = ratio(self.device_s, self.predicted_plain_s)
         return None if spent is None else 1.0 - spent
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def saved_bounds(self) -> tuple[float, float] | None:
-        """The 95 % interval of `saved`, at one look; None with fewer than `LEAST_REQUESTS`.
-
-        That of a linearised ratio (Cochran, Sampling Techniques, 1977, section 6.3): the request is the observation.
-        """
-        spent = ratio(self.device_s, self.predicted_plain_s)
-        if spent is None or self.num_requests < LEAST_REQUESTS:
+        """The 95 % interval of `saved`, at one look; null with fewer than 20 requests."""
+        squares = (self.device_squares, self.products, self.predicted_squares)
+        spent = RatioSums(self.num_requests, self.device_s, self.predicted_plain_s, *squares).interval
+        if spent is None or spent.lower is None or spent.upper is None:
             return None
-        squares = max(0.0, self.device_squares - 2.0 * spent * self.products + spent * spent * self.predicted_squares)
-        spread = _Z * sqrt(squares * self.num_requests / (self.num_requests - 1)) / self.predicted_plain_s
-        return 1.0 - spent - spread, 1.0 - spent + spread
+        return 1.0 - spent.upper, 1.0 - spent.lower
 
     def add(self, other: "TrafficSums") -> None:
         for name in _NAMES:
@@ -71,7 +128,7 @@ _NAMES = tuple(field.name for field in fields(TrafficSums))
 def sums_of(stats: RequestStats) -> TrafficSums:
     """Return the sums of one request."""
     sums = sums_of_device(stats.device)
-    sums.num_output_tokens = stats.num_output_tokens
+    sums.num_output_tokens, sums.num_steps = stats.num_output_tokens, stats.num_steps
     sums.num_draft_tokens, sums.num_accepted = stats.num_draft_tokens, stats.num_accepted
     return sums
 

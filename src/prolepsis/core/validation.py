@@ -180,7 +180,6 @@ def shown_value(value: object) -> str:
 
 
 def _beginning(value: object, most: int) -> object:
-    """Return the value shortened to what an error message shows."""
     inner = max(1, most // 4)
     if isinstance(value, str | bytes):
         return value[:_MOST_CHARACTERS]

@@ -16,27 +16,20 @@ and `host` in this one.
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import isfinite
 
 from prolepsis.core.plan import SpecPlan
-from prolepsis.core.stats import (
-    DeviceSeconds,
-    EffectiveMode,
-    EffectiveReason,
-    Mode,
-    PlainReason,
-    ProposerCounts,
-    count_draft,
-)
+from prolepsis.core.reasons import EffectiveReason, PlainReason
+from prolepsis.core.rounds import MAX_ROUNDS, Round
+from prolepsis.core.stats import DeviceSeconds, EffectiveMode, Mode, ProposerCounts, count_draft
 from prolepsis.engine.drafting.cost import CostCurve
 from prolepsis.engine.drafting.shadow import ShadowDraft
 from prolepsis.engine.request import Request, SequenceState
-from prolepsis.engine.rows import Row
+from prolepsis.engine.rows import Row, SampledTokens
 from prolepsis.engine.timings import StepTiming
 
-_SHORT = 4
-"""A prediction of so few tokens is looked for in the prompt as a whole."""
+_SHORT = 4  # a prediction of so few tokens is looked for in the prompt as a whole
 _NOT_ASKED: frozenset[PlainReason] = frozenset(
     {"too_costly", "backoff", "breaker_open", "shadow_budget", "decision_failed", "no_capacity"}
 )
@@ -88,8 +81,9 @@ def _charge_drafting(rows: Sequence[Row], timing: StepTiming) -> None:
         if row.draft is not None or row.shadow is not None or not (plain is None or plain in _NOT_ASKED):
             asked.append(request.stats.device)
     everyone = learning or [row.sequence.request.stats.device for row in rows]
-    _share(asked or everyone, timing.propose)
-    _share(everyone, timing.learn)
+    for payers, seconds in ((asked or everyone, timing.propose), (everyone, timing.learn)):
+        for device in payers:
+            device.propose += seconds / len(payers)
 
 
 def _split(cost: CostCurve, num_sequences: int, num_tokens: int, num_context: int) -> tuple[float, float, float]:
@@ -104,12 +98,6 @@ def _split(cost: CostCurve, num_sequences: int, num_tokens: int, num_context: in
     return parts if isfinite(alone + plain + whole) and isfinite(sum(parts)) else (1.0, 0.0, 0.0)
 
 
-def _share(payers: Sequence[DeviceSeconds], seconds: float) -> None:
-    part = seconds / len(payers)
-    for device in payers:
-        device.propose += part
-
-
 def count_scheduled(request: Request, now: float) -> None:
     """A pass has a row of the request: until now it may have waited for rows of others, also while it ran."""
     request.begun = True
@@ -119,7 +107,6 @@ def count_scheduled(request: Request, now: float) -> None:
 
 
 def count_started(sequence: SequenceState) -> None:
-    """A sequence of the request starts to run."""
     request = sequence.request
     if not request.started:
         request.started = True
@@ -135,7 +122,6 @@ def count_cached(row: Row) -> None:
 
 
 def count_stopped(request: Request, now: float) -> None:
-    """A sequence of the request stops running: preempted, or ended."""
     request.num_running -= 1
     if request.num_running == 0 and request.queued_since is None:
         request.queued_since = now
@@ -230,3 +216,47 @@ def _reason(request: Request, plan: SpecPlan) -> EffectiveReason:
         if plain != "no_capacity" and count > steps:
             frequent, steps = plain, count
     return frequent
+
+
+def keep_rounds(
+    rows: Sequence[Row],
+    sampled: Sequence[SampledTokens | None],
+    timing: StepTiming,
+    span: tuple[float, float],
+    versions: Mapping[str, str],
+) -> None:
+    """Keep a step that was just committed as one of the first rounds of the requests that verified a draft in it.
+
+    `span`: beginning and commit of the step on the engine's clock. `versions`: of the draft heads, by proposer. The
+    cost: `benchmarks.tracing_cost`.
+    """
+    for row, result in zip(rows, sampled, strict=True):
+        draft = row.draft
+        if draft is None or result is None:
+            continue
+        sequence = row.sequence
+        request = sequence.request
+        rounds = request.stats.rounds
+        if not request.source.keeps_rounds or len(rounds) >= MAX_ROUNDS:
+            continue
+        position = row.start + row.num_tokens - sequence.num_prompt_tokens
+        num_emitted = sequence.num_output_tokens - position
+        names = sorted(set(draft.sources or (draft.proposer,)))
+        version = next((versions[name] for name in names if name in versions), "")
+        rounds.append(
+            Round(
+                span[0] - request.arrival,
+                span[1] - request.arrival,
+                timing.propose,
+                timing.forward,
+                timing.verify,
+                sequence.index,
+                position,
+                "+".join(names),
+                version,
+                len(draft.tokens),
+                draft.depth,
+                min(len(result.path), num_emitted),
+                num_emitted,
+            )
+        )

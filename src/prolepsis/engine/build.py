@@ -1,6 +1,6 @@
 """Builds an engine from a configuration: the one place that puts its parts together."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,46 +26,45 @@ from prolepsis.engine.draft_head_slot import DraftHeadSlot
 from prolepsis.engine.drafting.acceptance import AcceptanceEstimator
 from prolepsis.engine.drafting.call_watch import CallWatch
 from prolepsis.engine.drafting.choose import ProposerSet
-from prolepsis.engine.drafting.cost import flat_cost
+from prolepsis.engine.drafting.cost import CostCurve, flat_cost
 from prolepsis.engine.drafting.payback import Payback
-from prolepsis.engine.drafting.paying_loads import paying_loads
 from prolepsis.engine.drafting.proposer import HiddenStateConsumer, Proposer
-from prolepsis.engine.drafting.proposers.client import ClientProposer
 from prolepsis.engine.drafting.proposers.copies import TextCodec
 from prolepsis.engine.drafting.proposers.corpus import CorpusProposer
 from prolepsis.engine.drafting.proposers.draft_model import DraftModelProposer
 from prolepsis.engine.drafting.proposers.early_exit import SCRATCH_PAGES, EarlyExitProposer
+from prolepsis.engine.drafting.proposers.expected_text import ClientProposer, PredictionProposer
 from prolepsis.engine.drafting.proposers.grammar import GrammarProposer
 from prolepsis.engine.drafting.proposers.head import HeadProposer
-from prolepsis.engine.drafting.proposers.prediction import PredictionProposer
 from prolepsis.engine.drafting.proposers.prompt_lookup import PromptLookupProposer
 from prolepsis.engine.drafting.proposers.suffix import SuffixProposer
 from prolepsis.engine.drafting.proposers.synthetic import SyntheticProposer
-from prolepsis.engine.drafting.window import DraftWindow
+from prolepsis.engine.drafting.proposers.vocabulary import vocabulary_digest
+from prolepsis.engine.drafting.remote.link import Link, RemoteAddress
+from prolepsis.engine.drafting.remote.proposer import RemoteProposer, RemoteSettings
+from prolepsis.engine.drafting.window import DraftWindow, paying_loads
 from prolepsis.engine.exactness import Exactness, decide, passed_file
-from prolepsis.engine.grammar.grammars import Grammars
 from prolepsis.engine.hidden_states import HiddenStateRouter
 from prolepsis.engine.kept_prefixes import FOLDER, KeptPrefixes
 from prolepsis.engine.kv.memory import MemoryUse, parse_bytes
 from prolepsis.engine.kv.pages import PagePool
-from prolepsis.engine.machine_cache import machine_file
 from prolepsis.engine.memory import Loaded, check_head, plan_memory
 from prolepsis.engine.models.draft_models import warn_of_other_target
 from prolepsis.engine.models.heads.aliases import HeadAliases
 from prolepsis.engine.models.heads.base import DraftHead
 from prolepsis.engine.models.heads.registry import chosen_head, head_folder, head_for, list_heads, misfit_of
 from prolepsis.engine.models.load import LoadedModel, build_of, load_model, machine_of
-from prolepsis.engine.models.protocol import ArgmaxModel, KVCache, TargetModel, ThreadedModel
-from prolepsis.engine.models.targets.early_exit import EarlyExit, make_exit
-from prolepsis.engine.native.processor import default_threads
+from prolepsis.engine.models.protocol import ArgmaxModel, KVCache, ThreadedModel
+from prolepsis.engine.models.targets.early_exit import make_exit
+from prolepsis.engine.native.processor import default_threads, machine_file
 from prolepsis.engine.paging import Paging
 from prolepsis.engine.profile import cost_curve, curve_file
-from prolepsis.engine.remote import REMOTE, remote_proposer
 from prolepsis.engine.runner import Runner, require_features
 from prolepsis.engine.sampling.sampler import Sampler
 from prolepsis.engine.scheduler import Scheduler, SchedulerLimits
 from prolepsis.engine.speculation import Speculation
 from prolepsis.engine.step import Engine, EngineParts
+from prolepsis.engine.text.grammar.grammars import Grammars
 from prolepsis.engine.verification import Verification
 from prolepsis.engine.watchdog import processor_clock
 
@@ -83,6 +82,7 @@ FREE_PROPOSERS: dict[str, Callable[[EngineConfig, TextCodec | None], Proposer]] 
 """Proposers that need nothing but the configuration and the target's tokenizer, if it is known."""
 
 DRAFT_MODEL = "draft_model"
+REMOTE = RemoteProposer.name
 EARLY_EXIT = EarlyExitProposer.name
 EXIT_SEQUENCES = 16
 """Sequences that an early exit drafts for in one step: its scratch pages are whole pages of the target."""
@@ -133,8 +133,11 @@ def assemble(
     """
     model, info = target.model, target.model.info
     threads = config.threads or default_threads()
-    exactness = decide(model, config.strict, passed_file(target.fingerprint, threads, build_of(model)))
-    early, exit_sequences = _early_exit(config, model)
+    on_machine = (target.fingerprint, threads, build_of(model))
+    exactness = decide(model, config.strict, passed_file(*on_machine))
+    early, exit_sequences = None, 0
+    if EARLY_EXIT in proposer_names(config) and config.early_exit_layer is not None:
+        early, exit_sequences = make_exit(model, config.early_exit_layer), min(config.max_requests, EXIT_SEQUENCES)
     loaded = Loaded(info, draft.model.info if draft else None, head.info if head else None, exit_sequences)
     plan = plan_memory(config, loaded, reserved)
     num_pages, max_model_len = plan.num_pages, plan.max_model_len
@@ -147,20 +150,24 @@ def assemble(
         proposers.append(EarlyExitProposer(early, cache, **scratch))
     if slot.head is not None:
         proposers.append(slot.head)
-    speculation = _speculation(config, target, proposers, max_model_len)
-    hidden_states = _hidden_states(model, [*([slot.head] if slot.head else []), *consumers])
+    cost = cost_curve(model, curve_file(*on_machine)) if proposers else flat_cost()
+    speculation = _speculation(config, info.vocab_size, proposers, cost, max_model_len)
+    hidden_states = HiddenStateRouter(
+        [*([slot.head] if slot.head else []), *consumers], always_capture=not isinstance(model, ArgmaxModel)
+    )
+    if hidden_states.aux_layers:
+        require_features(model)
     spec_plan = AppliedPlan(SpecPlan(num_speculative_tokens=config.num_speculative_tokens))
-    folder = machine_file(FOLDER, target.fingerprint, threads, build_of(model)).with_suffix("")
-    pages, cost = _pages(config, folder, num_pages, cache, [*slots.values()]), speculation.proposers.cost
+    paging = _paging(config, machine_file(FOLDER, *on_machine).with_suffix(""), num_pages, cache, slots.values())
     log.info("engine_built", model=info.name, forward=info.forward, pages=num_pages, exactness=exactness.mode)
+    team = model.team if isinstance(model, ThreadedModel) else None
+    sampler = Sampler(info.vocab_size, info.eos_token_ids, team=team)
     parts = EngineParts(
         info=_described(target, max_model_len, exactness, speculation.proposers, slot),
-        scheduler=_scheduler(
-            config, target, max_model_len, pages, spec_plan, chunks=ChunkLimit(config.chunk_limit_ms, cost)
-        ),
+        scheduler=_scheduler(config, target, max_model_len, paging, spec_plan, cost=cost),
         speculation=speculation,
         runner=Runner(model, cache),
-        verifier=Verification(_sampler(model), max_model_len=max_model_len),
+        verifier=Verification(sampler, max_model_len=max_model_len),
         plan=spec_plan,
         observer=observer,
         hidden_states=hidden_states,
@@ -170,18 +177,6 @@ def assemble(
         installed_heads=partial(_installed_heads, target, config.model_dir),
     )
     return Engine(parts)
-
-
-def _sampler(model: TargetModel) -> Sampler:
-    team = model.team if isinstance(model, ThreadedModel) else None
-    return Sampler(model.info.vocab_size, model.info.eos_token_ids, team=team)
-
-
-def _early_exit(config: EngineConfig, model: TargetModel) -> tuple[EarlyExit | None, int]:
-    """Return the configured early exit, and for how many sequences it drafts in one step."""
-    if EARLY_EXIT not in proposer_names(config) or config.early_exit_layer is None:
-        return None, 0
-    return make_exit(model, config.early_exit_layer), min(config.max_requests, EXIT_SEQUENCES)
 
 
 def _draft_head_slots(
@@ -226,18 +221,11 @@ def _installed_heads(target: LoadedModel, root: Path | None) -> list[InstalledHe
 
 
 def _speculation(
-    config: EngineConfig, target: LoadedModel, proposers: Sequence[Proposer], max_model_len: int
+    config: EngineConfig, vocab_size: int, proposers: Sequence[Proposer], cost: CostCurve, max_model_len: int
 ) -> Speculation:
-    threads = config.threads or default_threads()
-    file = curve_file(target.fingerprint, threads, build_of(target.model))
-    cost = cost_curve(target.model, file) if proposers else flat_cost()
-    drafters = ProposerSet(
-        proposers,
-        DraftWindow(cost, token_overhead_ms=0.01),
-        AcceptanceEstimator(),
-        target.model.info.vocab_size,
-        watch=CallWatch(config.propose_limit_ms / 1000.0 if config.propose_limit_ms else None),
-    )
+    watch = CallWatch(config.propose_limit_ms / 1000.0 if config.propose_limit_ms else None)
+    window = DraftWindow(cost, token_overhead_ms=0.01)
+    drafters = ProposerSet(proposers, window, AcceptanceEstimator(), vocab_size, watch=watch)
     return Speculation(
         drafters,
         max_step_tokens=config.max_step_tokens,
@@ -247,13 +235,6 @@ def _speculation(
     )
 
 
-def _hidden_states(model: TargetModel, consumers: Sequence[HiddenStateConsumer]) -> HiddenStateRouter:
-    router = HiddenStateRouter(consumers, always_capture=not isinstance(model, ArgmaxModel))
-    if router.aux_layers:
-        require_features(model)
-    return router
-
-
 def _scheduler(
     config: EngineConfig,
     target: LoadedModel,
@@ -261,18 +242,17 @@ def _scheduler(
     paging: Paging,
     plan: AppliedPlan,
     *,
-    chunks: ChunkLimit,
+    cost: CostCurve,
 ) -> Scheduler:
-    info = target.model.info
-    limits = SchedulerLimits(
-        config.max_requests, config.max_step_tokens, max_model_len, info.vocab_size, info.eos_token_ids
-    )
-    grammars = Grammars(target.tokenizer.to_json, info.vocab_size, info.eos_token_ids)
+    size, ends = target.model.info.vocab_size, target.model.info.eos_token_ids
+    limits = SchedulerLimits(config.max_requests, config.max_step_tokens, max_model_len, size, ends)
+    grammars = Grammars(target.tokenizer.to_json, size, ends)
+    chunks = ChunkLimit(config.chunk_limit_ms, cost)
     return Scheduler(limits, paging, plan, target.tokenizer, grammars, chunks=chunks)
 
 
-def _pages(
-    config: EngineConfig, folder: Path, num_pages: int, cache: KVCache, slots: Sequence[DraftHeadSlot]
+def _paging(
+    config: EngineConfig, folder: Path, num_pages: int, cache: KVCache, slots: Iterable[DraftHeadSlot]
 ) -> Paging:
     """Return the paging of sequences; a page is copied and cleared in all caches that have one of its number.
 
@@ -338,14 +318,17 @@ def _proposers(
             assert draft is not None, "the draft model is loaded with its proposer"
             proposers.append(DraftModelProposer(draft.model, draft.tokenizer, target.tokenizer, num_pages=num_pages))
     if REMOTE in proposer_names(config):
-        proposers.append(remote_proposer(config, target, observer))
+        address = RemoteAddress.of(config, vocabulary_digest(target.tokenizer))
+        settings = RemoteSettings(config.remote_proposer_ahead, config.remote_proposer_wait_ms / 1000.0)
+        observe = observer.observe if observer is not None else None
+        size = target.model.info.vocab_size
+        proposers.append(RemoteProposer(Link(address.connect), address.key, size, settings, observe=observe))
     return proposers
 
 
 def _described(
     target: LoadedModel, max_model_len: int, exactness: Exactness, proposers: ProposerSet, slot: DraftHeadSlot
 ) -> EngineInfo:
-    """Return the facts that an engine shows to its clients."""
     info = target.model.info
     return EngineInfo(
         model=info.name,

@@ -14,13 +14,11 @@ from prolepsis.engine.drafting.cost import CostCurve
 from prolepsis.engine.request import SequenceState
 from prolepsis.engine.rows import Row
 
-LEAST_TOKENS = 8
-"""Prompt tokens that every pass may have: fewer take little less time."""
+LEAST_TOKENS = 8  # prompt tokens that every pass may have: fewer take little less time
 MOST_READ = 8
 """Prompts that are read in turns; further ones start only where a pass has room for all of their tokens."""
 _OF_PASS = 0.5  # of the time of the decoding rows, which prompts may take in any case
-_SHORT = 4
-"""Short passes take this part of the limit."""
+_SHORT = 4  # short passes take this part of the limit
 _NEARLY = 1.25  # times what a pass takes with one row
 _ALONE_MS = 5000.0
 """Longest time of a pass in which nothing decodes: callers see that it goes on, and an end loses little."""

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from prolepsis.core.config import CANDIDATE_HEAD
 from prolepsis.core.kill_scope import kill_scope
 from prolepsis.core.plan import SpecPlan
+from prolepsis.core.reasons import PlainReason
 from prolepsis.core.requests import SpeculationChoice
-from prolepsis.core.stats import PlainReason
 from prolepsis.engine.drafting.candidate import DraftRequest
 from prolepsis.engine.drafting.choose import ProposerSet
 from prolepsis.engine.drafting.ledger import DisabledProposers, origin_of
@@ -21,8 +21,7 @@ from prolepsis.engine.drafting.shadow import ShadowBudget
 from prolepsis.engine.request import Request, SequenceState
 from prolepsis.engine.rows import Row
 
-SAMPLED_DRAFTS = 2
-"""Drafts of a sampled request that are compared."""
+SAMPLED_DRAFTS = 2  # drafts of a sampled request that are compared
 _ENOUGH, _MEMORY_S = 8, 15.0
 """Requests with a decided draft, and the time in which there were so many where nothing has to be sampled."""
 _OFF = SpeculationChoice("off")
@@ -30,8 +29,6 @@ _OFF = SpeculationChoice("off")
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """No draft is made."""
-
     reason: PlainReason | None = None
 
 
@@ -59,10 +56,8 @@ _PLAIN = Plain()
 class _Admission:
     """Decided once for a request, when its first row comes."""
 
-    is_refused: bool
-    """It is in shadow, and the budget of shadow has no room for it."""
-    num_samples: int = 0
-    """Drafts that are still to be compared, of a request that is not in shadow."""
+    is_refused: bool  # it is in shadow, and the budget of shadow has no room for it
+    num_samples: int = 0  # drafts that are still to be compared, of a request that is not in shadow
 
 
 class Decisions:
@@ -138,7 +133,6 @@ class Decisions:
         self._ended = {key: ended for key, ended in self._ended.items() if key[0] != proposer}
 
     def forget(self, sequence: SequenceState) -> None:
-        """The sequence ended."""
         request = sequence.request
         if self.payback is not None:
             self.payback.forget(sequence.key)
@@ -177,10 +171,10 @@ class Decisions:
         if choice.num_speculative_tokens == 0 or request.source.is_replay:
             return False
         allowed = self._allowed(sequence, plan, compared=True)
-        names = [name for name in allowed if name not in self._proposers.out]
-        costly = [name for name in names if name not in self._proposers.free]
+        able = [proposer for proposer in self._proposers.contained if proposer.name in allowed and not proposer.is_out]
+        costly = [proposer for proposer in able if not proposer.free]
         now = self._clock()
-        is_seldom = any(self._is_seldom(name, sequence.traffic_class, now) for name in costly or names)
+        is_seldom = any(self._is_seldom(proposer.name, sequence.traffic_class, now) for proposer in costly or able)
         return is_seldom and self._shadow_budget.admit_sample(now)
 
     def _is_seldom(self, proposer: str, traffic_class: str, now: float) -> bool:
@@ -208,25 +202,15 @@ class Decisions:
             return Compare(self._request(sequence, choice, plan, room)) if is_free else _PLAIN
         if sequence.key not in self._paused:
             return Ask(self._request(sequence, choice, plan, room))
-        reason = self._pause_reason(sequence, plan)
-        if self._is_sample(sequence):
-            return Compare(self._sample(sequence, choice, plan, room), reason)
-        return Plain(reason)
-
-    def _pause_reason(self, sequence: SequenceState, plan: SpecPlan) -> PlainReason:
         reason = self.barred(sequence, plan) if plan.disabled or plan.killed else None
-        return reason or "too_costly"
-
-    def _is_sample(self, sequence: SequenceState) -> bool:
+        reason = reason or "too_costly"
         request = sequence.request
         admission = self._admissions[request.request_id]
-        return admission.num_samples > 0 and sequence is request.sequences[0] and sequence.shadow is None
-
-    def _sample(self, sequence: SequenceState, choice: SpeculationChoice, plan: SpecPlan, room: int) -> DraftRequest:
-        """Ask for a draft of all proposers, whether or not it pays."""
-        limit = self._limit(sequence, choice, plan, room)
-        allowed = self._allowed(sequence, plan, compared=True)
-        return DraftRequest(sequence, limit, allowed, always_verify=True, insists_on=allowed)
+        if admission.num_samples > 0 and sequence is request.sequences[0] and sequence.shadow is None:
+            limit = self._limit(sequence, choice, plan, room)
+            allowed = self._allowed(sequence, plan, compared=True)
+            return Compare(DraftRequest(sequence, limit, allowed, always_verify=True, insists_on=allowed), reason)
+        return Plain(reason)
 
     def _request(self, sequence: SequenceState, choice: SpeculationChoice, plan: SpecPlan, room: int) -> DraftRequest:
         allowed = self._allowed(sequence, plan)

@@ -57,7 +57,6 @@ class DraftHeadSlot:
 
     @property
     def label(self) -> str | None:
-        """NAME@VERSION of the head."""
         return self.head.label if self.head is not None else None
 
     def copy_page(self, source: int, target: int) -> None:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Protocol
 from prolepsis.core.events import FinishReason
 from prolepsis.core.requests import SamplingParams
 from prolepsis.engine.drafting.draft import ROOT, Draft
-from prolepsis.engine.text import TextStream
+from prolepsis.engine.text.stream import TextStream
 
 if TYPE_CHECKING:
-    from prolepsis.engine.grammar.matcher import Matcher
+    from prolepsis.engine.text.grammar.matcher import Matcher
 
 
 class GrowingSequence(Protocol):

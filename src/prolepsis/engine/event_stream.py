@@ -16,8 +16,7 @@ class EventStream:
     def __init__(self, request: GenerateRequest, arrival: float) -> None:
         self.request = request
         self.arrival = arrival
-        self.events: asyncio.Queue[Event | Exception] = asyncio.Queue()
-        """An exception is raised at the reader."""
+        self.events: asyncio.Queue[Event | Exception] = asyncio.Queue()  # an exception is raised at the reader
         self._num_output_tokens = 0
 
     async def next(self) -> Event:
@@ -52,15 +51,12 @@ class EventStream:
             self._num_output_tokens += len(event.token_ids)
 
     def fail(self, error: ProlepsisError, now: float) -> None:
-        """End the request with what is known here."""
         self.put(Failed(self.request.request_id, error, self.stats(now)))
 
     def abort(self, reason: str, now: float) -> None:
-        """End the request with what is known here."""
         self.put(Aborted(self.request.request_id, self.stats(now), reason))
 
     def stats(self, now: float) -> RequestStats:
-        """Return what is known here."""
         return RequestStats(
             num_prompt_tokens=len(self.request.prompt_token_ids),
             num_output_tokens=self._num_output_tokens,

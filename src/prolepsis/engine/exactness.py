@@ -16,8 +16,8 @@ from torch import Tensor
 from prolepsis.core.errors import ModelLoadError, NotFinite
 from prolepsis.core.files import read_cached, write_cached
 from prolepsis.core.page_size import PAGE_SIZE
-from prolepsis.engine.machine_cache import machine_file
 from prolepsis.engine.models.protocol import KVCache, SequenceInput, TargetModel, pack
+from prolepsis.engine.native.processor import machine_file
 
 CONTEXTS = (1, PAGE_SIZE - 3, 3 * PAGE_SIZE + 5, 8 * PAGE_SIZE)
 """A model with fewer positions is checked at the longest context that it has."""
@@ -62,28 +62,19 @@ def decide(
     """
     if setting == "off":
         return Exactness("normal", "set in the configuration")
-    fault = _checked(model, None if fresh else passed)
+    rows, contexts = ", ".join(map(str, ROW_COUNTS)), ", ".join(map(str, _tested_contexts(model)))
+    checks, fault = f"bitwise the same logits for 1 row and {rows} at contexts {contexts}", None
+    if fresh or passed is None or read_cached(passed) != checks:
+        log.info("checking_exactness", model=model.info.name)
+        fault = invariance_fault(model)
     if fault is None and passed is not None:
-        write_cached(passed, _what_is_checked(model))
+        write_cached(passed, checks)
     if fault is None and model.info.invariant_by:
-        return Exactness("strict", f"{model.info.invariant_by}; self-check: {_what_is_checked(model)}")
+        return Exactness("strict", f"{model.info.invariant_by}; self-check: {checks}")
     reason = fault or f"nothing promises the same bits for all rows and contexts of {model.info.forward}"
     if setting == "on":
         raise ModelLoadError(f"strict is 'on', but {reason}; allowed here: auto, off")
-    return Exactness("normal", f"self-check: {fault}" if fault else f"{reason}; self-check: {_what_is_checked(model)}")
-
-
-def _what_is_checked(model: TargetModel) -> str:
-    rows, contexts = ", ".join(map(str, ROW_COUNTS)), ", ".join(map(str, _tested_contexts(model)))
-    return f"bitwise the same logits for 1 row and {rows} at contexts {contexts}"
-
-
-def _checked(model: TargetModel, passed: Path | None) -> str | None:
-    """Return the fault that the self-check finds; it is not repeated where `passed` says that there was none."""
-    if passed is not None and read_cached(passed) == _what_is_checked(model):
-        return None
-    log.info("checking_exactness", model=model.info.name)
-    return invariance_fault(model)
+    return Exactness("normal", f"self-check: {fault}" if fault else f"{reason}; self-check: {checks}")
 
 
 @torch.no_grad()
@@ -98,25 +89,21 @@ def invariance_fault(model: TargetModel) -> str | None:
         least = min(CONTEXTS) + max(ROW_COUNTS)
         return f"a context of {model.info.max_positions} tokens is too short for the check, which needs {least}"
     try:
-        return _first_difference(model, contexts)
+        longest = max(contexts) + max(ROW_COUNTS)
+        num_pages = -(-longest // PAGE_SIZE) + 1
+        cache = model.make_cache(2 * num_pages)
+        generator = torch.Generator().manual_seed(SEED)
+        for _ in range(NUM_TEXTS if model.info.weight_bytes < SMALL else 1):
+            tokens = torch.randint(model.info.vocab_size, (longest,), generator=generator).tolist()
+            text = _Text(tokens, list(range(num_pages)))
+            for context in contexts:
+                for place, same in _comparisons(model, cache, text, context, list(range(num_pages, 2 * num_pages))):
+                    if not same:
+                        return f"logits differ {place} at context {context}"
+        return None
     except NotFinite as error:
         log.warning("logits_not_finite", model=model.info.name)
         return str(error)
-
-
-def _first_difference(model: TargetModel, contexts: list[int]) -> str | None:
-    longest = max(contexts) + max(ROW_COUNTS)
-    num_pages = -(-longest // PAGE_SIZE) + 1
-    cache = model.make_cache(2 * num_pages)
-    generator = torch.Generator().manual_seed(SEED)
-    for _ in range(NUM_TEXTS if model.info.weight_bytes < SMALL else 1):
-        tokens = torch.randint(model.info.vocab_size, (longest,), generator=generator).tolist()
-        text = _Text(tokens, list(range(num_pages)))
-        for context in contexts:
-            for what, same in _comparisons(model, cache, text, context, list(range(num_pages, 2 * num_pages))):
-                if not same:
-                    return f"logits differ {what} at context {context}"
-    return None
 
 
 def _tested_contexts(model: TargetModel) -> list[int]:
@@ -129,19 +116,18 @@ def _tested_contexts(model: TargetModel) -> list[int]:
 def _comparisons(
     model: TargetModel, cache: KVCache, text: _Text, context: int, spare: list[int]
 ) -> Iterator[tuple[str, bool]]:
-    """Yield each comparison with decoding one by one, and whether it was bitwise the same."""
     _run(model, cache, SequenceInput(text.tokens[:context], 0, text.pages))
     rows = text.tokens[context : context + max(ROW_COUNTS)]
     alone = torch.cat([_run(model, cache, _part([row], context + i, text)) for i, row in enumerate(rows)])
     for count in ROW_COUNTS:
-        yield (
-            f"between 1 row and {count}",
-            torch.equal(_run(model, cache, _part(rows[:count], context, text)), alone[:count]),
-        )
+        together = _run(model, cache, _part(rows[:count], context, text))
+        yield f"between 1 row and {count}", torch.equal(together, alone[:count])
     neighbour = SequenceInput(text.tokens[: context + 7], 0, spare)
     both = _run(model, cache, neighbour, _part(rows[:4], context, text))
     yield "next to another sequence", torch.equal(both[1:], alone[:4])
-    nodes, parents = _branches(rows[:8], text.tokens[0])
+    # the rows are the even nodes, each followed by a wrong and principal child
+    nodes = [token for right in rows[:8] for token in (right, text.tokens[0])][:-1]
+    parents = [i - 2 if i % 2 == 0 and i else i - 1 for i in range(len(nodes))]
     tree = _run(model, cache, SequenceInput(nodes, context, text.pages, parents, keep_last=len(nodes)))
     yield "on a branch of a tree", torch.equal(tree[::2], alone[:8])
     first = context // 2
@@ -150,12 +136,6 @@ def _comparisons(
         _run(model, cache, SequenceInput(text.tokens[first:context], first, spare))
         again = _run(model, cache, SequenceInput(rows[:2], context, spare, keep_last=2))
         yield "after a prefill in other chunks", torch.equal(again, alone[:2])
-
-
-def _branches(path: list[int], wrong: int) -> tuple[list[int], list[int]]:
-    """Return nodes and parents of a tree: `path` as the even nodes, each followed by a wrong and principal child."""
-    nodes = [token for right in path for token in (right, wrong)][:-1]
-    return nodes, [i - 2 if i % 2 == 0 and i else i - 1 for i in range(len(nodes))]
 
 
 def _part(tokens: list[int], cached: int, text: _Text) -> SequenceInput:

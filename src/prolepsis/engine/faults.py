@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from threading import Event
-from typing import TYPE_CHECKING
 
 from prolepsis.core.config import CANDIDATE_HEAD, DRAFT_HEAD
 from prolepsis.core.messages import EngineFault, InjectFault
@@ -12,23 +11,19 @@ from prolepsis.engine.drafting.choose import ProposerSet
 from prolepsis.engine.drafting.containment import ContainedProposer
 from prolepsis.engine.drafting.draft import Draft
 from prolepsis.engine.rows import Row, SampledTokens
-from prolepsis.engine.runner import Computed
+from prolepsis.engine.runner import Computed, StepVerifier
 
-if TYPE_CHECKING:
-    from prolepsis.engine.step import StepVerifier
-
-SLOW_S = 0.3
-"""How much longer a slow proposer takes: twice the time for which a call is waited, by default."""
+SLOW_S = 0.3  # how much longer a slow proposer takes: twice the time for which a call is waited, by default
 
 
 class Faults:
     """Belongs to the engine's thread. It is a `StepVerifier` that plants wrong tokens, where that is the fault."""
 
-    def __init__(self, proposers: ProposerSet, verifier: "StepVerifier", vocab_size: int) -> None:
+    def __init__(self, proposers: ProposerSet, verifier: StepVerifier, vocab_size: int) -> None:
         self._proposers, self._verifier, self._last_token = proposers, verifier, vocab_size - 1
         self._over = Event()
 
-    def inject(self, message: InjectFault) -> "StepVerifier":
+    def inject(self, message: InjectFault) -> StepVerifier:
         """Take back the fault before, begin this one, and return the verifier to use from now on.
 
         Raises SystemExit where the engine is to die, which ends its thread.
@@ -59,7 +54,9 @@ class Faults:
         if fault == "raise":
             raise RuntimeError("a drill")
         if fault == "damage":
-            return [one and replace(one, tokens=tuple(self._last_token - t for t in one.tokens)) for one in drafts]
+            return [
+                draft and replace(draft, tokens=tuple(self._last_token - t for t in draft.tokens)) for draft in drafts
+            ]
         over.wait(SLOW_S if fault == "slow" else None)
         return drafts
 

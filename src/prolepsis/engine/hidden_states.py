@@ -45,7 +45,30 @@ class _Route:
                     num_accepted = len(result.path) if result is not None else 0
                     self.proposer.miss(row.sequence, row.start, row.start + row.num_tokens + num_accepted)
         if features is not None and self.takes_any:
-            self.consumer.take(_cut(rows, sampled, features, self))
+            self.consumer.take(self._cut(rows, sampled, features))
+
+    def _cut(
+        self, rows: Sequence[Row], sampled: Sequence[SampledTokens | None], features: Tensor
+    ) -> list[HiddenStates]:
+        states: list[HiddenStates] = []
+        end = 0
+        for row, result, is_taken in zip(rows, sampled, self.takes, strict=True):
+            first, end = end, end + row.num_scheduled_tokens
+            if not is_taken:
+                continue
+            tokens = row.sequence.tokens[row.start : row.start + row.num_tokens]
+            path: tuple[int, ...] = ()
+            if row.draft is not None and result is not None:
+                path = result.path
+                tokens = [*tokens, *(row.draft.tokens[node] for node in path)]
+            behind = first + row.num_tokens
+            if not path or path[-1] == len(path) - 1:  # the principal chain: its rows follow on
+                part = features[first : behind + len(path)]
+            else:
+                kept = [*range(first, behind), *(behind + node for node in path)]
+                part = features.index_select(0, torch.tensor(kept))
+            states.append(HiddenStates(row.sequence, row.start, tokens, part))
+        return states
 
 
 class HiddenStateRouter:
@@ -104,26 +127,3 @@ class HiddenStateRouter:
             if route.proposer is not None:
                 for sequence in sequences:
                     route.proposer.forget(sequence)
-
-
-def _cut(
-    rows: Sequence[Row], sampled: Sequence[SampledTokens | None], features: Tensor, route: _Route
-) -> list[HiddenStates]:
-    states: list[HiddenStates] = []
-    first = 0
-    for row, result, is_taken in zip(rows, sampled, route.takes, strict=True):
-        if not is_taken:
-            first += row.num_scheduled_tokens
-            continue
-        end = first + row.num_tokens
-        tokens = row.sequence.tokens[row.start : row.start + row.num_tokens]
-        path = result.path if result is not None and row.draft is not None else ()
-        if row.draft is not None:
-            tokens = [*tokens, *(row.draft.tokens[node] for node in path)]
-        if not path or path[-1] == len(path) - 1:  # the principal chain: its rows follow on
-            part = features[first : end + len(path)]
-        else:
-            part = features.index_select(0, torch.tensor([*range(first, end), *(end + node for node in path)]))
-        states.append(HiddenStates(row.sequence, row.start, tokens, part))
-        first += row.num_scheduled_tokens
-    return states

@@ -22,11 +22,9 @@ from prolepsis.engine.kv.pages import PagePool
 if TYPE_CHECKING:  # tenants are forgotten where there is no engine, too
     from torch import Tensor
 
-LEAST_TOKENS = 512
-"""Shorter prompts are read faster than it is worth to keep them."""
+LEAST_TOKENS = 512  # shorter prompts are read faster than it is worth to keep them
 _DIGEST_BYTES = 32
-FOLDER = "prefixes"
-"""In the cache directory: has the folders of all exact forwards."""
+FOLDER = "prefixes"  # in the cache directory: has the folders of all exact forwards
 
 log = structlog.get_logger(__name__)
 
@@ -78,24 +76,21 @@ class KeptPrefixes:
             if file.exists():
                 os.utime(file)
             elif page is not None:
-                self._write(file, page)
+                import torch
+
+                views = [view.contiguous().cpu().flatten().view(torch.uint8).numpy() for view in self._views(page)]
+                content = b"".join(view.tobytes() for view in views)
+                file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                part = file.with_name(f".{file.name}.{os.getpid()}")
+                part.write_bytes(sha256(content).digest() + content)  # torn: the digest differs
+                part.replace(file)
+                self._num_bytes += _DIGEST_BYTES + len(content)
+                if self._num_bytes > self._most_bytes:
+                    self._make_room()
         except OSError as error:
             log.warning("prefix_not_kept", folder=str(self._folder), error=str(error))
             self._due.clear()
         return bool(self._due)
-
-    def _write(self, file: Path, page: int) -> None:
-        import torch
-
-        views = [view.contiguous().cpu().flatten().view(torch.uint8).numpy() for view in self._views(page)]
-        content = b"".join(view.tobytes() for view in views)
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        part = file.with_name(f".{file.name}.{os.getpid()}")
-        part.write_bytes(sha256(content).digest() + content)  # torn: the digest differs
-        part.replace(file)
-        self._num_bytes += _DIGEST_BYTES + len(content)
-        if self._num_bytes > self._most_bytes:
-            self._make_room()
 
     def _make_room(self) -> None:
         """Delete the oldest pages of whom most is kept, until a tenth is free."""

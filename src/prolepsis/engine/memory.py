@@ -28,8 +28,7 @@ class Loaded:
     target: ModelInfo
     draft: ModelInfo | None = None
     head: HeadInfo | None = None
-    exit_sequences: int = 0
-    """Sequences that an early exit drafts for in one step."""
+    exit_sequences: int = 0  # sequences that an early exit drafts for in one step
 
     @property
     def page_bytes(self) -> int:
@@ -84,16 +83,6 @@ def check_head(head: HeadInfo, device: str, num_pages: int, max_requests: int) -
 def _room(config: EngineConfig, loaded: Loaded, reserved: Sequence[MemoryUse]) -> Room:
     """Return the room of the KV cache; the host's is checked too where the model is on another device."""
     device, host = loaded.target.device, host_memory()
-    on_device, on_host = _model_uses(config, loaded), [*_index_uses(config), *reserved]
-    if device != CPU:
-        Room(host.place, host.free, on_host).check()
-        memory = memory_of(device)
-        return Room(memory.place, memory.free + memory.held, on_device)
-    rest = host.held - sum(each.weight_bytes for each in (loaded.target, loaded.draft, loaded.head) if each)
-    return Room(host.place, host.free + host.held, [*on_device, *on_host, MemoryUse("program", max(0, rest))])
-
-
-def _model_uses(config: EngineConfig, loaded: Loaded) -> list[MemoryUse]:
     target, draft, head = loaded.target, loaded.draft, loaded.head
     uses = [
         MemoryUse(f"weights of {Path(target.name).name}", target.weight_bytes),
@@ -107,14 +96,16 @@ def _model_uses(config: EngineConfig, loaded: Loaded) -> list[MemoryUse]:
         uses.append(MemoryUse("workspace of the draft head", scratch + MAX_DEFERRED_BYTES, "max_requests"))
     exit_pages = SCRATCH_PAGES * loaded.exit_sequences
     uses.append(MemoryUse("workspace of the early exit", exit_pages * target.page_bytes, "max_requests"))
-    return uses
-
-
-def _index_uses(config: EngineConfig) -> list[MemoryUse]:
-    """Return what the indexes of texts may grow to, of the proposers that are loaded."""
-    settings = {"suffix": ("suffix index", "suffix_memory"), "corpus": ("indexes of corpora", "corpus_memory")}
-    loaded = [settings[name] for name in config.proposers if name in settings and config.num_speculative_tokens]
-    return [MemoryUse(what, parse_bytes(getattr(config, setting), name=setting), setting) for what, setting in loaded]
+    indexes = {"suffix": ("suffix index", "suffix_memory"), "corpus": ("indexes of corpora", "corpus_memory")}
+    named = [indexes[name] for name in config.proposers if name in indexes and config.num_speculative_tokens]
+    grown = [MemoryUse(what, parse_bytes(getattr(config, setting), name=setting), setting) for what, setting in named]
+    on_device, on_host = uses, [*grown, *reserved]
+    if device != CPU:
+        Room(host.place, host.free, on_host).check()
+        memory = memory_of(device)
+        return Room(memory.place, memory.free + memory.held, on_device)
+    rest = host.held - sum(each.weight_bytes for each in (loaded.target, loaded.draft, loaded.head) if each)
+    return Room(host.place, host.free + host.held, [*on_device, *on_host, MemoryUse("program", max(0, rest))])
 
 
 def _head_scratch(head: HeadInfo, max_requests: int) -> int:

@@ -1,39 +1,30 @@
 """Reports of an engine to its observer."""
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from prolepsis.core.errors import GrammarFailed, NotFinite
 from prolepsis.core.events import Event, Failed, Terminal
-from prolepsis.core.figures import EngineObserver, FaultCount, RequestDone, StepDone
-from prolepsis.engine.containment import ContainedPart, Containment
+from prolepsis.core.figures import EngineObserver, FaultCount, FaultKind, RequestDone, StepDone
+from prolepsis.engine.containment import Containment
+from prolepsis.engine.drafting.choose import ProposerSet
 from prolepsis.engine.timings import StepTiming
-
-if TYPE_CHECKING:
-    from prolepsis.engine.drafting.choose import ProposerSet
 
 
 class Reporter:
     """Reports each step and ended request to an observer, if there is one."""
 
-    def __init__(self, observer: EngineObserver | None, proposers: "ProposerSet", contained: Containment) -> None:
+    def __init__(self, observer: EngineObserver | None, proposers: ProposerSet, contained: Containment) -> None:
         self._observer = observer
         self._proposers = proposers
         self._contained = contained
-        self._failures: dict[str, int] = {}
-        self._faults: dict[ContainedPart, int] = {}
+        self._reported: dict[tuple[FaultKind, str], int] = {}
 
     def step(self, timing: StepTiming) -> None:
-        """Report one step."""
         if self._observer is None:
             return
         with self._contained.of("figures"):
             self._observer.observe(StepDone(timing.phases(), timing.num_tokens))
-            for name, count in self._proposers.failures.items():
-                new = count - self._failures.get(name, 0)
-                if new or name not in self._failures:  # an alert on a rise needs the 0 before it
-                    self._failures[name] = count
-                    self._observer.observe(FaultCount("proposer", name, new))
+            self._report_rises(self._observer, "proposer", self._proposers.failures.items())
 
     def ended(self, events: Iterable[Event]) -> None:
         """Report the requests whose terminal event is among `events`, and what was contained until now."""
@@ -48,8 +39,11 @@ class Reporter:
                 if isinstance(event, Terminal):
                     self._observer.observe(RequestDone(event.stats))
         with self._contained.of("figures"):
-            for part, count in self._contained.num_faults.items():
-                new = count - self._faults.get(part, 0)
-                if new or part not in self._faults:
-                    self._faults[part] = count
-                    self._observer.observe(FaultCount("contained", part, new))
+            self._report_rises(self._observer, "contained", self._contained.num_faults.items())
+
+    def _report_rises(self, observer: EngineObserver, kind: FaultKind, counts: Iterable[tuple[str, int]]) -> None:
+        for name, count in counts:
+            reported = self._reported.get((kind, name))
+            if count != reported:  # also where it is 0 at first: an alert on a rise needs the 0 before it
+                self._reported[kind, name] = count
+                observer.observe(FaultCount(kind, name, count - (reported or 0)))

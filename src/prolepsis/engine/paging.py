@@ -18,8 +18,7 @@ class Paging:
         kept: KeptPrefixes | None = None,
     ) -> None:
         self.pool = pool
-        self.kept = kept
-        """Keeps pages of prompts over restarts."""
+        self.kept = kept  # keeps pages of prompts over restarts
         self._copy_page = copy_page
         self._clear_page = clear_page
 
@@ -57,7 +56,12 @@ class Paging:
         if missing + sum(pool.is_shared(sequence.pages[i]) for i in foreign) > pool.num_available:
             return False
         for i in foreign:
-            self._own(sequence, i)
+            page = sequence.pages[i]
+            owned = self.pool.make_writable(page)
+            if owned != page:
+                self._copy_page(page, owned)
+                sequence.pages[i] = owned
+            sequence.num_published = min(sequence.num_published, i)
         sequence.pages += pool.allocate(missing)
         return True
 
@@ -107,11 +111,3 @@ class Paging:
             if not self.pool.is_shared(page):
                 self.pool.make_writable(page)
                 self._clear_page(page)
-
-    def _own(self, sequence: SequenceState, i: int) -> None:
-        page = sequence.pages[i]
-        owned = self.pool.make_writable(page)
-        if owned != page:
-            self._copy_page(page, owned)
-            sequence.pages[i] = owned
-        sequence.num_published = min(sequence.num_published, i)

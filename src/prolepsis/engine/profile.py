@@ -11,13 +11,12 @@ import torch
 from prolepsis.core.files import read_cached, write_cached
 from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.engine.drafting.cost import PROFILE_CONTEXTS, PROFILE_TOKENS, CostCurve, profile_cost
-from prolepsis.engine.machine_cache import machine_file
 from prolepsis.engine.models.protocol import SequenceInput, TargetModel, pack
+from prolepsis.engine.native.processor import machine_file
 
 log = structlog.get_logger(__name__)
 
-SEQUENCE = 512
-"""Cached tokens of a sequence in passes that are timed at more."""
+SEQUENCE = 512  # cached tokens of a sequence in passes that are timed at more
 _DISTURBED = 1.25  # times what a pass takes now: other work added to what was measured
 _LOOKS = 3
 _LONG_MS = 100.0
@@ -63,7 +62,6 @@ def _is_disturbed(kept: CostCurve, model: TargetModel) -> bool:
 
 
 def _timer(model: TargetModel, points: Sequence[tuple[int, int]]) -> Callable[[int, int], float]:
-    """Return a function that computes a pass of one of the points, tokens and context, and returns its milliseconds."""
     passes = {point: pack(_sequences(*point, model.info.vocab_size)) for point in points}
     cache = model.make_cache(1 + max(int(batch.pages.max()) for batch in passes.values()))
 

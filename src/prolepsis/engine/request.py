@@ -1,19 +1,22 @@
-"""The state of a live request in the engine. Only the scheduler writes it."""
+"""The state of a live request in the engine, also of one that another engine began. Only the scheduler writes it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from prolepsis.core.client_draft import ClientDraft
+from prolepsis.core.continuation import Continuation
 from prolepsis.core.engine_client import PromptProgress
+from prolepsis.core.errors import ContextTooLong, GrammarFailed, InvalidParameter
 from prolepsis.core.events import TokenLogprobs
 from prolepsis.core.kill_scope import kill_scope, tenant_scope
 from prolepsis.core.requests import BACKGROUND, GenerateRequest, SamplingParams
 from prolepsis.core.stats import RequestStats
 from prolepsis.engine.drafting.shadow import ShadowDraft
-from prolepsis.engine.grammar.matcher import CompiledGrammar, Matcher
+from prolepsis.engine.ending import find_ending
 from prolepsis.engine.sampling.noise import noise_key
 from prolepsis.engine.sampling.processors import LogitBias, TokenHistory
-from prolepsis.engine.text import Detokenizer, StopStrings, TextStream
+from prolepsis.engine.text.grammar.matcher import CompiledGrammar, Matcher
+from prolepsis.engine.text.stream import Detokenizer, StopStrings, TextStream
 
 Rank = tuple[int, float, int, int]
 """Priority, arrival, order of submission, sequence index: lower runs first, the highest is preempted first."""
@@ -41,16 +44,13 @@ class SequenceState:
         self.key = f"{source.request_id}/{index}"
         self.rank: Rank = (source.priority, request.arrival, request.serial, index)
         self.is_spare = False
-        """It is beyond its request's share of the places (`engine.shares`)."""
-        self.num_overtaken = 0
-        """Younger sequences of a priority better by one that started while it waited."""
+        self.num_overtaken = 0  # younger sequences of a priority better by one that started while it waited
         self.params: SamplingParams = source.params
         self.cache_salt = source.cache_salt
         self.tenant = tenant_scope(source.kill_scopes).removeprefix(kill_scope("tenant", ""))
         self.traffic_class = source.traffic_class
         self.prediction: Sequence[int] = source.prediction_token_ids
-        self.client_draft: ClientDraft | None = None
-        """The last that its client sent."""
+        self.client_draft: ClientDraft | None = None  # the last that its client sent
         self.replays = source.emitted[index] if source.is_replay else None
         """In a replay: the tokens that this sequence is compared with."""
         self.noise_key = noise_key(source.params.seed, index)
@@ -61,22 +61,17 @@ class SequenceState:
         self.scores: list[TokenLogprobs] = []
         """Those of its prompt from `scored_from` on, as far as it has been read."""
         self.history = TokenHistory(source.prompt_token_ids) if source.params.has_penalties else None
-        self.bias = bias
-        """The logit bias of its parameters, shared by all of the request's sequences."""
-        self.end_ids = end_ids
-        """Tokens that end it: end of sequence, unless ignored, and the caller's stop ids."""
-        self.text = text
-        """Finds the token that completes a stop string, if the request has any."""
+        self.bias = bias  # the logit bias of its parameters, shared by all of the request's sequences
+        self.end_ids = end_ids  # tokens that end it: end of sequence, unless ignored, and the caller's stop ids
+        self.text = text  # finds the token that completes a stop string, if the request has any
         self.matcher = matcher
         """The state of the request's grammar after `tokens`, if it has one; preemption does not touch it."""
         self.num_computed = 0
-        self.num_published = 0
-        """Pages at the front that were offered to the prefix index."""
+        self.num_published = 0  # pages at the front that were offered to the prefix index
         self.pages: list[int] = []
         self.hashes: list[bytes] = []
         """Hashes of the full pages at the front of `tokens`, as many as were needed so far."""
-        self.shadow: ShadowDraft | None = None
-        """In shadow: the draft that is being compared."""
+        self.shadow: ShadowDraft | None = None  # in shadow: the draft that is being compared
         self.running = False
         self.ended = False
 
@@ -127,12 +122,9 @@ class Request:
     sequences: list[SequenceState] = field(default_factory=list)
     stats: RequestStats = field(default_factory=RequestStats)
     started: bool = False
-    begun: bool = False
-    """A pass had a row of it."""
-    is_large: bool = False
-    """It has more samples than its share of the places."""
-    forked: bool = False
-    """The first live sequence computed the prompt, the others share its pages."""
+    begun: bool = False  # a pass had a row of it
+    is_large: bool = False  # it has more samples than its share of the places
+    forked: bool = False  # the first live sequence computed the prompt, the others share its pages
     num_running: int = 0
 
     @property
@@ -147,10 +139,11 @@ class Request:
     @property
     def progress(self) -> PromptProgress | None:
         """How far the prompt has been read; None: it was read whole."""
-        one = self.sequences[0]
-        if one.num_output_tokens or one.num_computed >= one.num_prompt_tokens:
+        first = self.sequences[0]
+        if first.num_output_tokens or first.num_computed >= first.num_prompt_tokens:
             return None
-        return PromptProgress(self.request_id, one.num_computed, self.stats.num_cached_tokens, one.num_prompt_tokens)
+        num_cached = self.stats.num_cached_tokens
+        return PromptProgress(self.request_id, first.num_computed, num_cached, first.num_prompt_tokens)
 
     @property
     def deadline(self) -> float | None:
@@ -180,3 +173,61 @@ def open_request(
         matcher = grammar.matcher(ignore_eos=params.ignore_eos) if grammar is not None else None
         request.sequences.append(SequenceState(request, index, end_ids, text, matcher, bias=bias))
     return request
+
+
+_CONTINUED = "continue_from"
+
+
+def check_continuation(
+    source: GenerateRequest, continuation: Continuation, max_model_len: int, vocab_size: int
+) -> None:
+    """Raise `UserError` for tokens that cannot be output of the request; reads nothing that changes."""
+    if source.is_replay:
+        raise _refused("was given with emitted", "one of them")
+    if len(continuation.emitted) != source.n:
+        raise _refused(f"is of {len(continuation.emitted)} samples", f"of all {source.n}")
+    most, length = source.params.max_tokens, len(source.prompt_token_ids)
+    for index, tokens in enumerate(continuation.emitted):
+        if len(tokens) > most:
+            raise _refused(f"has {len(tokens)} tokens of sample {index}", f"at most max_tokens ({most})")
+        if length + len(tokens) > max_model_len:
+            message = f"{length} in the prompt and {len(tokens)} in {_CONTINUED}"
+            raise ContextTooLong.of(max_model_len, message, param=_CONTINUED)
+        for token in (min(tokens, default=0), max(tokens, default=0)):
+            if not 0 <= token < vocab_size:
+                raise _refused(f"holds token {token}", f"0 to {vocab_size - 1}")
+
+
+def take_up(request: Request, continuation: Continuation, max_model_len: int, grammar: CompiledGrammar | None) -> None:
+    """Give the sequences of a request just opened the tokens that another engine emitted, and end those that these end.
+
+    What follows is the preemption's path: the tokens are computed like a prompt, and the next is sampled at its
+    position. Raises `InvalidParameter` for tokens that the engine would not have emitted, and where all has ended.
+    """
+    for sequence, tokens in zip(request.sequences, continuation.emitted, strict=True):
+        sequence.is_scored &= not any(continuation.emitted)  # they came with the first tokens
+        try:  # stop strings and grammar take the tokens in
+            ending = find_ending(sequence, tokens, max_model_len)
+            if sequence.matcher is not None:
+                sequence.matcher.advance(tokens)
+        except GrammarFailed:
+            assert grammar is not None, "a matcher has a grammar"
+            num_accepted = grammar.matcher(ignore_eos=sequence.params.ignore_eos).accepted(tokens)
+            if num_accepted == len(tokens):
+                raise
+            wrong = f"holds token {tokens[num_accepted]} as number {num_accepted} of sample {sequence.index}"
+            raise _refused(wrong, "what the request's grammar accepts there") from None
+        if ending is not None and ending.num_tokens < len(tokens):
+            where = f"continues after sample {sequence.index} ended with token {ending.num_tokens - 1}"
+            raise _refused(where, "nothing after its end")
+        sequence.tokens += tokens
+        if sequence.history is not None:
+            sequence.history.append(tokens)
+        sequence.ended = ending is not None
+    if not request.live:
+        raise _refused("has ended already, each of its samples", "a sample that has not ended")
+    request.stats.num_continued_tokens = sum(map(len, continuation.emitted))
+
+
+def _refused(given: str, allowed: str) -> InvalidParameter:
+    return InvalidParameter(f"{_CONTINUED} {given}; allowed: {allowed}", param=_CONTINUED)

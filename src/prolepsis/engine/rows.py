@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from prolepsis.core.errors import GrammarFailed, NotFinite
 from prolepsis.core.events import Difference, Proposed, TokenLogprobs
-from prolepsis.core.stats import PlainReason
+from prolepsis.core.reasons import PlainReason
 from prolepsis.engine.drafting.choose import ShadowCost
 from prolepsis.engine.drafting.draft import Draft
 from prolepsis.engine.request import SequenceState
@@ -21,10 +21,8 @@ class Row:
     start: int
     num_tokens: int
     draft: Draft | None = None
-    plain: PlainReason | None = None
-    """Reason why a row that might have a draft has none."""
-    shadow: Draft | None = None
-    """A draft that is only compared with the emitted tokens; no part of the pass."""
+    plain: PlainReason | None = None  # reason why a row that might have a draft has none
+    shadow: Draft | None = None  # a draft that is only compared with the emitted tokens; no part of the pass
     shadow_cost: ShadowCost = ()
 
     @property
@@ -54,7 +52,6 @@ class Row:
 
     @property
     def num_scheduled_tokens(self) -> int:
-        """Its tokens in the pass: committed ones and draft nodes."""
         return self.num_tokens + (len(self.draft.tokens) if self.draft else 0)
 
     @property

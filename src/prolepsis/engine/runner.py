@@ -23,8 +23,7 @@ class Computed:
 
     logits: Tensor  # [sum of kept, vocab] float32
     features: Tensor | None = None  # [tokens of all rows, aux_layers * hidden] bfloat16; None without aux_layers
-    argmax: Sequence[int] | None = None
-    """The lowest id of each row's largest logit, if the pass found it."""
+    argmax: Sequence[int] | None = None  # the lowest id of each row's largest logit, if the pass found it
     rows: Sequence[Row] | None = None
     """The rows that were computed, where the runner decides that itself; None: those that were asked for."""
 
@@ -38,9 +37,12 @@ class PassRunner(Protocol):
         """Learn what the rows sampled, before it is committed: the K/V of rejected nodes is void."""
 
 
-class Runner:
-    """Runs the target model over its paged cache."""
+class StepVerifier(Protocol):
+    def verify(self, rows: Sequence[Row], computed: Computed) -> list[SampledTokens | None]:
+        """Return the tokens that each row emits; None for rows that sample nothing."""
 
+
+class Runner:
     def __init__(self, model: TargetModel, cache: KVCache) -> None:
         self.model = model
         self.cache = cache

@@ -37,20 +37,18 @@ from prolepsis.engine.accounting import (
 )
 from prolepsis.engine.chunks import MOST_READ, ChunkLimit, ReadingTurns
 from prolepsis.engine.containment import Containment
-from prolepsis.engine.continuation import check_continuation, take_up
 from prolepsis.engine.ending import Ending, find_ending
-from prolepsis.engine.grammar.grammars import Grammars
-from prolepsis.engine.grammar.matcher import CompiledGrammar
 from prolepsis.engine.kv.pages import PagePool
 from prolepsis.engine.paging import Paging
-from prolepsis.engine.request import Request, SequenceState, open_request
+from prolepsis.engine.request import Request, SequenceState, check_continuation, open_request, take_up
 from prolepsis.engine.rows import Row, SampledTokens
-from prolepsis.engine.shares import BackgroundTurns, Small, mark_spare
-from prolepsis.engine.text import Detokenizer
+from prolepsis.engine.shares import BackgroundTurns, LargeRequestGate, mark_spare
+from prolepsis.engine.text.grammar.grammars import Grammars
+from prolepsis.engine.text.grammar.matcher import CompiledGrammar
+from prolepsis.engine.text.stream import Detokenizer
 
 _by_rank = attrgetter("rank")
-_MOST_OVERTAKEN = 8
-"""So many younger sequences start before one that is lower by one only; then it comes next."""
+_MOST_OVERTAKEN = 8  # so many younger sequences start before one that is lower by one only; then it comes next
 _MOST_SCORED = 64
 """Tokens of prompts whose log-probabilities are computed in one step: each may take as long as its pass does."""
 
@@ -70,16 +68,13 @@ class SchedulerLimits:
 
 @dataclass(slots=True)
 class _Step:
-    """The step being put together."""
-
     budget: int
-    small: Small
+    gate: LargeRequestGate
     now: float
     rows: dict[str, Row] = field(default_factory=dict)
     preempted: bool = False
     num_scored: int = 0
-    num_background: int = 0
-    """Rows of background work; the next is their cached tokens."""
+    num_background: int = 0  # rows of background work; the next is their cached tokens
     background_context: int = 0
 
     def room(self, sequence: SequenceState) -> int:
@@ -239,12 +234,15 @@ class Scheduler:
 
     def schedule(self, now: float) -> list[Row]:
         """Return the rows of the next step, without drafts: decoding sequences first, then prompts in turns."""
-        self._expire(now)
-        self._background.look(self.requests.values(), now)
-        small = Small(self.requests.values(), holds_background=self._background.waits)
-        step = _Step(self.limits.max_step_tokens, small, now)
+        for request_id in [request_id for request_id, deadline in self._deadlines.items() if deadline <= now]:
+            limit_s = self.requests[request_id].source.deadline_s
+            assert limit_s is not None, "it has a deadline"
+            self.fail(request_id, DeadlineExceeded.unfinished(limit_s), now)
+        self._background.begin(self.requests.values(), now)
+        gate = LargeRequestGate(self.requests.values(), holds_background=self._background.waits)
+        step = _Step(self.limits.max_step_tokens, gate, now)
         for sequence in sorted(self.running, key=lambda s: s.num_pending > 1):
-            may_run = sequence.running and not small.holds(sequence) and self._keeps_short(step, sequence)
+            may_run = sequence.running and not gate.holds(sequence) and self._keeps_short(step, sequence)
             if may_run and self._make_room(sequence, step, now) and sequence.num_pending == 1:
                 step.add(sequence)
         if not step.preempted:
@@ -261,7 +259,7 @@ class Scheduler:
         context = step.background_context + sequence.num_computed
         if sequence.num_pending > 1 or self._chunks.is_short(step.num_background + 1, context):
             return True
-        step.small.leave_out(sequence)
+        step.gate.leave_out(sequence)
         return False
 
     def attach(self, rows: Sequence[Row]) -> list[Row]:
@@ -288,20 +286,14 @@ class Scheduler:
                 row.sequence.scores += result.scores
             if result is not None and (result.tokens or result.fault is not None):
                 self._take(row, result, now)
-            else:
-                self._read_on(row, now)
-
-    def _read_on(self, row: Row, now: float) -> None:
-        """Commit tokens behind which none was sampled; a sequence that is to emit none ends with the last."""
-        sequence = row.sequence
-        sequence.num_computed = row.start + row.num_tokens
-        self._paging.publish(sequence)
-        if not sequence.num_pending:
-            scores = sequence.prompt_logprobs
-            self._events.append(
-                Tokens(sequence.request.request_id, 0, (), 0, finish_reason="length", prompt_logprobs=scores)
-            )
-            self._end(sequence, now)
+                continue
+            sequence = row.sequence
+            sequence.num_computed = row.start + row.num_tokens
+            self._paging.publish(sequence)
+            if not sequence.num_pending:  # it is to emit none
+                name, scores = sequence.request.request_id, sequence.prompt_logprobs
+                self._events.append(Tokens(name, 0, (), 0, finish_reason="length", prompt_logprobs=scores))
+                self._end(sequence, now)
 
     def _take(self, row: Row, result: SampledTokens, now: float) -> None:
         """Commit what a row sampled; its request fails behind the tokens before a fault, as it does without a draft."""
@@ -318,17 +310,14 @@ class Scheduler:
             self.fail(row.sequence.request.request_id, fault, now)
 
     def observe(self, rows: Sequence[Row], seconds: float) -> None:
-        """Learn what a pass of these rows took."""
         if self._chunks is not None:
             self._chunks.observe(rows, 1000.0 * seconds)
 
     def take_events(self) -> list[Event]:
-        """Return the events since the last call, in order."""
         events, self._events = self._events, []
         return events
 
     def take_ended(self) -> list[SequenceState]:
-        """Return the sequences that ended since the last call."""
         ended, self._ended = self._ended, []
         return ended
 
@@ -385,13 +374,6 @@ class Scheduler:
             held = len(sequence.pages) * self._paging.pool.page_size
             assert not sequence.running or sequence.num_computed <= held, "computed tokens are in pages"
 
-    def _expire(self, now: float) -> None:
-        if self._deadlines:
-            for request_id in [i for i, deadline in self._deadlines.items() if deadline <= now]:
-                limit_s = self.requests[request_id].source.deadline_s
-                assert limit_s is not None, "it has a deadline"
-                self.fail(request_id, DeadlineExceeded.unfinished(limit_s), now)
-
     def _make_room(self, sequence: SequenceState, step: _Step, now: float) -> bool:
         """Get pages for the sequence's tokens, preempting lower-ranked ones; False if it is the lowest itself.
 
@@ -411,10 +393,10 @@ class Scheduler:
         """
         if not self.waiting:
             return
-        prompts = [one.num_pending for one in self._prompts(step)]
+        prompts = [sequence.num_pending for sequence in self._prompts(step)]
         num_prompts, num_tokens = len(prompts), sum(prompts)
         while num_tokens < step.budget or num_prompts < MOST_READ:
-            sequence = next((one for one in self.waiting if not step.small.holds(one)), None)
+            sequence = next((waiting for waiting in self.waiting if not step.gate.holds(waiting)), None)
             while sequence is not None and not self._has_room(sequence):
                 sequence = self._displace(step, now)
             if sequence is None:
@@ -426,7 +408,9 @@ class Scheduler:
 
     def _prompts(self, step: _Step) -> list[SequenceState]:
         """Return the running sequences that have no row yet and need not wait for others' requests."""
-        return [one for one in self.running if one.key not in step.rows and not step.small.holds(one)]
+        return [
+            sequence for sequence in self.running if sequence.key not in step.rows and not step.gate.holds(sequence)
+        ]
 
     def _read(self, step: _Step) -> None:
         """Add rows for the tokens of prompts, as many as the step has room and time for."""
@@ -452,7 +436,7 @@ class Scheduler:
         ever: else it would while a stream of better priority fills the pages. Spare samples may."""
         priority, arrival, serial, index = sequence.rank
         place = bisect_left(self.waiting, (priority + 1,), key=_by_rank)
-        older = next((one for one in islice(self.waiting, place, None) if not one.is_spare), None)
+        older = next((behind for behind in islice(self.waiting, place, None) if not behind.is_spare), None)
         if older is None or older.rank[0] > priority + 1 or older.rank[1:3] > (arrival, serial):
             return
         older.num_overtaken += 1
@@ -471,11 +455,10 @@ class Scheduler:
         if not self.running:
             return None
         victim = self.running[-1]
-        better = takewhile(lambda sequence: sequence.rank[0] < victim.rank[0], self.waiting)
-        chosen = next(
-            (one for one in better if one.request.source.priority < victim.rank[0] and not step.small.holds(one)), None
-        )
-        if chosen is None:
+        for chosen in takewhile(lambda sequence: sequence.rank[0] < victim.rank[0], self.waiting):
+            if chosen.request.source.priority < victim.rank[0] and not step.gate.holds(chosen):
+                break
+        else:
             return None
         priority, arrival, serial, index = chosen.rank
         if victim.rank[0] == priority + 1 and not victim.is_spare:
@@ -565,7 +548,7 @@ class Scheduler:
         if request.forked:
             return
         request.forked = True
-        for sibling in [one for one in request.live if one is not first]:
+        for sibling in [sequence for sequence in request.live if sequence is not first]:
             if len(self.running) < self.max_running:
                 self._paging.fork(first, sibling)
                 self._run(sibling)
@@ -585,7 +568,7 @@ class Scheduler:
 
     def _raise_spare(self, request: Request) -> None:
         """Give the place of a sample that ended to the next one of its request, with the request's own rank."""
-        sequence = next((one for one in request.live if one.is_spare), None)
+        sequence = next((spare for spare in request.live if spare.is_spare), None)
         if sequence is None:
             return
         listed = self.running if sequence.running else self.waiting
@@ -598,7 +581,6 @@ class Scheduler:
             insort(listed, sequence, key=_by_rank)
 
     def _close(self, request: Request, terminal: Terminal, now: float) -> None:
-        """End the sequences of a request that still live, and emit its last event."""
         is_spoilt = isinstance(terminal, Failed) and isinstance(terminal.error, NotFinite)
         for sequence in request.live:
             if is_spoilt:

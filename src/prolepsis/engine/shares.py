@@ -48,36 +48,35 @@ class BackgroundTurns:
     """
 
     def __init__(self) -> None:
-        self.waits = False
-        """It has no part in the next pass."""
+        self.waits = False  # background work skips the next pass
         self.is_short = False
         self._others_at = self._ran_at = -math.inf
 
-    def look(self, requests: Iterable["Request"], now: float) -> None:
+    def begin(self, requests: Iterable["Request"], now: float) -> None:
         """Decide about the next pass, with these requests."""
-        is_alone = all(one.source.priority >= BACKGROUND for one in requests)
+        is_alone = all(request.source.priority >= BACKGROUND for request in requests)
         if not is_alone:
             self._others_at = now
         self.waits = not is_alone and now - self._ran_at < _TURN_S
         self.is_short = now - self._others_at < _EXPECTED_S
 
     def ran(self, now: float) -> None:
-        """It has a part in the pass that begins now."""
+        """Note that background work has a part in the pass that begins now."""
         self._ran_at = now
 
 
-class Small:
-    """The requests that keep within their share, as far as large ones and background work have to wait for them."""
+class LargeRequestGate:
+    """Holds spare samples of large requests, and background work, back while requests within their share are there."""
 
     def __init__(self, requests: Iterable["Request"], *, holds_background: bool = False) -> None:
         live = list(requests)
         self._holds_background = holds_background
         self._left_out: set[str] = set()
-        self._there: set[tuple[str, int]] = set()
+        self._within_share: set[tuple[str, int]] = set()
+        """Tenants and priorities of the requests that large ones wait for."""
         if any(request.is_large for request in live):
-            self._there = {
-                (request.sequences[0].tenant, request.source.priority) for request in live if not request.is_large
-            }
+            small = (request for request in live if not request.is_large)
+            self._within_share = {(request.sequences[0].tenant, request.source.priority) for request in small}
 
     def leave_out(self, sequence: "SequenceState") -> None:
         """Let a sequence wait for a pass."""
@@ -85,10 +84,7 @@ class Small:
 
     def holds(self, sequence: "SequenceState") -> bool:
         """Return whether a sequence waits for other requests: background work, a spare sample, or what was left out."""
-        if sequence.key in self._left_out:
+        if sequence.key in self._left_out or (self._holds_background and sequence.is_background):
             return True
-        if self._holds_background and sequence.is_background:
-            return True
-        return sequence.is_spare and any(
-            tenant != sequence.tenant and priority < sequence.rank[0] for tenant, priority in self._there
-        )
+        better = (tenant for tenant, priority in self._within_share if priority < sequence.rank[0])
+        return sequence.is_spare and any(tenant != sequence.tenant for tenant in better)

@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from prolepsis.core.plan import SpecPlan
-from prolepsis.core.stats import JudgedDraft, PlainReason
+from prolepsis.core.reasons import PlainReason
+from prolepsis.core.stats import JudgedDraft
 from prolepsis.engine.decide import Ask, Compare, Decisions, Plain, Verdict
 from prolepsis.engine.drafting.candidate import DraftRequest
 from prolepsis.engine.drafting.choose import ChosenDraft, ProposerSet
@@ -39,26 +40,12 @@ class Speculation:
     ) -> None:
         """`payback` None: drafts cost what is predicted."""
         self.proposers = proposers
-        self._shadow_budget = ShadowBudget(shadow_cost)
-        self.decisions = Decisions(proposers, self._shadow_budget, payback, max_model_len=max_model_len, clock=clock)
+        self.shadow_budget = ShadowBudget(shadow_cost)
+        self.decisions = Decisions(proposers, self.shadow_budget, payback, max_model_len=max_model_len, clock=clock)
         self._clock = clock
         self._max_step_tokens = max_step_tokens
-        self._num_committed: dict[str, int] = {}
-        """Tokens of each live sequence that the proposers know."""
+        self._num_committed: dict[str, int] = {}  # tokens of each live sequence that the proposers know
         self._judged: list[Judged] = []
-
-    @property
-    def shadow_share(self) -> float:
-        """Share of the passes' time that drafting in shadow may take."""
-        return self._shadow_budget.share
-
-    @property
-    def payback(self) -> Payback | None:
-        return self.decisions.payback
-
-    @payback.setter
-    def payback(self, payback: Payback | None) -> None:
-        self.decisions.payback = payback
 
     def may_draft(self, plan: SpecPlan, sequence: SequenceState, proposer: str | None = None) -> bool:
         """Return whether any proposer, or `proposer`, may draft for the sequence, to verify or to compare."""
@@ -70,13 +57,19 @@ class Speculation:
         verdicts = self.decisions.begin(rows, plan, room)
         asked = [i for i, verdict in enumerate(verdicts) if isinstance(verdict, Ask)]
         compared = [i for i, verdict in enumerate(verdicts) if isinstance(verdict, Compare)]
-        drafted = [_plain(row, verdict) for row, verdict in zip(rows, verdicts, strict=True)]
+        drafted = list(rows)
+        for i, verdict in enumerate(verdicts):
+            if isinstance(verdict, Plain) and verdict.reason is not None:  # `replace` takes five times as long
+                drafted[i] = Row(rows[i].sequence, rows[i].start, rows[i].num_tokens, None, verdict.reason)
         if asked or compared:
             for i in (*asked, *compared):
                 self._commit(rows[i].sequence)  # tokens from before it might draft
                 if rows[i].sequence.request.source.records_drafts:
                     self.proposers.records.begin(rows[i].sequence)
-            load = self._load(rows, room)
+            number, payback = sum(row.decodes for row in rows), self.decisions.payback
+            correction = payback.correction(number) if payback is not None else AS_PREDICTED
+            num_tokens, num_context = sum(row.num_tokens for row in rows), sum(row.start for row in rows)
+            load = StepLoad(num_tokens, num_context, room, correction, number)
             self._verify(drafted, asked, verdicts, plan, load)
             self._compare(drafted, compared, verdicts, plan, load)
             for i in compared:
@@ -90,17 +83,21 @@ class Speculation:
 
         Of sequences that may not draft they learn at the end, of those that pause before they draft again.
         """
-        self._shadow_budget.passed(pass_s)
+        self.shadow_budget.passed(pass_s)
         for row, result in zip(rows, sampled, strict=True):
             sequence = row.sequence
             has_begun = result is not None and sequence.num_output_tokens > 0
             if has_begun and not self.decisions.is_paused(sequence.key) and self.may_draft(plan, sequence):
-                self._learn_row(row)
+                if row.draft is not None:
+                    path = row.draft.follow(sequence.tokens[row.start + row.num_tokens :])
+                    is_weighed = sequence.request.source.speculation.mode != "always"
+                    self.proposers.observe(row.draft, path, origin_of(sequence) if is_weighed else None)
+                self._commit(sequence)
 
     def observe(self, rows: Sequence[Row], timing: StepTiming) -> None:
-        """Learn what a step took and brought that only decoded, its drafts all where they are expected to pay."""
+        """Update cost and gain from a decode-only step in which every draft was expected to pay."""
         drafts: dict[str, tuple[int, int]] = {}
-        payback, active, number = self.payback, self.decisions.active, len(rows)
+        payback, active, number = self.decisions.payback, self.decisions.active, len(rows)
         if payback is None or active is None or not payback.is_due:
             return
         num_context = num_tokens = num_draft_tokens = 0
@@ -138,8 +135,8 @@ class Speculation:
 
     def start_over(self) -> None:
         """Forget which drafts paid: what was learned belongs to other proposers, or is not sound."""
-        if self.payback is not None:
-            self.payback.start_over()
+        if self.decisions.payback is not None:
+            self.decisions.payback.start_over()
 
     def forget(self, sequences: Sequence[SequenceState]) -> None:
         """Notify proposers of sequences that ended, with the tokens they do not know yet; not of replays."""
@@ -154,17 +151,9 @@ class Speculation:
             if known is not None or num_new:
                 self.proposers.forget(sequence, num_new)
 
-    def _load(self, rows: Sequence[Row], room: int) -> StepLoad:
-        """Return what the pass carries before any draft."""
-        number = sum(row.decodes for row in rows)
-        correction = self.payback.correction(number) if self.payback is not None else AS_PREDICTED
-        num_tokens, num_context = sum(row.num_tokens for row in rows), sum(row.start for row in rows)
-        return StepLoad(num_tokens, num_context, room, correction, number)
-
     def _verify(
         self, rows: list[Row], places: Sequence[int], verdicts: Sequence[Verdict], plan: SpecPlan, load: StepLoad
     ) -> None:
-        """Give the rows at `places` their drafts to verify."""
         asked = [verdict.request for verdict in verdicts if isinstance(verdict, Ask)]
         chosen = self.proposers.propose(asked, plan, load) if asked else []
         for i, request, choice in zip(places, asked, chosen, strict=True):
@@ -175,13 +164,12 @@ class Speculation:
     def _compare(
         self, rows: list[Row], places: Sequence[int], verdicts: Sequence[Verdict], plan: SpecPlan, load: StepLoad
     ) -> None:
-        """Give the rows at `places` their drafts to compare."""
         compared = [verdict for verdict in verdicts if isinstance(verdict, Compare)]
         if not compared:
             return
         began = self._clock()
         chosen = self.proposers.compare([verdict.request for verdict in compared], plan, load)
-        self._shadow_budget.spend(self._clock() - began)
+        self.shadow_budget.spend(self._clock() - began)
         for i, verdict, choice in zip(places, compared, chosen, strict=True):
             row, draft = rows[i], self._cut(rows[i], choice.draft)
             reason = verdict.reason or self._reason(verdict.request, row.sequence, choice, plan)
@@ -199,14 +187,6 @@ class Speculation:
             return choice.plain
         return self.decisions.barred(sequence, plan) or choice.plain
 
-    def _learn_row(self, row: Row) -> None:
-        sequence = row.sequence
-        if row.draft is not None:
-            path = row.draft.follow(sequence.tokens[row.start + row.num_tokens :])
-            is_weighed = sequence.request.source.speculation.mode != "always"
-            self.proposers.observe(row.draft, path, origin_of(sequence) if is_weighed else None)
-        self._commit(sequence)
-
     def _commit(self, sequence: SequenceState) -> None:
         num_new = len(sequence.tokens) - self._num_committed.get(sequence.key, 0)
         self._num_committed[sequence.key] = len(sequence.tokens)
@@ -216,10 +196,3 @@ class Speculation:
 
     def _judge(self, sequence: SequenceState) -> None:
         self._judged += [(sequence, proposer, draft) for proposer, draft in self.proposers.judge(sequence)]
-
-
-def _plain(row: Row, verdict: Verdict) -> Row:
-    """Return the row, with the reason why it has no draft: most steps of useless drafts are such."""
-    if not isinstance(verdict, Plain) or verdict.reason is None:
-        return row
-    return Row(row.sequence, row.start, row.num_tokens, None, verdict.reason)  # `replace` takes five times as long

@@ -6,7 +6,6 @@ import gc
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import ReferenceType, ref
 
@@ -19,8 +18,8 @@ from prolepsis.engine.kv.memory import MemoryUse, Room
 
 if TYPE_CHECKING:
     from prolepsis.core.figures import EngineObserver
-    from prolepsis.engine.models.files.tokenizer import ModelTokenizer
     from prolepsis.engine.models.load import LoadedModel
+    from prolepsis.engine.text.model_tokenizer import ModelTokenizer
     from prolepsis.engine.thread import ThreadEngineClient
 
 log = structlog.get_logger(__name__)
@@ -71,7 +70,6 @@ class EngineStart:
     observer: "EngineObserver | None" = None
     reserved: Sequence[MemoryUse] = ()
     load: "Callable[[EngineConfig], LoadedModel] | None" = None
-    """Default: `load_model`."""
     _last: "ReferenceType[ThreadEngineClient] | None" = field(default=None, init=False)
 
     def first(self) -> "ThreadEngineClient":
@@ -107,14 +105,6 @@ LIBRARIES = MemoryUse("libraries of the engine", 512 << 20)
 """What they map; where that fails some of them end the process instead of raising an error."""
 
 
-def _check_limits(model: Path) -> None:
-    """Raise `MemoryPlanError` if a limit of this process has no room for the libraries and the model's file."""
-    if (limited := limited_memory()) is not None:
-        size = model.stat().st_size if model.is_file() else 0
-        room = Room(limited.place, limited.free, [LIBRARIES, MemoryUse(f"weights of {model.name}", size)])
-        room.check(lower="raise the limit, or choose a smaller model")
-
-
 def start_engine(
     config: EngineConfig, observer: "EngineObserver | None" = None, reserved: Sequence[MemoryUse] = ()
 ) -> Running:
@@ -126,9 +116,13 @@ def start_engine(
     with loading(), memory_failures():
         from prolepsis.engine.models.files.store import resolve
 
-        _check_limits(resolve(config.model, config.model_dir))  # quick, and names a model that is not here
-        from prolepsis.engine.build import proposer_names
-        from prolepsis.engine.remote import REMOTE, shared_key
+        model = resolve(config.model, config.model_dir)  # quick, and names a model that is not here
+        if (limited := limited_memory()) is not None:
+            size = model.stat().st_size if model.is_file() else 0
+            room = Room(limited.place, limited.free, [LIBRARIES, MemoryUse(f"weights of {model.name}", size)])
+            room.check(lower="raise the limit, or choose a smaller model")
+        from prolepsis.engine.build import REMOTE, proposer_names
+        from prolepsis.engine.drafting.remote.link import shared_key
 
         if REMOTE in proposer_names(config):
             shared_key(config)

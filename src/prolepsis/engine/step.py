@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Protocol
 
 import structlog
 
@@ -31,7 +30,7 @@ from prolepsis.core.messages import (
 from prolepsis.core.plan import AppliedPlan, SpecPlan
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import RequestStats
-from prolepsis.engine.accounting import charge
+from prolepsis.engine.accounting import charge, keep_rounds
 from prolepsis.engine.containment import Containment
 from prolepsis.engine.draft_head_slot import DraftHeadSlot
 from prolepsis.engine.drafting.call_watch import WatchedCall
@@ -39,9 +38,8 @@ from prolepsis.engine.faults import Faults
 from prolepsis.engine.hidden_states import HiddenStateRouter
 from prolepsis.engine.observer import Reporter
 from prolepsis.engine.request import SequenceState
-from prolepsis.engine.rounds import keep_rounds
 from prolepsis.engine.rows import Row, SampledTokens
-from prolepsis.engine.runner import Computed, PassRunner
+from prolepsis.engine.runner import Computed, PassRunner, StepVerifier
 from prolepsis.engine.scheduler import Scheduler
 from prolepsis.engine.speculation import Speculation
 from prolepsis.engine.timings import Timings, timed
@@ -49,15 +47,7 @@ from prolepsis.engine.watchdog import StepWatch
 
 log = structlog.get_logger(__name__)
 
-MAX_FAILED_STEPS = 3
-"""Failed steps in a row after which the engine gives up."""
-
-
-class StepVerifier(Protocol):
-    """Verifies the drafts of a step."""
-
-    def verify(self, rows: Sequence[Row], computed: Computed) -> list[SampledTokens | None]:
-        """Return the tokens that each row emits; None for rows that sample nothing."""
+MAX_FAILED_STEPS = 3  # failed steps in a row after which the engine gives up
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +55,7 @@ class EngineParts:
     """The parts that an engine is put together from."""
 
     info: EngineInfo
-    plan: AppliedPlan
-    """The scheduler reads it too: the stats of a request name the plan under which it ended."""
+    plan: AppliedPlan  # the scheduler reads it too: the stats of a request name the plan under which it ended
     scheduler: Scheduler
     speculation: Speculation
     runner: PassRunner
@@ -75,12 +64,9 @@ class EngineParts:
     hidden_states: HiddenStateRouter = field(default_factory=HiddenStateRouter)
     draft_heads: Mapping[str, DraftHeadSlot] = field(default_factory=dict)
     """By proposer; empty if the engine takes no draft head."""
-    installed_heads: Callable[[], Sequence[InstalledHead]] = tuple
-    """Reads the registry."""
-    stuck_after_s: float | None = None
-    """Seconds after which a step is given up by a watchdog; None: never."""
-    processor: Callable[[], Callable[[], float]] | None = None
-    """As in `StepWatch`."""
+    installed_heads: Callable[[], Sequence[InstalledHead]] = tuple  # reads the registry
+    stuck_after_s: float | None = None  # seconds after which a step is given up by a watchdog; None: never
+    processor: Callable[[], Callable[[], float]] | None = None  # as in `StepWatch`
 
 
 class Engine:
@@ -120,7 +106,6 @@ class Engine:
         self.watch = StepWatch(parts.stuck_after_s, clock=clock, processor=parts.processor)
 
     def step(self) -> list[Event]:
-        """Run one step over all requests and return its events."""
         self.watch.begin()
         with self._contained():
             self._drain()
@@ -138,7 +123,6 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do something."""
         return bool(self.scheduler.requests) or not self._inbox.empty()
 
     def send(self, message: Message | None) -> None:
@@ -197,8 +181,8 @@ class Engine:
             num_waiting=len(scheduler.waiting),
             kv_usage=scheduler.kv_usage,
             max_running=scheduler.max_running,
-            not_begun=tuple(one.request_id for one in requests if not one.begun),
-            reading=tuple(progress for one in requests if (progress := one.progress) is not None),
+            not_begun=tuple(request.request_id for request in requests if not request.begun),
+            reading=tuple(progress for request in requests if (progress := request.progress) is not None),
         )
 
     def abort_all(self, reason: str) -> list[Event]:
@@ -224,7 +208,6 @@ class Engine:
             slot.close(self.dead or EngineDead("the engine is closed"))
 
     def close(self) -> None:
-        """Take no further draft head, and let the proposers go."""
         self.close_heads()
         self.speculation.proposers.close()
 
@@ -313,7 +296,6 @@ class Engine:
 
     @timed("propose")
     def _propose(self, rows: Sequence[Row]) -> tuple[list[Row], tuple[int, ...]]:
-        """Return the rows with drafts, and the layers to capture in their pass."""
         drafted = self.scheduler.attach(self._decided(rows))
         return drafted, self.hidden_states.begin(drafted, partial(self._may_draft, self.plan.current))
 
@@ -323,7 +305,9 @@ class Engine:
             return self.speculation.propose(rows, self.plan.current)
         with self.contained.of("decisions"):
             self.speculation.start_over()
-        return [_undecided(row) for row in rows]
+        may_draft = [row.decodes and row.sequence.request.source.speculation.enabled for row in rows]
+        undecided = zip(rows, may_draft, strict=True)
+        return [replace(row, plain="decision_failed") if might else row for row, might in undecided]
 
     def _may_draft(self, plan: SpecPlan, sequence: SequenceState, proposer: str) -> bool:
         with self.contained.of("decisions"):
@@ -421,9 +405,3 @@ class Engine:
                 self.scheduler.check()
         except AssertionError as error:
             self.die(f"page accounting does not add up: {error}")
-
-
-def _undecided(row: Row) -> Row:
-    """Return the row with the reason for having no draft, if it might have had one."""
-    may_draft = row.decodes and row.sequence.request.source.speculation.enabled
-    return replace(row, plain="decision_failed") if may_draft else row

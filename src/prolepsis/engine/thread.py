@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -10,21 +11,80 @@ from weakref import WeakValueDictionary
 from prolepsis.core.config import DRAFT_HEAD, HeadProposerName
 from prolepsis.core.engine_client import EngineHealth, EngineInfo, HeadSwapped, InstalledHead
 from prolepsis.core.errors import DeadlineExceeded, EngineDead, InvalidParameter, ProlepsisError
-from prolepsis.core.events import Aborted, Event, Terminal
+from prolepsis.core.events import Aborted, Event, Terminal, Tokens
 from prolepsis.core.kill_scope import tenant_scope
 from prolepsis.core.messages import Abort, Control, Submit
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import ProposerMemory, RequestStats, TrafficClassCounts
 from prolepsis.engine.drafting.call_watch import Superseded, WatchedCall
 from prolepsis.engine.event_stream import EventStream, deliver
-from prolepsis.engine.handover import Handover
 from prolepsis.engine.step import Engine
 from prolepsis.engine.watchdog import Watchdog
 
 _DEADLINE_GRACE_S = 0.03
 """The engine ends a request at its deadline between two steps, with all its figures; later it is ended without them."""
-_WATCHDOG_S = 1.0
-"""Most that the watchdog's thread is waited for: it looks up every few hundredths of a second."""
+_WATCHDOG_S = 1.0  # most that the watchdog's thread is waited for: it looks up every few hundredths of a second
+
+
+INTERVAL_S = 0.010
+"""Longest time for which tokens wait for tokens of later steps; longer steps are handed over one by one."""
+
+
+class Handover:
+    """Brings the events of an engine's steps from its thread to the event loop of their readers.
+
+    To wake the loop takes a core from the pass that is under way, and the loop finds its code and data out of the
+    caches, so waking it costs as much as many events. Where steps follow each other within `INTERVAL_S`, the loop
+    therefore looks for what they brought only that often. First and last events of a request wake it at once. `put` and
+    `call` are for other threads than the loop's.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, deliver: Callable[[Sequence[Event]], None]) -> None:
+        """`deliver` gets the events of each step, in their order, on the loop."""
+        self.loop = loop
+        self._deliver = deliver
+        self._waiting: deque[Sequence[Event]] = deque()
+        self.num_paced = 0
+        """Requests under way whose events wait for nothing: their reader spreads tokens over the time of their step."""
+        self._is_coming = False  # the loop is going to look for what waits
+        self._looked_at = -INTERVAL_S
+        self._timer: asyncio.TimerHandle | None = None
+
+    def put(self, events: Sequence[Event]) -> None:
+        """Hand over the events of a step; raises `RuntimeError` if the loop is closed."""
+        self._waiting.append(events)
+        if not self._is_coming or self.num_paced or any(map(_is_urgent, events)):
+            self._is_coming = True
+            self.loop.call_soon_threadsafe(self._look)
+
+    def call(self, callback: Callable[[], object]) -> None:
+        """Call `callback` on the loop, after all that was put; raises `RuntimeError` if the loop is closed."""
+        self.loop.call_soon_threadsafe(self._look)
+        self.loop.call_soon_threadsafe(callback)
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look(self) -> None:
+        """Deliver, as the engine asks for it, and look again if the last time is a short while ago."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._take(again=self.loop.time() < self._looked_at + INTERVAL_S)
+
+    def _look_again(self) -> None:
+        self._take(again=bool(self._waiting))
+
+    def _take(self, *, again: bool) -> None:
+        self._looked_at = self.loop.time()
+        self._timer = self.loop.call_later(INTERVAL_S, self._look_again) if again else None
+        self._is_coming = again  # before it takes: what is put from here on is taken too, or wakes the loop
+        while self._waiting:
+            self._deliver(self._waiting.popleft())
+
+
+def _is_urgent(event: Event) -> bool:
+    return not isinstance(event, Tokens) or event.position == 0
 
 
 class ThreadEngineClient:
@@ -39,8 +99,7 @@ class ThreadEngineClient:
         """Streams of requests without a terminal event so far, including those without a reader."""
         self._left: set[str] = set()
         """Requests that got their terminal event here, and may still get one of the engine."""
-        self._handover: Handover | None = None
-        """To the loop of the first `generate`; None before that."""
+        self._handover: Handover | None = None  # to the loop of the first `generate`; None before that
         self.thread = self._new_thread()
         calls = engine.speculation.proposers.watch
         self.watchdog = Watchdog(calls, engine.watch, replace=self._replace_thread, give_up=self._give_up)
@@ -101,7 +160,13 @@ class ThreadEngineClient:
                     turn.release()
                     raise
                 work.add_done_callback(partial(_end_turn, turn))  # a client that leaves does not end the thread's work
-                return await _result(work)
+                try:
+                    return await asyncio.shield(work)
+                except asyncio.CancelledError:
+                    waiter = asyncio.current_task()
+                    if work.cancelled() and not (waiter and waiter.cancelling()):
+                        raise EngineDead("the engine is closed") from None
+                    raise
         except TimeoutError:
             message = f"its grammar was not compiled in {request.deadline_s:.3f} s"
             raise DeadlineExceeded(message) from None
@@ -110,7 +175,6 @@ class ThreadEngineClient:
         self.engine.send(control)
 
     async def heads(self) -> Sequence[InstalledHead]:
-        """Read the registry in a thread of its own."""
         return await asyncio.get_running_loop().run_in_executor(self._compilers, self.engine.installed_heads)
 
     async def swap_head(self, name: str, proposer: HeadProposerName = DRAFT_HEAD) -> HeadSwapped:
@@ -166,24 +230,25 @@ class ThreadEngineClient:
         assert self._handover.loop is asyncio.get_running_loop(), "one client serves one event loop"
         return self._handover
 
-    def _new_thread(self, call: WatchedCall | None = None) -> threading.Thread:
-        return threading.Thread(target=self._run, args=(call,), name="prolepsis-engine", daemon=True)
+    def _new_thread(self, overdue: WatchedCall | None = None) -> threading.Thread:
+        return threading.Thread(target=self._run, args=(overdue,), name="prolepsis-engine", daemon=True)
 
-    def _replace_thread(self, call: WatchedCall) -> None:
+    def _replace_thread(self, overdue: WatchedCall) -> None:
         """Continue in another thread: the engine's is in an overdue call."""
-        self.thread = self._new_thread(call)
+        self.thread = self._new_thread(overdue)
         self.thread.start()
 
     def _give_up(self, error: EngineDead) -> None:
         """The engine's thread will not come back: end all requests and swaps of heads from here."""
         self.engine.dead = error
         self.engine.close_heads()
-        self._call(partial(self._leave_all, error))
 
-    def _leave_all(self, error: EngineDead) -> None:
-        for request_id in list(self._streams):
-            self._leave(request_id, error)
-        self._stopped.set()
+        def leave_all() -> None:
+            for request_id in list(self._streams):
+                self._leave(request_id, error)
+            self._stopped.set()
+
+        self._send(lambda handover: handover.call(leave_all))
 
     def _run(self, overdue: WatchedCall | None) -> None:
         engine = self.engine
@@ -201,14 +266,11 @@ class ThreadEngineClient:
             engine.die(error)
         self._hand_over(engine.abort_all("shutdown"))
         engine.close()
-        self._call(self._end)
+        self._send(lambda handover: handover.call(self._end))
 
     def _hand_over(self, events: list[Event]) -> None:
         if events:
             self._send(lambda handover: handover.put(events))
-
-    def _call(self, callback: Callable[[], object]) -> None:
-        self._send(lambda handover: handover.call(callback))
 
     def _send(self, send: Callable[[Handover], None]) -> None:
         assert self._handover is not None, "the thread runs after start"
@@ -225,17 +287,6 @@ class ThreadEngineClient:
         for request_id, stream in self._streams.items():
             stream.put(Aborted(request_id, RequestStats(), "shutdown"))
         self._stopped.set()
-
-
-async def _result(work: "asyncio.Future[object]") -> object:
-    """Wait for work that continues without its waiter; raises `EngineDead` where `close` has put it off for good."""
-    try:
-        return await asyncio.shield(work)
-    except asyncio.CancelledError:
-        waiter = asyncio.current_task()
-        if work.cancelled() and not (waiter and waiter.cancelling()):
-            raise EngineDead("the engine is closed") from None
-        raise
 
 
 def _end_turn(turn: asyncio.Lock, work: "asyncio.Future[object]") -> None:

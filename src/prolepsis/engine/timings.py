@@ -15,7 +15,6 @@ class StepTiming:
     """Seconds of one step by phase; `schedule` includes draining the inbox, `learn` is the time of proposers."""
 
     num_tokens: int = 0
-    """Tokens of the pass."""
     num_sequences: int = 0
     schedule: float = 0.0
     propose: float = 0.0
@@ -25,7 +24,6 @@ class StepTiming:
     learn: float = 0.0
 
     def phases(self) -> dict[str, float]:
-        """Return seconds by phase."""
         return {phase: getattr(self, phase) for phase in PHASES}
 
     @property
@@ -55,13 +53,11 @@ class Timings:
         self.step = StepTiming()
 
     def finish(self, num_tokens: int, num_sequences: int) -> StepTiming:
-        """Keep the step that runs and return it."""
         self.step.num_tokens, self.step.num_sequences = num_tokens, num_sequences
         self.add(self.step)
         return self.step
 
     def add(self, step: StepTiming) -> None:
-        """Keep one finished step."""
         self.last.append(step)
         self.num_steps += 1
         totals = self.totals  # line by line: every step pays for this
@@ -76,8 +72,6 @@ class Timings:
 
 
 class Timed(Protocol):
-    """An object whose methods are timed."""
-
     timings: Timings
 
 

@@ -21,8 +21,6 @@ log = structlog.get_logger(__name__)
 
 
 class Verification:
-    """Verifies all rows of a step in one call."""
-
     def __init__(self, sampler: Sampler, *, max_model_len: int) -> None:
         self._sampler = sampler
         self._max_model_len = max_model_len
@@ -34,36 +32,31 @@ class Verification:
         logits = computed.logits
         first_row = 0
         for row in rows:
-            scores.append(self._scores(row, first_row, logits))
+            top, tokens = row.sequence.params.prompt_logprobs or 0, row.sequence.tokens
+            places = enumerate(row.scored, first_row)
+            scores.append(tuple(self._sampler.logprobs(logits[place], tokens[i + 1], top) for place, i in places))
             first_row += row.num_kept
             if row.samples_next:
-                steps.append(self._step(row, first_row - 1))
+                sequence = row.sequence
+                steps.append(
+                    SequenceStep(
+                        row.draft,
+                        sequence.params,
+                        sequence.noise_key,
+                        sequence.num_output_tokens,
+                        first_row - 1,
+                        sequence.history,
+                        self._max_model_len - len(sequence.tokens),
+                        sequence.matcher,
+                        sequence.bias,
+                    )
+                )
                 first_row += len(row.draft.tokens) if row.draft else 0
         assert first_row == logits.shape[0], f"{first_row} rows of logits expected, {logits.shape[0]} given"
         results = verify_batch(steps, logits, self._sampler, computed.argmax)
-        found = zip(results, num_usable(results, logits, self._sampler), strict=True)
-        sampled = [self._sampled(row.sequence, *next(found), logits) if row.samples_next else None for row in rows]
+        pairs = zip(results, num_usable(results, logits, self._sampler), strict=True)
+        sampled = [self._sampled(row.sequence, *next(pairs), logits) if row.samples_next else None for row in rows]
         return [_with_scores(*pair) if pair[1] else pair[0] for pair in zip(sampled, scores, strict=True)]
-
-    def _scores(self, row: Row, first_row: int, logits: Tensor) -> tuple[TokenLogprobs, ...]:
-        """Return the log-probabilities of the tokens of the prompt that the row scores, one row of logits at a time."""
-        top, tokens = row.sequence.params.prompt_logprobs or 0, row.sequence.tokens
-        places = enumerate(row.scored, first_row)
-        return tuple(self._sampler.logprobs(logits[place], tokens[i + 1], top) for place, i in places)
-
-    def _step(self, row: Row, first_row: int) -> SequenceStep:
-        sequence = row.sequence
-        return SequenceStep(
-            row.draft,
-            sequence.params,
-            sequence.noise_key,
-            sequence.num_output_tokens,
-            first_row,
-            sequence.history,
-            self._max_model_len - len(sequence.tokens),
-            sequence.matcher,
-            sequence.bias,
-        )
 
     def _sampled(self, sequence: SequenceState, result: VerifyResult, usable: int, logits: Tensor) -> SampledTokens:
         if result.fault is not None and not result.tokens:
@@ -102,12 +95,12 @@ class Verification:
             log.exception("difference_not_classified", position=position)
             return SampledTokens(result.tokens, difference=Difference(position, before, token, "structural"))
         margin = read.margin if math.isfinite(read.margin) else None
-        found = Difference(position, before, token, read.kind, margin, read.tolerance)
-        return SampledTokens(result.tokens, difference=found)
+        difference = Difference(position, before, token, read.kind, margin, read.tolerance)
+        return SampledTokens(result.tokens, difference=difference)
 
 
 def _with_scores(sampled: SampledTokens | None, scores: tuple[TokenLogprobs, ...]) -> SampledTokens:
-    if any(math.isnan(one.logprob) for one in scores):
+    if any(math.isnan(score.logprob) for score in scores):
         return SampledTokens((), fault=NotFinite("the model computed no number for a token of this prompt"))
     return SampledTokens((), scores=scores) if sampled is None else replace(sampled, scores=scores)
 
@@ -130,5 +123,5 @@ def _values(logits: Tensor, places: Sequence[tuple[int, int]]) -> list[float]:
         read = logits.numpy().item
         return [read(row, token) for row, token in places]
     rows, tokens = [row for row, _ in places], [token for _, token in places]
-    found: list[float] = logits[rows, tokens].tolist() if places else []  # a step that reads prompts picks none
-    return found
+    values: list[float] = logits[rows, tokens].tolist() if places else []  # a step that reads prompts picks none
+    return values

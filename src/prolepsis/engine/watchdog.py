@@ -33,15 +33,12 @@ class StepWatch:
     Written by the engine's thread, `look` and `discount` by the watchdog's; read by any.
     """
 
-    stuck_after_s: float | None = None
-    """Seconds after which a step will not end any more; None: never."""
+    stuck_after_s: float | None = None  # seconds after which a step will not end any more; None: never
     clock: Callable[[], float] = field(kw_only=True)
     processor: Callable[[], Callable[[], float]] | None = None
     """`processor_clock`; None: the thread waits for a device, and only time counts."""
     began: float | None = None
-    """None: between two steps."""
-    busy: threading.Event = field(default_factory=threading.Event)
-    """Clear while the engine waits for messages."""
+    busy: threading.Event = field(default_factory=threading.Event)  # clear while the engine waits for messages
     _suspended: tuple[float, float] = (0.0, 0.0)
     """Beginning of a step, and how many seconds of it the process stood still."""
     _worked: tuple[float, float, float] = (0.0, 0.0, 0.0)
@@ -50,7 +47,6 @@ class StepWatch:
     _used_before: float = 0.0
 
     def begin(self) -> None:
-        """Work begins."""
         if self.processor is not None:
             self._used = self.processor()
             self._used_before = self._used()
@@ -145,8 +141,7 @@ class Watchdog:
         self._give_up = give_up
         self._period_s = period_s
         self._stopped = threading.Event()
-        self.gave_up = False
-        """A step was stuck: the engine's thread is not waited for any more."""
+        self.gave_up = False  # a step was stuck: the engine's thread is not waited for any more
 
     def check(self) -> None:
         """Replace the engine's thread if its call is overdue; end all requests if its step is stuck."""
@@ -177,6 +172,5 @@ class Watchdog:
             self._calls.discount(late_s)
 
     def stop(self) -> None:
-        """End `watch`."""
         self._stopped.set()
         self._steps.busy.set()

@@ -1,11 +1,11 @@
 """`prolepsis exact`: speculation against plain decoding on the user's own prompts."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -21,9 +21,10 @@ from prolepsis.core.terminal.config import Settings, listed
 from prolepsis.core.terminal.documents import print_reply
 from prolepsis.core.terminal.flags import configured
 from prolepsis.core.terminal.output import FAILED, OK, AsJson, note, stdout
-from prolepsis.engine.models.files.chat_tokenizer import ChatTokenizer
-from prolepsis.lab.bench.prompts import EncodedPrompt, Prompt, encode_prompts, load_prompts
-from prolepsis.server.cli.ask import TimedAnswer, ask, in_flight
+from prolepsis.engine.text.tokenizer import ChatTokenizer
+from prolepsis.lab.measure.arrivals import in_flight
+from prolepsis.lab.measure.prompts import EncodedPrompt, Prompt, encode_prompts, load_prompts
+from prolepsis.server.cli.ask import TimedAnswer, ask
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,7 +37,6 @@ PLAIN_SHARE = 4
 CHUNK = 256
 """Tokens of one pass when a context is computed again."""
 Run = Literal["plain", "alone", "mixed"]
-RUNS: tuple[Run, ...] = get_args(Run)
 _COLUMNS = {
     "requests": ("id", "category", "decoding", "temperature", "seed", "tokens=num_tokens", "identical"),
     "requests.differences": (
@@ -78,20 +78,24 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One request: a prompt decoded greedily or sampled with a seed."""
+    """A prompt decoded greedily or sampled with a seed: plainly alone, speculated alone, and in a batch with others."""
 
     prompt: EncodedPrompt
     decoding: Literal["greedy", "sampled"]
     params: SamplingParams
+    answers: dict[Run, TimedAnswer] = field(default_factory=dict)
+    differences: list[FirstDifference] = field(default_factory=list)
 
-
-@dataclass(frozen=True, slots=True)
-class Checked:
-    """One case decoded plainly alone, speculated alone, and in a batch with all the others."""
-
-    case: Case
-    answers: Mapping[Run, TimedAnswer]
-    differences: tuple[FirstDifference, ...]
+    def request(self, run: Run, suffix: str, *, speculate: bool) -> GenerateRequest:
+        """Return the request of a run; plain decoding reuses nobody's cache."""
+        request_id = f"exact {run} {suffix}"
+        return GenerateRequest(
+            request_id=request_id,
+            prompt_token_ids=self.prompt.token_ids,
+            params=self.params,
+            cache_salt=request_id if run == "plain" else f"exact {run}",
+            speculation=SpeculationChoice("auto" if speculate else "off"),
+        )
 
 
 @configured(EngineConfig)
@@ -121,7 +125,17 @@ def exact(
             "temperature is 0; allowed: above 0, as every request also runs greedily", param="temperature"
         )
     job = Job(load_prompts(prompts, listed(categories)), max_tokens, temperature, seed, concurrency)
-    report = asyncio.run(_run(job, settings))
+
+    async def checked() -> "Report":
+        from prolepsis.engine.runner import Runner
+        from prolepsis.server.cli.engine import running
+
+        async with running(settings) as engine:
+            runner = engine.client.engine.runner
+            classify = classifier(runner.model) if isinstance(runner, Runner) else None
+            return await check(job, engine.client, engine.tokenizer, classify)
+
+    report = asyncio.run(checked())
     verdict = "passed" if report.identical else "failed"
     record_act(AuditEvent(actor=actor(), action=f"exact.{verdict}", versions=report.info.versions))
     raise typer.Exit(print_result(report, as_json=as_json))
@@ -137,70 +151,38 @@ def print_result(report: "Report", *, as_json: bool) -> int:
     return OK if report.identical else FAILED
 
 
-async def _run(job: Job, settings: Settings) -> "Report":
-    from prolepsis.engine.runner import Runner
-    from prolepsis.server.cli.engine import running
-
-    async with running(settings) as engine:
-        runner = engine.client.engine.runner
-        classify = classifier(runner.model) if isinstance(runner, Runner) else None
-        return await check(job, engine.client, engine.tokenizer, classify)
-
-
 async def check(job: Job, client: EngineClient, tokenizer: ChatTokenizer, classify: Classify | None = None) -> "Report":
     """Run the three runs of every case and compare them; raises the error of a request that fails.
 
-    `classify` None: the model is out of reach, and differences are classified by replays.
+    Cases are greedy and sampled in turn, so that a mixed batch holds both. `classify` None: the model is out of reach,
+    and differences are classified by replays.
     """
-    cases = _cases(encode_prompts(job.prompts, tokenizer), job)
-    note(f"{len(cases)} requests, plain")
-    plain = [await ask(client, _request(case, f"exact plain {i}", speculate=False)) for i, case in enumerate(cases)]
-    note(f"{len(cases)} requests, speculated one at a time")
-    alone = [await ask(client, _request(case, "exact alone", str(i))) for i, case in enumerate(cases)]
-    note(f"{len(cases)} requests, {job.concurrency} at a time")
-    jobs = [
-        partial(ask, client, _request(case, "exact mixed", str(i), speculate=i % PLAIN_SHARE != PLAIN_SHARE - 1))
-        for i, case in enumerate(cases)
-    ]
-    mixed = await in_flight(jobs, job.concurrency)
-    checked = list[Checked]()
-    for case, *of_runs in zip(cases, plain, alone, mixed, strict=True):
-        answers = dict(zip(RUNS, of_runs, strict=True))
-        found = list(_differences(case, answers, classify))
-        if classify is None:
-            found = [await _replayed(client, case, answers[one.run], one, str(len(checked))) for one in found]
-        checked.append(Checked(case, answers, tuple(found)))
-    return Report(job, client.info, tuple(checked), tokenizer)
-
-
-def _cases(prompts: Sequence[EncodedPrompt], job: Job) -> list[Case]:
-    """Greedy and sampled in turn, so that a mixed batch holds both."""
     greedy = SamplingParams(temperature=0.0, max_tokens=job.max_tokens)
-    return [
-        case
-        for i, prompt in enumerate(prompts)
-        for case in (
-            Case(prompt, "greedy", greedy),
-            Case(prompt, "sampled", replace(greedy, temperature=job.temperature, seed=job.seed + i)),
-        )
-    ]
+    cases = list[Case]()
+    for i, prompt in enumerate(encode_prompts(job.prompts, tokenizer)):
+        cases.append(Case(prompt, "greedy", greedy))
+        cases.append(Case(prompt, "sampled", replace(greedy, temperature=job.temperature, seed=job.seed + i)))
+    runs: dict[Run, tuple[str, int, Callable[[int], bool]]] = {  # what is said, how many at once, who speculates
+        "plain": ("plain", 1, lambda i: False),
+        "alone": ("speculated one at a time", 1, lambda i: True),
+        "mixed": (f"{job.concurrency} at a time", job.concurrency, lambda i: i % PLAIN_SHARE != PLAIN_SHARE - 1),
+    }
+    for run, (words, at_once, speculates) in runs.items():
+        note(f"{len(cases)} requests, {words}")
+        requests = [case.request(run, str(i), speculate=speculates(i)) for i, case in enumerate(cases)]
+        answers = await in_flight([partial(ask, client, request) for request in requests], at_once)
+        for case, answer in zip(cases, answers, strict=True):
+            case.answers[run] = answer
+    for number, case in enumerate(cases):
+        for difference in _differences(case, classify):
+            by_replay = await _replayed(client, case, difference, number) if classify is None else difference
+            case.differences.append(by_replay)
+    return Report(job, client.info, cases, tokenizer)
 
 
-def _request(case: Case, scope: str, suffix: str = "", *, speculate: bool = True) -> GenerateRequest:
-    return GenerateRequest(
-        request_id=f"{scope} {suffix}".strip(),
-        prompt_token_ids=case.prompt.token_ids,
-        params=case.params,
-        cache_salt=scope,
-        speculation=SpeculationChoice("auto" if speculate else "off"),
-    )
-
-
-def _differences(
-    case: Case, answers: Mapping[Run, TimedAnswer], classify: Classify | None
-) -> Iterator[FirstDifference]:
-    plain = answers["plain"].token_ids
-    for run, answer in answers.items():
+def _differences(case: Case, classify: Classify | None) -> Iterator[FirstDifference]:
+    plain = case.answers["plain"].token_ids
+    for run, answer in case.answers.items():
         at = first_difference(plain, answer.token_ids)
         if at is None:
             continue
@@ -212,12 +194,11 @@ def _differences(
             yield FirstDifference(run, at, a, b, read.kind, read.margin)
 
 
-async def _replayed(
-    client: EngineClient, case: Case, answer: TimedAnswer, found: FirstDifference, number: str
-) -> FirstDifference:
+async def _replayed(client: EngineClient, case: Case, found: FirstDifference, number: int) -> FirstDifference:
     """Return the difference with the kind that a replay of the answer gives it, by the logits of its own pass."""
-    request = _request(case, f"exact {found.run}", f"again {number}", speculate=False)
-    again = (await replay(client, Recording(request, (answer.token_ids,)), request.request_id)).differences.get(0)
+    request = case.request(found.run, f"again {number}", speculate=False)
+    recorded = Recording(request, (case.answers[found.run].token_ids,))
+    again = (await replay(client, recorded, request.request_id)).differences.get(0)
     if again is None or again.position != found.position or None in (found.plain, found.other):
         return found
     return replace(found, kind=again.kind, margin=again.margin)
@@ -225,16 +206,16 @@ async def _replayed(
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All cases and the result of their comparison."""
+    """All cases with their differences."""
 
     job: Job
     info: EngineInfo
-    checked: tuple[Checked, ...]
+    cases: Sequence[Case]
     tokenizer: ChatTokenizer
 
     @property
     def num_different(self) -> int:
-        return sum(bool(one.differences) for one in self.checked)
+        return sum(bool(case.differences) for case in self.cases)
 
     @property
     def identical(self) -> bool:
@@ -242,33 +223,33 @@ class Report:
 
     def as_json(self) -> dict[str, object]:
         """Return the report for programs."""
-        speculated = [one.answers[run] for one in self.checked for run in ("alone", "mixed")]
+        speculated = [case.answers[run] for case in self.cases for run in ("alone", "mixed")]
         settings = ("max_tokens", "temperature", "seed", "concurrency")
         facts = ("exactness", "exactness_reason", "model", "forward")
         return {
             "identical": self.identical,
-            "num_requests": len(self.checked),
+            "num_requests": len(self.cases),
             "num_different": self.num_different,
             "num_tokens": sum(len(answer.token_ids) for answer in speculated),
             "num_draft_tokens": sum(answer.stats.num_draft_tokens for answer in speculated),
             "num_accepted": sum(answer.stats.num_accepted for answer in speculated),
             **{name: getattr(self.info, name) for name in facts},
             **{name: getattr(self.job, name) for name in settings},
-            "requests": [self._described(one) for one in self.checked],
+            "requests": [self._described(case) for case in self.cases],
         }
 
-    def _described(self, one: Checked) -> dict[str, object]:
+    def _described(self, case: Case) -> dict[str, object]:
         return {
-            "id": one.case.prompt.id,
-            "category": one.case.prompt.category,
-            "decoding": one.case.decoding,
-            "temperature": one.case.params.temperature,
-            "seed": one.case.params.seed,
-            "num_tokens": len(one.answers["plain"].token_ids),
-            "identical": not one.differences,
+            "id": case.prompt.id,
+            "category": case.prompt.category,
+            "decoding": case.decoding,
+            "temperature": case.params.temperature,
+            "seed": case.params.seed,
+            "num_tokens": len(case.answers["plain"].token_ids),
+            "identical": not case.differences,
             "differences": [
                 {**asdict(each), "plain_text": self._text(each.plain), "other_text": self._text(each.other)}
-                for each in one.differences
+                for each in case.differences
             ],
         }
 

@@ -7,7 +7,7 @@ from prolepsis.core.engine_client import EngineClient
 from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
 from prolepsis.core.stats import ProposerCounts
 from prolepsis.core.terminal.config import Settings
-from prolepsis.lab.bench.prompts import EncodedPrompt, encode_prompts, load_prompts
+from prolepsis.lab.measure.prompts import EncodedPrompt, encode_prompts, load_prompts
 from prolepsis.server.cli.ask import ask
 
 PROPOSER = "draft_head"
@@ -41,7 +41,7 @@ async def tried(settings: Settings) -> Trial:
     from prolepsis.server.cli.engine import running
 
     async with running(settings) as engine:
-        prompts = encode_prompts(load_prompts(None, []), engine.tokenizer)
+        prompts = encode_prompts(load_prompts(None), engine.tokenizer)
         return await trial(engine.client, prompts, settings.engine.model)
 
 

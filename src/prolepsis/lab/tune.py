@@ -7,7 +7,7 @@ import typer
 
 from prolepsis.core.files import write_output
 from prolepsis.core.terminal.output import FAILED, AsJson, note, print_facts, print_json, print_table, quiet_logs
-from prolepsis.lab.rehearsal.goal import GoalFirstMs, GoalTokenMs
+from prolepsis.lab.measure.arrivals import GoalFirstMs, GoalTokenMs
 
 if TYPE_CHECKING:
     from prolepsis.control.policy.model import Policy
@@ -33,20 +33,20 @@ def tune(
     as_json: AsJson = False,
 ) -> None:
     """Search terms and settings for a goal; write a policy whose changed rules go through a rollout."""
-    from prolepsis.lab.rehearsal.goal import LatencyGoal
+    from prolepsis.lab.measure.arrivals import LatencyGoal
     from prolepsis.lab.rehearsal.rehearsal import RehearsedServer
     from prolepsis.lab.rehearsal.trace import read_trace
     from prolepsis.lab.rehearsal.tune import rolled_out
     from prolepsis.lab.rehearsal.tune import tune as search
     from prolepsis.lab.rehearsal.tuning_page import TuningPage
-    from prolepsis.lab.rehearse.command import machine_of, policy_of, refuse_unchecked
+    from prolepsis.lab.rehearse import machine_of, policy_of, refuse_unchecked
 
     quiet_logs("error")  # what is rehearsed sheds load
     played, measured = read_trace(trace).scaled(rate=rate, most=requests), machine_of(machine)
     if not unchecked:
         refuse_unchecked(measured, machine)
     setting = RehearsedServer(machine=measured, policy=policy_of(policy), seed=seed)
-    within = LatencyGoal(first_token_s=goal_first_ms / 1000.0, per_token_s=goal_token_ms / 1000.0)
+    within = LatencyGoal.of_ms(goal_first_ms, goal_token_ms)
     tuning = search(played, setting, goal, within, lambda one: note(f"rehearsed: {one.changed or 'as it is'}"))
     before = tuning.trials[0].policy
     after = rolled_out(before, tuning.best.policy)

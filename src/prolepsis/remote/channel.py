@@ -12,8 +12,7 @@ from typing import Generic, TypeVar
 from prolepsis.core.codec import Codec, FrameReader, receive_frame
 from prolepsis.remote.messages import ToFrontEnd, ToHost
 
-MOST_BYTES = 128 << 20
-"""Bytes of a message; a tokenizer takes tens of MB."""
+MOST_BYTES = 128 << 20  # bytes of a message; a tokenizer takes tens of MB
 _READ_BYTES = 1 << 18
 _FOREVER_S = 1e6
 

@@ -27,12 +27,10 @@ from prolepsis.core.errors import (
 )
 from prolepsis.core.events import Aborted, Event, Failed, Terminal
 from prolepsis.core.messages import Abort, ApplyPlan, Control, InjectFault, SetCorpora, StopRun
+from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import ProposerMemory, RequestStats, TrafficClassCounts
-from prolepsis.remote.continuation_metrics import ContinuationMetrics
-from prolepsis.remote.controls import RemoteControls
-from prolepsis.remote.member import Directory, FailoverSettings, Member
-from prolepsis.remote.members import Members, differences
+from prolepsis.remote.members import ContinuationMetrics, Directory, FailoverSettings, Member, Members, differences
 from prolepsis.remote.prefixes import ReplicaRouter
 from prolepsis.remote.stream import KeptStream
 from prolepsis.remote.views import summed_counts, summed_memory
@@ -41,6 +39,51 @@ log = structlog.get_logger(__name__)
 
 _Loss = tuple[EngineLoss, RequestStats | None, str]
 """Why, the engine's figures of the request if it still gave them, and a description."""
+
+
+class RemoteControls:
+    """What all engines have in common, which reaches those that start later too: plan, stopped runs, corpora, heads."""
+
+    def __init__(self) -> None:
+        self.plan: SpecPlan | None = None
+        self.stopped: dict[str, None] = {}  # runs of rollouts, in order
+        self.corpora: dict[str, SetCorpora] = {}  # by owner
+        self.heads: dict[HeadProposerName, str] = {}
+        """Draft heads by proposer; empty: the heads that the engines start with."""
+        self.swapping = asyncio.Lock()
+        """Held while heads change, so that an engine that joins meanwhile gets the new ones."""
+
+    def note(self, control: ApplyPlan | StopRun | SetCorpora) -> None:
+
+        match control:
+            case ApplyPlan(plan):
+                self.plan = plan
+            case StopRun(run):
+                self.stopped[run] = None
+            case SetCorpora(owner, texts):
+                self.corpora.pop(owner, None)
+                if texts:
+                    self.corpora[owner] = control
+
+    def swapped(self, name: str, proposer: HeadProposerName, result: HeadSwapped) -> None:
+        """Remember a head: by its version, as an alias may stand for another one later, or by its folder."""
+        self.heads[proposer] = name if "/" in name else result.current or "none"
+
+    async def bring_up_to_date(self, client: EngineClient) -> None:
+        """Prepare an engine that has just started. A head that cannot be used any more costs drafts, not the engine."""
+        async with self.swapping:
+            for proposer, head in list(self.heads.items()):
+                if head != (client.info.heads.get(proposer) or "none"):
+                    try:
+                        await client.swap_head(head, proposer)
+                    except ProlepsisError as error:
+                        log.warning("head_not_restored", proposer=proposer, head=head, error=str(error))
+            if self.plan is not None:  # last: it may have changed while a head was loaded
+                client.send(ApplyPlan(self.plan))
+            for name in self.stopped:
+                client.send(StopRun(name))
+            for corpora in self.corpora.values():
+                client.send(corpora)
 
 
 class Engines:
@@ -88,7 +131,13 @@ class Engines:
         return clients[0].info if clients else self._members.info
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
-        stream = self._open(request)
+        if self._members.is_closing:
+            raise EngineDead("the engines are closed")
+        if request.request_id in self._streams:
+            message = f"request_id {request.request_id!r} is in use; allowed: a new one"
+            raise InvalidParameter(message, param="request_id")
+        self._watch()
+        stream = self._streams[request.request_id] = KeptStream(request, self._clock)
         event: Event | None = None
         try:
             while not isinstance(event, Terminal):
@@ -133,13 +182,14 @@ class Engines:
             before, clients = self._controls.heads.get(proposer), self._clients_now
             work = [client.swap_head(name, proposer) for client in clients]
             results = await asyncio.gather(*work, return_exceptions=True)
-            swapped = [(c, found) for c, found in zip(clients, results, strict=True) if isinstance(found, HeadSwapped)]
+            pairs = zip(clients, results, strict=True)
+            swapped = [(client, result) for client, result in pairs if isinstance(result, HeadSwapped)]
             errors = [result for result in results if isinstance(result, BaseException)]
             refusal = next((error for error in errors if not isinstance(error, EngineDead)), None)
             if refusal is not None or not swapped:
-                for client, found in swapped:
+                for client, result in swapped:
                     with suppress(ProlepsisError):  # what is raised is the reason
-                        await client.swap_head(before or found.previous or "none", proposer)
+                        await client.swap_head(before or result.previous or "none", proposer)
                 raise refusal or errors[0]
             first = swapped[0][1]
             self._controls.swapped(name, proposer, first)
@@ -167,7 +217,11 @@ class Engines:
         for member in self._members.check():
             client = member.engine
             self._members.lose(member, client, client.health().detail)
-            self._interrupt(member)
+            now = asyncio.get_running_loop().time()
+            for stream in member.streams:
+                stream.is_interrupted = True
+                if stream.scope is not None:
+                    stream.scope.reschedule(now)
 
     @property
     def _clients(self) -> list[EngineClient]:
@@ -179,16 +233,6 @@ class Engines:
         if not (clients := self._clients):
             raise EngineDead("no engine is there")
         return clients
-
-    def _open(self, request: GenerateRequest) -> KeptStream:
-        if self._members.is_closing:
-            raise EngineDead("the engines are closed")
-        if request.request_id in self._streams:
-            message = f"request_id {request.request_id!r} is in use; allowed: a new one"
-            raise InvalidParameter(message, param="request_id")
-        self._watch()
-        stream = self._streams[request.request_id] = KeptStream(request, self._clock)
-        return stream
 
     def _watch(self) -> None:
         """Look at the engines' health from now on, and for engines of the directory."""
@@ -235,7 +279,7 @@ class Engines:
         assert member is not None, "an engine serves it"
         assert client is not None, "likewise"
         try:
-            found = await self._event_or_loss(stream, events)
+            outcome = await self._event_or_loss(stream, events)
         except UserError as error:
             if not stream.losses:
                 raise
@@ -247,15 +291,15 @@ class Engines:
             if not stream.losses:
                 raise
             return stream.failed(error)
-        if isinstance(found, Event):
+        if isinstance(outcome, Event):
             try:
-                event, continued = stream.take(found, client.info)
+                event, continued = stream.take(outcome, client.info)
             except TokensOutOfPlace as error:
                 return stream.failed(error)
             if continued is not None:
                 self._metrics.continued(continued, exact=not stream.differences)
             return event
-        loss, stats, detail = found
+        loss, stats, detail = outcome
         if loss != "step_failed":  # which leaves an engine to continue in
             self._members.lose(member, client, detail)
         return self._after(stream, loss, stats, detail)
@@ -279,19 +323,15 @@ class Engines:
             stream.scope = None
         if isinstance(event, Failed) and isinstance(event.error, UserError) and stream.losses:
             raise event.error
-        loss = self._loss_in(event)
-        return event if loss is None else loss
-
-    def _loss_in(self, event: Event) -> _Loss | None:
-        """Return the loss that a terminal event reports; None if it is the stream's own end, or not terminal."""
+        outcome: Event | _Loss = event
         match event:
             case Failed(error=EngineDead()):
-                return "engine_dead", event.stats, str(event.error)
+                outcome = "engine_dead", event.stats, str(event.error)
             case Failed(error=StepFailed()):
-                return "step_failed", event.stats, str(event.error)
+                outcome = "step_failed", event.stats, str(event.error)
             case Aborted(reason="shutdown") if not self._members.is_closing:
-                return "shutdown", event.stats, "the engine was closed"
-        return None
+                outcome = "shutdown", event.stats, "the engine was closed"
+        return outcome
 
     def _after(self, stream: KeptStream, loss: EngineLoss, stats: RequestStats | None, detail: str) -> Event | None:
         """Return what ends the stream after a loss; None if it continues."""
@@ -313,10 +353,3 @@ class Engines:
         self._metrics.refused(error.reason)
         log.error("request_not_continued", request_id=stream.source.request_id, reason=error.reason)
         return stream.failed(error)
-
-    def _interrupt(self, member: Member) -> None:
-        now = asyncio.get_running_loop().time()
-        for stream in member.streams:
-            stream.is_interrupted = True
-            if stream.scope is not None:
-                stream.scope.reschedule(now)

@@ -40,14 +40,10 @@ from prolepsis.remote.messages import (
     WaitingLoad,
 )
 
-STATUS_S = 0.25
-"""Seconds between two statuses."""
-MOST_FIGURES = 20_000
-"""Figures kept while no front end is connected: minutes of steps."""
-_DEMAND_S = 5.0
-"""Older demand does not count: its front end is silent."""
-_END_S = 2.0
-"""Longest wait for the engine to end the requests of a front end that closes."""
+STATUS_S = 0.25  # seconds between two statuses
+MOST_FIGURES = 20_000  # figures kept while no front end is connected: minutes of steps
+_DEMAND_S = 5.0  # older demand does not count: its front end is silent
+_END_S = 2.0  # longest wait for the engine to end the requests of a front end that closes
 
 log = structlog.get_logger(__name__)
 
@@ -80,14 +76,12 @@ class Host:
 
     def __init__(self, client: EngineClient, figures: KeptFigures, clock: Callable[[], float] = time.monotonic) -> None:
         self.client = client
-        self.is_leaving = False
-        """It ends once its requests have ended."""
+        self.is_leaving = False  # it ends once its requests have ended
         self._figures = figures
         self.clock = clock
         self._connections: dict[_Connection, None] = {}
         """The one that has been there for the longest comes first."""
-        self._plans: dict[_Connection, SpecPlan] = {}
-        """The most recent one is the last."""
+        self._plans: dict[_Connection, SpecPlan] = {}  # the most recent one is the last
         self._reporting: asyncio.Task[None] | None = None
         self._contained = Containment()
         """Faults of reporting: a front end that hears nothing would take the host for lost."""
@@ -98,7 +92,6 @@ class Host:
 
     @property
     def num_requests(self) -> int:
-        """Requests of all front ends."""
         return sum(len(connection.work) for connection in self._connections)
 
     @property
@@ -109,7 +102,8 @@ class Host:
     def demand(self) -> Demand:
         """What waits at all front ends; any thread may ask."""
         oldest = self.clock() - _DEMAND_S
-        demands = [one.demand for one in list(self._connections) if one.demanded_at >= oldest]
+        connections = list(self._connections)
+        demands = [connection.demand for connection in connections if connection.demanded_at >= oldest]
         waiting = sum(demand.num_waiting for demand in demands)
         return Demand(max((demand.queue_age_s for demand in demands), default=0.0), waiting)
 
@@ -120,7 +114,11 @@ class Host:
         """
         if self._reporting is None:
             self._reporting = asyncio.create_task(self._keep_reporting())
-        await self._end_earlier(front_end)
+        earlier = [connection for connection in self._connections if front_end and connection.front_end == front_end]
+        for connection in earlier:  # which it has lost, and this host has not; their requests end with them
+            connection.abort()
+        while any(connection in self._connections for connection in earlier):
+            await self._change()
         connection = _Connection(self, channel, front_end, next(self._numbers))
         self._connections[connection] = None
         try:
@@ -145,7 +143,11 @@ class Host:
         with self._contained.of("figures"):
             self._memory = tuple(self.client.proposer_memory())
         with self._contained.of("figures"):
-            self._send_status()
+            health, info, number = self.client.health(), self.client.info, self.num_requests
+            for connection in self._connections:
+                elsewhere = number - len(connection.work)
+                own = replace(connection.own(health), is_leaving=self.is_leaving, num_elsewhere=elsewhere)
+                connection.send(Status(own, info, self._counts, self._memory))
         self.send_figures()
 
     def send_figures(self) -> None:
@@ -176,23 +178,7 @@ class Host:
     def wake(self) -> None:
         self._changed.set()
 
-    def _send_status(self) -> None:
-        health, info, number = self.client.health(), self.client.info, self.num_requests
-        for connection in self._connections:
-            elsewhere = number - len(connection.work)
-            own = replace(connection.own(health), is_leaving=self.is_leaving, num_elsewhere=elsewhere)
-            connection.send(Status(own, info, self._counts, self._memory))
-
-    async def _end_earlier(self, front_end: bytes) -> None:
-        """End the connections, with their requests, that a front end has lost and this host has not."""
-        earlier = [one for one in self._connections if front_end and one.front_end == front_end]
-        for connection in earlier:
-            connection.abort()
-        while any(connection in self._connections for connection in earlier):
-            await self._change()
-
     async def _change(self) -> None:
-        """Wait until a request or a connection has ended."""
         self._changed.clear()
         await self._changed.wait()
 
@@ -219,8 +205,7 @@ class _Connection:
         self._prefix = f"{number}/"
         self._host = host
         self._client = host.client
-        self._request_ids: dict[int, str] = {}
-        """The engine's ids of requests, likewise."""
+        self._request_ids: dict[int, str] = {}  # the engine's ids of requests, likewise
 
     async def run(self) -> None:
         """Do what the front end asks until it closes or is gone."""
@@ -233,7 +218,9 @@ class _Connection:
                     for message in batch:
                         self._take(message)
                 await asyncio.sleep(0)  # the first turn of a request that came just before
-                await self._end_requests()
+                for request_id in self._request_ids.values():  # the engine ends them, with its figures
+                    self._client.send(Abort(request_id, "shutdown"))
+                await self._ended()
         except Exception:  # contained: a message that cannot be read ends this connection, not the others
             log.exception("front_end_misunderstood")
         finally:
@@ -243,9 +230,10 @@ class _Connection:
     def own(self, health: EngineHealth) -> EngineHealth:
         """Return the health with this front end's requests, by the ids that it knows."""
         known = {engines: engines.removeprefix(self._prefix) for engines in self._request_ids.values()}
-        reading = (replace(one, request_id=known[one.request_id]) for one in health.reading if one.request_id in known)
-        not_begun = (known[name] for name in health.not_begun if name in known)
-        return replace(health, not_begun=tuple(not_begun), reading=tuple(reading))
+        own = [progress for progress in health.reading if progress.request_id in known]
+        reading = tuple(replace(progress, request_id=known[progress.request_id]) for progress in own)
+        not_begun = tuple(known[name] for name in health.not_begun if name in known)
+        return replace(health, not_begun=not_begun, reading=reading)
 
     async def close(self) -> None:
         for task in self.work.values():
@@ -313,14 +301,7 @@ class _Connection:
         self._host.report()  # first: the facts are there before the answer
         self.send(HeadLoaded(number, result))
 
-    async def _end_requests(self) -> None:
-        """Have the engine end the requests, with its figures."""
-        for request_id in self._request_ids.values():
-            self._client.send(Abort(request_id, "shutdown"))
-        await self._ended()
-
     async def _ended(self) -> None:
-        """Wait for the requests and questions to end."""
         if self.work:
             await asyncio.wait(self.work.values(), timeout=_END_S)
 

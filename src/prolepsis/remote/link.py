@@ -42,14 +42,10 @@ from prolepsis.remote.messages import (
 
 _DEADLINE_GRACE_S = 0.1
 """The host's engine ends a request at its deadline, with all its figures; later it is ended without them."""
-TICK_S = 0.5
-"""Seconds between two looks whether a host is silent."""
-_SILENT_S = 3.0
-"""Seconds without a message after which the engine is not ready."""
-_EXIT_TICKS = 2
-"""For a process to exit whose connection has ended; then it is killed."""
-_CLOSE_S = 10.0
-"""Longest wait for a host to end its requests, and itself where it is this process's own."""
+TICK_S = 0.5  # seconds between two looks whether a host is silent
+_SILENT_S = 3.0  # seconds without a message after which the engine is not ready
+_EXIT_TICKS = 2  # for a process to exit whose connection has ended; then it is killed
+_CLOSE_S = 10.0  # longest wait for a host to end its requests, and itself where it is this process's own
 
 log = structlog.get_logger(__name__)
 
@@ -160,14 +156,14 @@ class HostLink:
         self._channel.send(control)
 
     async def heads(self) -> Sequence[InstalledHead]:
-        found = await self._ask(ListHeads(next(self._numbers)))
-        assert isinstance(found, Heads)
-        return found.heads
+        answer = await self._ask(ListHeads(next(self._numbers)))
+        assert isinstance(answer, Heads)
+        return answer.heads
 
     async def swap_head(self, name: str, proposer: HeadProposerName = DRAFT_HEAD) -> HeadSwapped:
-        found = await self._ask(LoadHead(next(self._numbers), name, proposer))
-        assert isinstance(found, HeadLoaded)
-        return found.result
+        answer = await self._ask(LoadHead(next(self._numbers), name, proposer))
+        assert isinstance(answer, HeadLoaded)
+        return answer.result
 
     def health(self) -> EngineHealth:
         """Return the last known state of the engine, or that its host has ended or is silent."""
@@ -225,7 +221,17 @@ class HostLink:
             log.exception("host_misunderstood")
             self._give_up()
         self._dead = EngineDead("the connection to the engine's host ended")
-        self._end(EngineDead(await self._exit_of(self.process)) if self.process is not None else self._dead)
+        error = EngineDead(await self._exit_of(self.process)) if self.process is not None else self._dead
+        self._dead = error
+        if self._closing is None:
+            log.error("engine_host_lost", detail=str(error))
+        now = time.monotonic()
+        for stream in self._streams.values():
+            stream.fail(error, now) if self._closing is None else stream.abort("shutdown", now)
+        self._streams.clear()
+        for question in self._questions.values():
+            if not question.done():
+                question.set_exception(error)
         await self._channel.close()
 
     async def _watch(self) -> None:
@@ -294,7 +300,6 @@ class HostLink:
             stream.fail(error, time.monotonic())
 
     def _give_up(self) -> None:
-        """End the connection at once, and the process if it is this one's own."""
         if self.process is not None:
             self.process.kill()
         else:
@@ -312,16 +317,3 @@ class HostLink:
         code = exiting.result()
         how = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with status {code}"
         return f"the engine's process ended {how}"
-
-    def _end(self, error: EngineDead) -> None:
-        """End the requests of a host that is gone."""
-        self._dead = error
-        if self._closing is None:
-            log.error("engine_host_lost", detail=str(error))
-        now = time.monotonic()
-        for stream in self._streams.values():
-            stream.fail(error, now) if self._closing is None else stream.abort("shutdown", now)
-        self._streams.clear()
-        for question in self._questions.values():
-            if not question.done():
-                question.set_exception(error)

@@ -4,26 +4,144 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol, get_args
 
 import structlog
+from prometheus_client import CollectorRegistry
 
 from prolepsis.core.codec import ProtocolError
-from prolepsis.core.continuation import Continuation
+from prolepsis.core.continuation import Continuation, Continued, NotContinuedReason, OutsideGroup
 from prolepsis.core.engine_client import EngineClient, EngineHealth, EngineInfo, EngineMember
 from prolepsis.core.errors import DeadlineExceeded, EngineError, NotContinued
-from prolepsis.remote.continuation_metrics import ContinuationMetrics
-from prolepsis.remote.member import Directory, FailoverSettings, Member, StartClient
+from prolepsis.core.telemetry.declare import counter, histogram
 from prolepsis.remote.prefixes import PrefixRouter, ReplicaRouter
 from prolepsis.remote.stream import KeptStream
 from prolepsis.remote.views import summed_health
 
 log = structlog.get_logger(__name__)
 
-_CLOSE_S = 15.0
-"""Longest wait for a lost engine to close; a process takes 10 s until it is killed."""
+_CLOSE_S = 15.0  # longest wait for a lost engine to close; a process takes 10 s until it is killed
 _LONGEST_BACKOFF_S = 8.0
 _MOST_DOUBLINGS = 20
+
+StartClient = Callable[[], Awaitable[EngineClient]]
+"""Returns a client of an engine: built in this process, started in another, or connected to. Raises the reason why
+there is none."""
+
+
+class Directory(Protocol):
+    """Knows which engines there are, where other programs start and end them."""
+
+    async def engines(self) -> Mapping[str, StartClient]:
+        """Return what connects to each engine, by a name that ends with the engine."""
+
+    async def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailoverSettings:
+    """Defaults suit engines of one machine."""
+
+    outside_group: OutsideGroup = "refuse"
+    max_losses: int = 3  # engines that one request may lose and continue: the request may be what ends them
+    max_failed_steps: int = 1
+    """How many of these losses may be failed steps: the engine lives on, and gives up after several in a row."""
+    wait_s: float = 60.0  # longest wait of a request for an engine
+    check_s: float = 0.25
+    """Between two checks of the engines' health; an engine that is not alive at two in a row is lost."""
+    list_s: float = 0.5  # between two looks at the directory
+    max_restarts: int = 5
+    """Starts in a row of one engine, each ended within `steady_s`; after them it stays away."""
+    steady_s: float = 60.0
+    backoff_s: float = 0.5  # before the second start in a row; it doubles, up to 8 s
+
+
+class Member:
+    """One engine's place. It is empty while its engine is lost and not started again."""
+
+    def __init__(self, client: EngineClient | None, start: StartClient | None = None, *, listed_as: str = "") -> None:
+        """`start` None: a lost engine stays away. `listed_as`: its name in the directory that it is from."""
+        self.client = client
+        self.start = start
+        self.listed_as = listed_as
+        self.streams: set[KeptStream] = set()
+        self.is_suspect = False  # its engine was not alive at the last check
+        self.detail = ""  # reason why the place is empty
+        self.num_starts = 0  # starts in a row
+        self.serves_since = -float("inf")  # since when it had its engine
+
+    @property
+    def engine(self) -> EngineClient:
+        """Its engine, where one is there."""
+        assert self.client is not None, "the place is not empty"
+        return self.client
+
+    @property
+    def takes_requests(self) -> bool:
+        if self.client is None:
+            return False
+        health = self.client.health()
+        return health.alive and not health.is_leaving
+
+    @property
+    def load(self) -> int:
+        """Requests in its engine."""
+        return len(self.streams) + self.engine.health().num_elsewhere
+
+    @property
+    def absence(self) -> str:
+        """Why it has no engine, in words."""
+        if self.listed_as:
+            return self.detail
+        return f"{'starting the engine again' if self.start else 'the engine stays away'}: {self.detail}"
+
+    @property
+    def listing(self) -> EngineMember:
+        """The engine as the front end shows it."""
+        absent = EngineHealth(alive=False, ready=False, detail=self.detail)
+        health = self.client.health() if self.client is not None else absent
+        return EngineMember(
+            name=self.listed_as,
+            exact_group=self.client.info.exact_group.digest if self.client is not None else "",
+            ready=health.ready,
+            detail=health.detail,
+            num_running=health.num_running,
+            num_waiting=health.num_waiting,
+            kv_usage=health.kv_usage,
+        )
+
+
+RestartResult = Literal["started", "failed"]
+
+
+class ContinuationMetrics:
+    """Counters of a front end over all of its engines: losses, continuations and restarts."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        text = "Requests that lost their engine and went on in another, by why it was lost and whether exactly"
+        self._continued = counter(registry, "continuations", text, "reason", "result")
+        text = "Time that clients waited for the next token of a request that lost its engine and went on"
+        self._pauses = histogram(registry, "continuation_pause_seconds", text)
+        text = "Requests that lost their engine and ended with it, by why"
+        self._refused = counter(registry, "continuations_refused", text, "reason")
+        text = "Engines that were started again after a loss, and starts that failed"
+        self._restarts = counter(registry, "engine_restarts", text, "result")
+        for result in get_args(RestartResult):
+            self._restarts.labels(result)  # an alert on a rise needs the 0 before it
+
+    def continued(self, continued: Continued, *, exact: bool) -> None:
+        """Count the first token of a request after a loss."""
+        self._continued.labels(continued.loss, "exact" if exact else "not_exact").inc()
+        self._pauses.observe(continued.pause_s)
+
+    def refused(self, reason: NotContinuedReason) -> None:
+        """Count a request that ended with its engine."""
+        self._refused.labels(reason).inc()
+
+    def restarted(self, result: RestartResult) -> None:
+        """Count another start of an engine."""
+        self._restarts.labels(result).inc()
 
 
 class Members:
@@ -47,11 +165,9 @@ class Members:
         `directory`: where further engines are found. `router`: default: by prefixes and load.
         """
         self.all = list(members)
-        self.info = info
-        """Facts about an engine that was there, used while there is none."""
+        self.info = info  # facts about an engine that was there, used while there is none
         self.is_closing = False
-        self._tokenizer = info.tokenizer
-        """What the front end's token ids mean, whichever engines come later."""
+        self._tokenizer = info.tokenizer  # what the front end's token ids mean, whichever engines come later
         self._settings = settings
         self._metrics = metrics
         self._prepare = prepare
@@ -61,8 +177,7 @@ class Members:
         self._sleep = sleep
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._lost: list[EngineClient] = []
-        """Lost engines that are not closed."""
+        self._lost: list[EngineClient] = []  # lost engines that are not closed
 
     def follow(self) -> None:
         """Look for engines in the directory from now on, if there is one."""
@@ -71,17 +186,14 @@ class Members:
 
     def health(self) -> EngineHealth:
         """Return the health of all: alive while one is or may come, ready while one is; loads add up."""
-        found = [member.client.health() for member in self.all if member.client is not None]
+        parts = [member.client.health() for member in self.all if member.client is not None]
         may_come = self._directory is not None or any(member.start is not None for member in self.all)
         absences = [member.absence for member in self.all if member.client is None]
-        if not found and not absences:
+        if not self.all:
             absences = ["no engine has been found so far"]
-        health = summed_health(
-            found,
-            alive=not self.is_closing and (may_come or any(health.alive for health in found)),
-            absences=absences,
-        )
-        return replace(health, members=tuple(_described(member) for member in self.all if member.listed_as))
+        alive = not self.is_closing and (may_come or any(health.alive for health in parts))
+        health = summed_health(parts, alive=alive, absences=absences)
+        return replace(health, members=tuple(member.listing for member in self.all if member.listed_as))
 
     async def place(self, stream: KeptStream) -> Member | None:
         """Return the member that serves the stream next, another than its last if there is one.
@@ -94,8 +206,8 @@ class Members:
         try:
             async with asyncio.timeout(wait_s if left_s is None else min(wait_s, left_s)):
                 while not (stream.is_aborted or self.is_closing):
-                    if (found := self._choose(stream)) is not None:
-                        return found
+                    if (member := self._choose(stream)) is not None:
+                        return member
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
@@ -145,23 +257,21 @@ class Members:
         present = [member for member in self.all if member.takes_requests]
         known = [member for member in present if member.engine.info.tokenizer == self._tokenizer]
         if present and not known:
-            found = ", ".join({member.engine.info.tokenizer for member in present})
-            raise EngineError(f"the front end has the tokenizer {self._tokenizer}, the engines have {found}")
+            tokenizers = ", ".join({member.engine.info.tokenizer for member in present})
+            raise EngineError(f"the front end has the tokenizer {self._tokenizer}, the engines have {tokenizers}")
         fitting = [member for member in known if not differences(stream, member.engine.info)]
         if fitting or (known and self._settings.outside_group == "continue"):
             return self._preferred(stream, fitting or known)
-        if self._comes_back(present):
+        if self._directory is not None:  # whose engines may be of any group
+            may_come = not present
+        else:
+            may_come = any(member.start is not None for member in self.all if member not in present)
+        if may_come:
             return None
         if not present:
             raise NotContinued("no engine is left", reason="no_engine")
         reasons = "; ".join(differences(stream, known[0].engine.info))
         raise NotContinued(f"the engines left are of another exact group: {reasons}", reason="other_group")
-
-    def _comes_back(self, present: Sequence[Member]) -> bool:
-        """Return whether an engine worth waiting for may come: engines of a directory may be of any group."""
-        if self._directory is not None:
-            return not present
-        return any(member.start is not None for member in self.all if member not in present)
 
     def _preferred(self, stream: KeptStream, fitting: Sequence[Member]) -> Member:
         others = [member for member in fitting if member is not stream.member] or fitting
@@ -176,20 +286,17 @@ class Members:
     async def _follow(self, directory: Directory) -> None:
         while True:
             try:
-                self._take(await directory.engines())
+                listed = await directory.engines()
+                known = {member.listed_as: member for member in self.all if member.listed_as}
+                for name, member in known.items():  # a lost engine comes back only while it is listed
+                    member.start = listed.get(name)
+                for name in listed.keys() - known.keys():
+                    member = Member(None, listed[name], listed_as=name)
+                    self.all.append(member)
+                    self._spawn(self._fill(member))
             except Exception:  # contained: the next look may find them
                 log.exception("engines_not_listed")
             await self._sleep(self._settings.list_s)
-
-    def _take(self, listed: Mapping[str, StartClient]) -> None:
-        """Connect to engines that are new in the directory; lost ones come back only while they are in it."""
-        known = {member.listed_as: member for member in self.all if member.listed_as}
-        for name, member in known.items():
-            member.start = listed.get(name)
-        for name in listed.keys() - known.keys():
-            member = Member(None, listed[name], listed_as=name)
-            self.all.append(member)
-            self._spawn(self._fill(member))
 
     async def _replace(self, member: Member, lost: EngineClient) -> None:
         with suppress(Exception):  # contained: it is lost, and an error at its end changes nothing
@@ -227,22 +334,19 @@ class Members:
                 await client.close()  # the next one needs its memory
                 raise
         except Exception as error:  # contained: it is tried again
-            self._not_started(member, error)
+            if not member.listed_as:
+                self._metrics.restarted("failed")
+            what = f"{member.listed_as} cannot be reached" if member.listed_as else "the engine did not start"
+            before, member.detail = member.detail, f"{what}: {str(error) or repr(error)}"
+            if member.detail != before:
+                is_fault = not isinstance(error, OSError | EOFError | ProtocolError)
+                log.error("engine_not_started", engine=member.listed_as, error=repr(error), exc_info=is_fault)
             return
         if not member.listed_as:
             self._metrics.restarted("started")
         member.serves_since = self._clock()
         log.info("engine_started", engine=member.listed_as, seconds=round(member.serves_since - began, 3))
         member.client, member.detail = client, ""
-
-    def _not_started(self, member: Member, error: Exception) -> None:
-        if not member.listed_as:
-            self._metrics.restarted("failed")
-        what = f"{member.listed_as} cannot be reached" if member.listed_as else "the engine did not start"
-        before, member.detail = member.detail, f"{what}: {str(error) or repr(error)}"
-        if member.detail != before:
-            is_fault = not isinstance(error, OSError | EOFError | ProtocolError)
-            log.error("engine_not_started", engine=member.listed_as, error=repr(error), exc_info=is_fault)
 
     def _spawn(self, work: Coroutine[object, object, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -254,21 +358,7 @@ def differences(stream: KeptStream, info: EngineInfo) -> tuple[str, ...]:
     """Return why an engine is not known to continue with the stream's very tokens; empty: it does."""
     if stream.info is None:
         return ()
-    found = Continuation(emitted=(), group=stream.info.exact_group).differences(info.exact_group)
+    reasons = Continuation(emitted=(), group=stream.info.exact_group).differences(info.exact_group)
     if info.max_model_len != stream.info.max_model_len:
-        found += (f"max_model_len {stream.info.max_model_len} recorded, {info.max_model_len} here",)
-    return found
-
-
-def _described(member: Member) -> EngineMember:
-    """Return a listed engine as the front end shows it."""
-    health = member.client.health() if member.client is not None else None
-    return EngineMember(
-        name=member.listed_as,
-        exact_group=member.client.info.exact_group.digest if member.client is not None else "",
-        ready=health is not None and health.ready,
-        detail=health.detail if health is not None else member.detail,
-        num_running=health.num_running if health is not None else 0,
-        num_waiting=health.num_waiting if health is not None else 0,
-        kv_usage=health.kv_usage if health is not None else 0.0,
-    )
+        reasons += (f"max_model_len {stream.info.max_model_len} recorded, {info.max_model_len} here",)
+    return reasons

@@ -31,10 +31,9 @@ from prolepsis.core.stats import ProposerMemory, TrafficClassCounts
 from prolepsis.core.tagged import Tagged
 from prolepsis.core.telemetry.logs import Level
 from prolepsis.engine.kv.memory import MemoryUse
-from prolepsis.engine.models.files.tokenizer import TokenizerState
+from prolepsis.engine.text.model_tokenizer import TokenizerState
 
-PROTOCOL = f"prolepsis engine {__version__}"
-"""Front ends and hosts of one version read each other's messages."""
+PROTOCOL = f"prolepsis engine {__version__}"  # front ends and hosts of one version read each other's messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +48,7 @@ class Start(Tagged, frozen=True):
     """Load the model and run an engine."""
 
     config: EngineConfig
-    reserved: tuple[MemoryUse, ...]
-    """Memory of the machine that the front end uses."""
+    reserved: tuple[MemoryUse, ...]  # memory of the machine that the front end uses
     logs: LogSettings
 
 
@@ -72,8 +70,7 @@ class EngineStarted(Tagged, frozen=True):
 
     status: Status
     tokenizer: TokenizerState
-    compile_seconds: tuple[float, ...]
-    """Compilation time of each file of native code that was compiled."""
+    compile_seconds: tuple[float, ...]  # compilation time of each file of native code that was compiled
 
 
 class StartFailed(Tagged, frozen=True):

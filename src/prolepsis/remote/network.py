@@ -20,12 +20,9 @@ from prolepsis.remote.host import Host
 from prolepsis.remote.link import HostLink
 from prolepsis.remote.messages import PROTOCOL
 
-CONNECT_S = 5.0
-"""How long a connection, its handshake and the first status may take."""
-LOST_AFTER_S = 5.0
-"""A host that says nothing for so long is lost."""
-MOST_STRANGERS = 64
-"""Connections at once in the handshake; beyond, the oldest is closed for a new one."""
+CONNECT_S = 5.0  # how long a connection, its handshake and the first status may take
+LOST_AFTER_S = 5.0  # a host that says nothing for so long is lost
+MOST_STRANGERS = 64  # connections at once in the handshake; beyond, the oldest is closed for a new one
 _SECRET_BYTES = 32
 
 Tls = Callable[[ssl.Purpose], ssl.SSLContext | None]
@@ -35,8 +32,7 @@ Tls = Callable[[ssl.Purpose], ssl.SSLContext | None]
 class Address:
     """Where a host takes connections, and the secret of those that may."""
 
-    name: str
-    """The host's, which ends with it."""
+    name: str  # the host's, which ends with it
     machine: str
     port: int
     secret: bytes = field(repr=False)
@@ -76,8 +72,7 @@ class HostListener:
         self._tls = tls
         self._starting = asyncio.Lock()
         self._server: asyncio.Server | None = None
-        self._strangers: dict[asyncio.StreamWriter, None] = {}
-        """Connections in the handshake, the oldest first."""
+        self._strangers: dict[asyncio.StreamWriter, None] = {}  # connections in the handshake, the oldest first
 
     async def address(self) -> Address:
         """Return where it listens, and begin to."""

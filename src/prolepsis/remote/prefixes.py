@@ -22,8 +22,7 @@ WORTH_HOLDING = 0.25
 """Of the prompt's pages: replicas that hold less are chosen by their load. A system prompt is soon held by all."""
 LOAD_FACTOR = 1.25
 """A replica with more than this many times the mean load is passed over (consistent hashing with bounded loads)."""
-HELD_PAGES = 2**17
-"""Pages that a router knows the replicas of, some 30 MB of them; the ones used last are kept."""
+HELD_PAGES = 2**17  # pages that a router knows the replicas of, some 30 MB of them; the ones used last are kept
 
 
 def page_hashes(request: GenerateRequest) -> Sequence[bytes]:
@@ -68,9 +67,8 @@ class PrefixRouter:
         held = self._held(hashes)
         key = hashes[min(len(hashes), PREFIX_PAGES) - 1] if hashes else root_hash(request.cache_salt)
         bound = math.ceil(LOAD_FACTOR * (sum(loads.values()) + 1) / max(1, len(loads)))
-        return sorted(
-            loads, key=lambda name: (loads[name] >= bound, -held.get(name, 0), loads[name], _score(key, name))
-        )
+        scores = {name: blake2b(name.encode(), key=key, digest_size=8).digest() for name in loads}
+        return sorted(loads, key=lambda name: (loads[name] >= bound, -held.get(name, 0), loads[name], scores[name]))
 
     def sent(self, request: GenerateRequest, replica: str) -> None:
         """Take note of where a request went: that replica will hold its pages."""
@@ -88,7 +86,3 @@ class PrefixRouter:
             for name in self._holders.get(hashes[depth - 1], ()):
                 held.setdefault(name, depth)
         return held
-
-
-def _score(key: bytes, name: str) -> bytes:
-    return blake2b(name.encode(), key=key, digest_size=8).digest()

@@ -18,8 +18,8 @@ from prolepsis.core.errors import EngineDead
 from prolepsis.core.figures import EngineObserver
 from prolepsis.core.telemetry.logs import configure_logs
 from prolepsis.engine.kv.memory import MemoryUse
-from prolepsis.engine.models.files.tokenizer import ModelTokenizer
 from prolepsis.engine.start import start_engine
+from prolepsis.engine.text.model_tokenizer import ModelTokenizer
 from prolepsis.remote.channel import (
     TO_FRONT_END,
     TO_HOST,
@@ -37,8 +37,7 @@ from prolepsis.remote.messages import EngineStarted, LogSettings, Start, StartFa
 class SpawnedEngine:
     client: HostLink
     tokenizer: ModelTokenizer
-    compile_seconds: Sequence[float]
-    """Compilation time of each file of native code that was compiled."""
+    compile_seconds: Sequence[float]  # compilation time of each file of native code that was compiled
 
 
 @dataclass(slots=True)

@@ -13,51 +13,36 @@ from msgspec import structs
 from prolepsis.core.continuation import Continuation, Continued, EngineLoss, OutsideGroup
 from prolepsis.core.engine_client import EngineClient, EngineInfo
 from prolepsis.core.errors import ProlepsisError, TokensOutOfPlace
-from prolepsis.core.events import Aborted, Event, Failed, Finished, Terminal, Tokens
+from prolepsis.core.events import Aborted, Event, Failed, Finished, Terminal
 from prolepsis.core.requests import GenerateRequest
-from prolepsis.core.stats import ProposerCounts, RequestStats
+from prolepsis.core.stats import RequestStats
 
 if TYPE_CHECKING:
-    from prolepsis.remote.member import Member
+    from prolepsis.remote.members import Member
 
 
 def joined(parts: Sequence[RequestStats]) -> RequestStats:
     """Return the parts as one: counts and seconds add up, the mode is the last's that speculated, else the last's.
 
-    An engine that was lost with its figures is missing from them.
+    An engine that was lost with its figures is missing from them. A head that some parts had and others had not is
+    None: its drafts are evidence of neither.
     """
     total = RequestStats()
     for part in parts:
-        _add(total, part)
+        total.add(part)
+        total.queue_s, total.compute_s = total.queue_s + part.queue_s, total.compute_s + part.compute_s
+        total.prefill_s = total.prefill_s or part.prefill_s
+        total.rounds += part.rounds
+        for name, judged in part.judged.items():
+            total.judged.setdefault(name, []).extend(judged)
+        for name, drafts in part.drafts.items():
+            total.drafts.setdefault(name, []).extend(drafts)
     if parts:
         total.mode = next((part.mode for part in reversed(parts) if part.num_drafts), parts[-1].mode)
         total.num_cached_tokens = parts[0].num_cached_tokens
-        total.heads = _heads(parts)
+        heads = {name: {part.heads.get(name) for part in parts} for part in parts for name in part.heads}
+        total.heads = {name: labels.pop() if len(labels) == 1 else None for name, labels in heads.items()}
     return total
-
-
-def _add(total: RequestStats, part: RequestStats) -> None:
-    for name in ("num_steps", "num_preemptions", "prediction_accepted", "prediction_rejected", "queue_s", "compute_s"):
-        setattr(total, name, getattr(total, name) + getattr(part, name))
-    total.prefill_s = total.prefill_s or part.prefill_s
-    total.device.add(part.device)
-    total.rounds += part.rounds
-    for mine, theirs in ((total.proposers, part.proposers), (total.shadow, part.shadow)):
-        for name, counts in theirs.items():
-            mine.setdefault(name, ProposerCounts()).add(counts)
-    for name, judged in part.judged.items():
-        total.judged.setdefault(name, []).extend(judged)
-    for name, drafts in part.drafts.items():
-        total.drafts.setdefault(name, []).extend(drafts)
-    for reason, steps in part.plain_steps.items():
-        total.plain_steps[reason] = total.plain_steps.get(reason, 0) + steps
-
-
-def _heads(parts: Sequence[RequestStats]) -> dict[str, str | None]:
-    """Return the heads that all parts had; None: one had another, so its drafts are evidence of neither."""
-    names = {name for part in parts for name in part.heads}
-    found = {name: {part.heads.get(name) for part in parts} for name in names}
-    return {name: heads.pop() if len(heads) == 1 else None for name, heads in found.items()}
 
 
 _SHORTEST_DEADLINE_S = 0.001
@@ -70,20 +55,16 @@ class KeptStream:
     def __init__(self, source: GenerateRequest, clock: Callable[[], float]) -> None:
         self.source = source
         self.arrival = clock()
-        self.is_aborted = False
-        """Its consumer aborted it, so it is not continued."""
+        self.is_aborted = False  # by its consumer, so it is not continued
         self.scope: asyncio.Timeout | None = None
         """The timeout around the wait for its next event; ended to leave an engine that no longer answers."""
         self.losses: list[EngineLoss] = []
         self.info: EngineInfo | None = None
         """Facts about the engine that emitted its last tokens: its group, and its context length, where an answer may
         end. None: there are no tokens."""
-        self.is_interrupted = False
-        """Its engine no longer answers: events that were not read yet are dropped."""
-        self.member: Member | None = None
-        """The place of the engine that served it last."""
-        self.client: EngineClient | None = None
-        """The engine that serves it now."""
+        self.is_interrupted = False  # its engine no longer answers: events that were not read yet are dropped
+        self.member: Member | None = None  # the place of the engine that served it last
+        self.client: EngineClient | None = None  # the engine that serves it now
         self.differences: tuple[str, ...] = ()
         """Reasons why that engine's tokens may differ from those that were to come."""
         self._clock = clock
@@ -94,8 +75,7 @@ class KeptStream:
         self._not_exact: dict[str, None] = {}
         self._first_token_s: float | None = None
         self._lost: EngineLoss | None = None
-        self._shown_at = self.arrival
-        """When its consumer got the last tokens."""
+        self._shown_at = self.arrival  # when its consumer got the last tokens
 
     @property
     def num_tokens(self) -> int:
@@ -129,14 +109,20 @@ class KeptStream:
         """
         if isinstance(event, Terminal):
             return self.end(event), None
-        self._follow(event)
+        tokens = self._emitted[event.index]
+        if event.position != len(tokens) or event.index in self._ended:
+            where = f"sample {event.index} continues at token {event.position}"
+            raise TokensOutOfPlace(f"{where}; allowed: {len(tokens)}, the next one, of a sample that has not ended")
+        tokens += event.token_ids
+        if event.finish_reason is not None:
+            self._ended.add(event.index)
         self.info = info
         if self._first_token_s is None:
             self._first_token_s = self._clock() - self.arrival
         return event, self._resumed(len(event.token_ids))
 
     def lose(self, loss: EngineLoss, part: RequestStats | None = None) -> None:
-        """The engine is lost for the request; `part`: its figures, if it still gave them."""
+        """Count the loss of its engine; `part`: the engine's figures, if it still gave them."""
         if part is not None:
             self._parts.append(part)
         self.losses.append(loss)
@@ -168,15 +154,6 @@ class KeptStream:
 
     def failed(self, error: ProlepsisError) -> Failed:
         return Failed(self.source.request_id, error, self.stats())
-
-    def _follow(self, event: Tokens) -> None:
-        tokens = self._emitted[event.index]
-        if event.position != len(tokens) or event.index in self._ended:
-            where = f"sample {event.index} continues at token {event.position}"
-            raise TokensOutOfPlace(f"{where}; allowed: {len(tokens)}, the next one, of a sample that has not ended")
-        tokens += event.token_ids
-        if event.finish_reason is not None:
-            self._ended.add(event.index)
 
     def _resumed(self, num_new: int) -> Continued | None:
         since, self._shown_at = self._shown_at, self._clock()

@@ -1,23 +1,25 @@
 """Health, counts and memory of several engines, combined as if they were one."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import fields, replace
+from typing import Any
 
 from prolepsis.core.engine_client import EngineHealth
 from prolepsis.core.stats import ProposerMemory, TenantCounts, TrafficClassCounts
 
 
-def summed_health(found: Sequence[EngineHealth], *, alive: bool, absences: Sequence[str] = ()) -> EngineHealth:
+def summed_health(parts: Sequence[EngineHealth], *, alive: bool, absences: Sequence[str] = ()) -> EngineHealth:
     """Return the health of engines seen as one, which is `alive`; `absences` say why others are not there."""
     return EngineHealth(
         alive=alive,
-        ready=any(health.ready for health in found),
-        detail="; ".join(filter(None, [*(health.detail for health in found), *absences])),
-        num_running=sum(health.num_running for health in found),
-        num_waiting=sum(health.num_waiting for health in found),
-        kv_usage=sum(health.kv_usage for health in found) / len(found) if found else 0.0,
-        max_running=sum(health.max_running for health in found),
-        not_begun=tuple(name for health in found for name in health.not_begun),
-        reading=tuple(one for health in found for one in health.reading),
+        ready=any(health.ready for health in parts),
+        detail="; ".join(filter(None, [*(health.detail for health in parts), *absences])),
+        num_running=sum(health.num_running for health in parts),
+        num_waiting=sum(health.num_waiting for health in parts),
+        kv_usage=sum(health.kv_usage for health in parts) / len(parts) if parts else 0.0,
+        max_running=sum(health.max_running for health in parts),
+        not_begun=tuple(name for health in parts for name in health.not_begun),
+        reading=tuple(progress for health in parts for progress in health.reading),
     )
 
 
@@ -37,38 +39,20 @@ def summed_memory(parts: Iterable[Sequence[ProposerMemory]]) -> list[ProposerMem
     for part in parts:
         for memory in part:
             before = total.get(memory.proposer, ProposerMemory(memory.proposer))
-            total[memory.proposer] = ProposerMemory(
-                memory.proposer,
-                before.weights + memory.weights,
-                before.kv + memory.kv,
-                before.index + memory.index,
-            )
+            sums = (before.weights + memory.weights, before.kv + memory.kv, before.index + memory.index)
+            total[memory.proposer] = ProposerMemory(memory.proposer, *sums)
     return list(total.values())
 
 
-def _added(one: TrafficClassCounts, other: TrafficClassCounts) -> TrafficClassCounts:
-    return TrafficClassCounts(
-        one.proposer,
-        one.traffic_class,
-        num_asked=one.num_asked + other.num_asked,
-        num_judged=one.num_judged + other.num_judged,
-        num_right=one.num_right + other.num_right,
-        num_rounds=one.num_rounds + other.num_rounds,
-        spent=one.spent + other.spent,
-        gained=one.gained + other.gained,
-        gained_squared=one.gained_squared + other.gained_squared,
-        num_errors=one.num_errors + other.num_errors,
-        errors_in_row=max(one.errors_in_row, other.errors_in_row),
-        num_late=one.num_late + other.num_late,
-        late_in_row=max(one.late_in_row, other.late_in_row),
-        num_overdue=one.num_overdue + other.num_overdue,
-        is_lost=one.is_lost or other.is_lost,
-        tenants=_added_tenants(one.tenants + other.tenants),
-    )
+_KEYS = ("proposer", "traffic_class", "tenants")
+_WORST = ("errors_in_row", "late_in_row", "is_lost")
+_SUMMED = tuple(field.name for field in fields(TrafficClassCounts) if field.name not in (*_KEYS, *_WORST))
 
 
-def _added_tenants(parts: Iterable[TenantCounts]) -> tuple[TenantCounts, ...]:
-    total: dict[str, TenantCounts] = {}
-    for part in parts:
-        total[part.tenant] = total.get(part.tenant, TenantCounts(part.tenant)) + part
-    return tuple(total.values())
+def _added(counts: TrafficClassCounts, other: TrafficClassCounts) -> TrafficClassCounts:
+    tenants: dict[str, TenantCounts] = {}
+    for part in counts.tenants + other.tenants:
+        tenants[part.tenant] = tenants.get(part.tenant, TenantCounts(part.tenant)) + part
+    sums: dict[str, Any] = {name: getattr(counts, name) + getattr(other, name) for name in _SUMMED}
+    worst: dict[str, Any] = {name: max(getattr(counts, name), getattr(other, name)) for name in _WORST}
+    return replace(counts, **sums, **worst, tenants=tuple(tenants.values()))

@@ -13,24 +13,25 @@ from prolepsis.control.web.intake import Intake, Uploads, body_limit
 from prolepsis.control.web.routes import Application, Route
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.engine_client import EngineClient
+from prolepsis.engine.text.tokenizer import Tokenizer
 from prolepsis.ops.console.routes import ConsoleParts, console_routes
-from prolepsis.server.auth.middleware import AuthMiddleware, RouteRules, check_local
 from prolepsis.server.batches.routes import batch_routes
 from prolepsis.server.batches.runner import BatchRunner
-from prolepsis.server.browsers import MethodsMiddleware, OtherOriginsMiddleware, check_origins
-from prolepsis.server.connections import check_exposure
 from prolepsis.server.dialects.anthropic.routes import messages_routes
 from prolepsis.server.dialects.llamacpp.routes import llamacpp_routes
+from prolepsis.server.dialects.models import model_routes
 from prolepsis.server.dialects.ollama.routes import ollama_routes
 from prolepsis.server.features import services_of
-from prolepsis.server.health import status_routes
+from prolepsis.server.front.browsers import MethodsMiddleware, OtherOriginsMiddleware, check_origins
+from prolepsis.server.front.connections import check_exposure
+from prolepsis.server.front.sign_in import AuthMiddleware, RouteRules, check_local
+from prolepsis.server.front.tracing import RequestIdMiddleware, TraceMiddleware
 from prolepsis.server.openai.decisions import decision_routes
 from prolepsis.server.openai.explain import explain_routes
 from prolepsis.server.openai.routes import openai_routes
 from prolepsis.server.services import Models, Services
 from prolepsis.server.sources import Sources
-from prolepsis.server.tokenizer import Tokenizer
-from prolepsis.server.tracing import RequestIdMiddleware, TraceMiddleware
+from prolepsis.server.status.health import status_routes
 from prolepsis.server.verify.routes import verify_routes
 
 
@@ -59,7 +60,14 @@ def build(
         *llamacpp_routes(models),
         *verify_routes(models),
         *batch_routes(context, runner, models),
-        *status_routes(models, services),
+        *model_routes(models),
+        *status_routes(
+            context.client,
+            admission,
+            services.service_health,
+            services.recorder,
+            services.speculation.controls.kill_switch,
+        ),
         *_feature_routes(context, services, models.names, lambda: app.openapi()),  # noqa: PLW0108  it is made below
     )
     rules = RouteRules(routes)

@@ -22,8 +22,8 @@ from prolepsis.core.errors import StoreUnavailable
 from prolepsis.core.facts import RequestFacts, traffic_class_of
 from prolepsis.core.messages import SetCorpora, owners
 from prolepsis.core.telemetry.declare import gauge
-from prolepsis.server.openai.facts import KNOWN
-from prolepsis.server.tokenizer import Tokenizer
+from prolepsis.engine.text.tokenizer import Tokenizer
+from prolepsis.server.known import KNOWN
 
 PURPOSE = "corpus"
 """The purpose of their files; with `:` and a path: of those of a route."""

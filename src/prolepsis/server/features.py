@@ -17,21 +17,21 @@ from prolepsis.control.web.feature import Feature
 from prolepsis.control.web.intake import Intake
 from prolepsis.control.web.skipped import SkippedFeature
 from prolepsis.core.extras import named
+from prolepsis.engine.text.tokenizer import Tokenizer
 from prolepsis.ops.console import alerts
 from prolepsis.ops.tracing import start as tracing
-from prolepsis.server import recorder, service_health
 from prolepsis.server.admission import feature as admission
-from prolepsis.server.auth import key_changes
+from prolepsis.server.answering.idempotency import Idempotency
 from prolepsis.server.corpora import Corpora
-from prolepsis.server.idempotency import Idempotency
-from prolepsis.server.metrics import MetricsFeature
+from prolepsis.server.front import key_changes
 from prolepsis.server.openai import response_routes
 from prolepsis.server.output.delivery import DeliveryFeature
 from prolepsis.server.output.pipeline import OutputMetrics, OutputPolicies
 from prolepsis.server.services import Services
 from prolepsis.server.sources import Sources
 from prolepsis.server.speculation_control import speculation_control
-from prolepsis.server.tokenizer import Tokenizer
+from prolepsis.server.status import recorder, service_health
+from prolepsis.server.status.metrics import MetricsFeature
 
 FEATURES: Sequence[Callable[[Context], Feature]] = (
     audit.waiting_acts,

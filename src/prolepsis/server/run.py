@@ -29,16 +29,16 @@ from prolepsis.core.network import end_unacknowledged, url_of
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.telemetry.logs import LibraryLines, configure_logs
 from prolepsis.core.telemetry.metrics import Metrics
+from prolepsis.engine.text.tokenizer import Tokenizer
 from prolepsis.remote.engines import Engines
-from prolepsis.remote.member import FailoverSettings, Member, StartClient
+from prolepsis.remote.members import FailoverSettings, Member, StartClient
 from prolepsis.server.admission.controller import AdmissionController
 from prolepsis.server.app import build
-from prolepsis.server.connections import announce, check_tls
-from prolepsis.server.listener import Listener
-from prolepsis.server.protocol import gateway_protocol
+from prolepsis.server.front.connections import announce, check_tls
+from prolepsis.server.front.listener import Listener
+from prolepsis.server.front.protocol import gateway_protocol
 from prolepsis.server.services import Services
 from prolepsis.server.sources import read_sources
-from prolepsis.server.tokenizer import Tokenizer
 
 READINESS_POLL_S = 0.2
 _DRAIN_POLL_S = 0.05

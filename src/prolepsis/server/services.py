@@ -5,44 +5,29 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from prolepsis.control.web.caller import Caller
-from prolepsis.control.web.feature import Feature
-from prolepsis.control.web.intake import Intake
 from prolepsis.control.web.refusals import model_not_allowed
-from prolepsis.core.config import ServerConfig
-from prolepsis.core.engine_client import EngineClient
 from prolepsis.core.errors import ConfigError, ModelNotFound
 from prolepsis.ops.tracing.traces import Traces
-from prolepsis.server.admission.controller import AdmissionController
-from prolepsis.server.auth.keys import Keys
+from prolepsis.server.answering.idempotency import Idempotency
+from prolepsis.server.answering.stored_responses import StoredResponses
 from prolepsis.server.corpora import Corpora
-from prolepsis.server.idempotency import Idempotency
-from prolepsis.server.openai.stored_responses import StoredResponses
-from prolepsis.server.output.pipeline import OutputPolicies
-from prolepsis.server.recorder import Recorder
-from prolepsis.server.service_health import ServiceHealth
-from prolepsis.server.speculation_control import SpeculationControl
-from prolepsis.server.tokenizer import Tokenizer
+from prolepsis.server.front.keys import Keys
+from prolepsis.server.preparing.model_parts import ModelParts
+from prolepsis.server.status.recorder import Recorder
+from prolepsis.server.status.service_health import ServiceHealth
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Services:
-    """The services for requests; the features that they need by name, and all of them."""
+class Services(ModelParts):
+    """What the routes of one model and the application need besides; the features by name are all in `features`."""
 
-    config: ServerConfig
-    client: EngineClient
-    tokenizer: Tokenizer
     keys: Keys
-    intake: Intake
-    admission: AdmissionController
     idempotency: Idempotency
     responses: StoredResponses
-    speculation: SpeculationControl
-    output: OutputPolicies
     recorder: Recorder
     service_health: ServiceHealth
     tracing: Traces
     corpora: Corpora
-    features: Sequence[Feature]
     started: int = field(default_factory=lambda: int(time.time()))
     """Unix time in seconds."""
 

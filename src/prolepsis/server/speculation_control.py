@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from prolepsis.control.controls import feature as controls
 from prolepsis.control.controls.effective_plan import EffectivePlan
 from prolepsis.control.controls.feature import OperatorControls
+from prolepsis.control.controls.known_scopes import KnownScopes
 from prolepsis.control.cost import runtime as cost
 from prolepsis.control.health import feature as health
 from prolepsis.control.health.feature import HealthFeature
@@ -16,10 +17,15 @@ from prolepsis.control.rollout import feature as rollout
 from prolepsis.control.rollout.runtime import Rollouts
 from prolepsis.control.web.context import Context
 from prolepsis.control.web.feature import Feature
-from prolepsis.core.facts import RequestFacts
-from prolepsis.server.openai.facts import KNOWN
-from prolepsis.server.scopes import known_scopes
+from prolepsis.core.engine_client import EngineClient
+from prolepsis.core.facts import RequestFacts, traffic_class_of
+from prolepsis.server.front.keys import Keys
+from prolepsis.server.known import KNOWN
 from prolepsis.server.sources import Sources
+
+_ROUTES = tuple(KNOWN.route or ())
+_NAMED_ROUTES = tuple(traffic_class_of(RequestFacts(route=route)).partition("/")[0] for route in _ROUTES)
+"""Routes as traffic classes name them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,4 +84,17 @@ def speculation_control(context: Context, sources: Sources) -> SpeculationContro
     )
     return SpeculationControl(
         plan=plan, controls=operators, costs=costs, policies=policies, rollouts=rollouts, health=proposers
+    )
+
+
+def known_scopes(client: EngineClient, keys: Keys, policies: Policies) -> KnownScopes:
+    """Return what has a scope now, by the policy in use, the keys and the engine."""
+    return KnownScopes(
+        names={
+            "route": lambda: _ROUTES,
+            "rule": lambda: policies.rule_names,
+            "tenant": lambda: keys.tenants,
+            "traffic_class": lambda: {f"{named}/{tier}" for named in _NAMED_ROUTES for tier in keys.tiers},
+            "proposer": lambda: client.info.proposers,
+        }
     )

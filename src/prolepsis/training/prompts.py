@@ -16,8 +16,8 @@ from pathlib import Path
 
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.files import numbered_lines, read_text
-from prolepsis.engine.models.files.chat_tokenizer import encode_message
-from prolepsis.engine.models.files.tokenizer import ModelTokenizer
+from prolepsis.engine.text.model_tokenizer import ModelTokenizer
+from prolepsis.engine.text.tokenizer import encode_message
 
 SYSTEM_SHARE = 0.15
 GREEDY_SHARE = 0.7

@@ -19,9 +19,9 @@ from prolepsis.core.messages import Abort, Submit
 from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.engine.build import assemble
 from prolepsis.engine.drafting.proposer import HiddenStates
-from prolepsis.engine.models.files.tokenizer import ModelTokenizer
 from prolepsis.engine.models.load import LoadedModel, load_model
 from prolepsis.engine.step import Engine
+from prolepsis.engine.text.model_tokenizer import ModelTokenizer
 from prolepsis.training.data import DataManifest, ShardWriter, TrainingDocument, shards_of
 from prolepsis.training.prompts import (
     OwnPrompt,

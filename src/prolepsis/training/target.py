@@ -10,13 +10,13 @@ from torch import Tensor
 from prolepsis.core.errors import ConfigError, ModelLoadError
 from prolepsis.engine.models.files.checkpoint import Config
 from prolepsis.engine.models.files.store import resolve
-from prolepsis.engine.models.files.tokenizer import ModelTokenizer
 from prolepsis.engine.models.files.tokenizer_files import load_tokenizer
 from prolepsis.engine.models.files.weights import open_checkpoint
 from prolepsis.engine.models.heads.format import HeadConfig, target_fault
 from prolepsis.engine.models.load import identity_of
 from prolepsis.engine.models.targets.lean_shape import LeanShape
-from prolepsis.engine.models.targets.lean_weights import EndParts, lean_ends, output_rows
+from prolepsis.engine.models.targets.lean_weights import EndParts, output_rows, read_ends
+from prolepsis.engine.text.model_tokenizer import ModelTokenizer
 from prolepsis.training.batches import TargetEnds
 from prolepsis.training.prompts import turn_prefix
 from prolepsis.training.settings import HeadSize
@@ -98,7 +98,7 @@ def open_target(name: str, model_dir: Path | None = None) -> Target:
         identity=identity_of(path),
         tokenizer=load_tokenizer(path),
         shape=shape,
-        ends=lean_ends(checkpoint, shape),
+        ends=read_ends(checkpoint, shape),
         config=checkpoint.config,
         eos_token_ids=checkpoint.eos_token_ids,
     )

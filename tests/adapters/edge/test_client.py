@@ -15,7 +15,7 @@ import pytest
 from prolepsis.adapters.edge.client import EdgeClient, Shown
 from prolepsis.engine.drafting.draft import Draft, chain
 from prolepsis.engine.drafting.proposer import Proposer, SequenceView
-from prolepsis.engine.drafting.proposers.client import ClientProposer
+from prolepsis.engine.drafting.proposers.expected_text import ClientProposer
 from prolepsis.engine.drafting.proposers.suffix import SuffixProposer
 from prolepsis.remote.verify_events import ServerError
 from tests.fakes import VOCAB, EngineSetup

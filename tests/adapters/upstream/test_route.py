@@ -6,8 +6,8 @@ import pytest
 
 from prolepsis.adapters.upstream.route import UpstreamRoute, route_of
 from prolepsis.core.plan import DisabledProposer, SpecPlan
+from prolepsis.core.reasons import EffectiveReason
 from prolepsis.core.requests import SamplingParams, SpeculationChoice
-from prolepsis.core.stats import EffectiveReason
 from tests.adapters.upstream.fakes import DEPTH, request
 
 PLAN = SpecPlan(num_speculative_tokens=DEPTH)

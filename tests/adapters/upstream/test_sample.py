@@ -6,7 +6,7 @@ from prolepsis.adapters.upstream.api import Chunk
 from prolepsis.adapters.upstream.sample import UpstreamSample
 from prolepsis.core.events import Tokens
 from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams
-from prolepsis.engine.text import StopStrings
+from prolepsis.engine.text.stream import StopStrings
 from tests.adapters.upstream.fakes import PROMPT, request
 from tests.server.fakes import ByteTokenizer
 

@@ -28,7 +28,7 @@ from prolepsis.core.messages import Abort, ApplyPlan, Control
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import RequestStats
-from prolepsis.engine.grammar.grammars import Grammars
+from prolepsis.engine.text.grammar.grammars import Grammars
 from tests.adapters.vllm.fake_only import FAKE_ONLY
 from tests.engine.models.tiny import save_tiny
 from tests.fake_client import INFO

@@ -10,8 +10,8 @@ from prolepsis.adapters.vllm.capabilities import EXACTNESS
 from prolepsis.adapters.vllm.data_plane import ComputedPass, ComputedRow
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.engine_client import EngineInfo
-from prolepsis.engine.grammar.grammars import Grammars
 from prolepsis.engine.step import Engine
+from prolepsis.engine.text.grammar.grammars import Grammars
 from tests.fakes import EOS, VOCAB, Letters, table_logits
 
 

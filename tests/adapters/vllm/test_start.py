@@ -14,7 +14,7 @@ from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.core.requests import SamplingParams
 from prolepsis.engine.models.files.weights import folder_config
 from prolepsis.remote.engines import Engines
-from prolepsis.remote.member import FailoverSettings, Member
+from prolepsis.remote.members import FailoverSettings, Member
 from tests.adapters.vllm.table_plane import INFO, TablePlane, config
 from tests.engine.models.files.byte_level import byte_level
 from tests.engine.models.tiny import save_tiny

@@ -28,10 +28,10 @@ from prolepsis.core.config import ServerConfig
 from prolepsis.core.stats import TrafficClassCounts
 from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.core.terminal.output import UNPROVEN
-from prolepsis.server.auth.key_file import KeyFile, new_key
-from prolepsis.server.auth.keys import Keys
 from prolepsis.server.cli.main import COMMANDS, app, load_command
-from prolepsis.server.openai.facts import KNOWN
+from prolepsis.server.front.key_file import KeyFile, new_key
+from prolepsis.server.front.keys import Keys
+from prolepsis.server.known import KNOWN
 from tests.control.controls.flag_files import flag, write
 from tests.control.rollout.alertmanager import fake_alertmanager
 from tests.control.store.databases import migrated_setting

@@ -13,8 +13,9 @@ from structlog.testing import capture_logs
 from prolepsis.control.audit import chain
 from prolepsis.control.audit.anchors import AnchorFeature, AnchorFile, AnchorLog, AnchorWebhook, places, read_anchors
 from prolepsis.control.store.database import Database
+from prolepsis.control.store.links import digest_at
 from prolepsis.control.store.signing import AuditKeys
-from prolepsis.control.store.tables import audit_entries, audit_head
+from prolepsis.control.store.tables import chain_heads, chain_links
 from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.errors import ConfigError
 from tests.control.audit.test_tampering import in_memory
@@ -137,9 +138,9 @@ async def test_a_chain_that_lost_an_anchor_is_reported_even_after_a_restart(tmp_
     append(database)
     await AnchorFeature(database, [place], CollectorRegistry(), period_s=1.0).tick()
     with database.write() as connection:
-        first = chain.digest_at(connection, 1)
-        connection.execute(delete(audit_entries).where(audit_entries.c.seq == 2))
-        connection.execute(update(audit_head).values(seq=1, digest=first))
+        first = digest_at(connection, 1)
+        connection.execute(delete(chain_links).where(chain_links.c.seq == 2))
+        connection.execute(update(chain_heads).values(seq=1, digest=first))
     restarted = AnchorFeature(database, [place], registry, period_s=1.0)
     with capture_logs() as logs:
         await restarted.tick()

@@ -15,7 +15,7 @@ from prolepsis.control.audit.log import forget_tenant
 from prolepsis.control.audit.lookup import FoundRequest, find_request
 from prolepsis.control.store import records, retries
 from prolepsis.control.store.store import Store
-from prolepsis.control.store.tables import audit_entries, request_records
+from prolepsis.control.store.tables import chain_links, request_records
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.server.cli.main import app as commands
@@ -91,7 +91,7 @@ async def test_the_names_are_forgotten_with_the_tenant(store: Store, http: httpx
     reply = await http.post("/v1/completions", json=ASKED, headers=HEADERS)
     assert store.writer.flush(20.0)
     with store.database.write() as connection:
-        for table in (audit_entries, request_records):
+        for table in (chain_links, request_records):
             connection.execute(update(table).values(tenant="acme"))
     forget_tenant(store.database, "acme", "ann")
     with store.database.read() as connection:

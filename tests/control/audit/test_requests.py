@@ -24,9 +24,9 @@ from prolepsis.core.recording import Recording, parse, plain
 from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams
 from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.remote.engines import Engines
-from prolepsis.remote.member import FailoverSettings, Member
-from prolepsis.server.auth.key_file import KeyFile, new_key
-from prolepsis.server.auth.keys import Keys
+from prolepsis.remote.members import FailoverSettings, Member
+from prolepsis.server.front.key_file import KeyFile, new_key
+from prolepsis.server.front.keys import Keys
 from tests.control.correctness.test_runtime import BODY, table
 from tests.control.rollout.test_observation import ended
 from tests.fake_client import INFO

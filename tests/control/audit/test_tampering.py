@@ -11,16 +11,18 @@ from sqlalchemy import URL, Connection, delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from prolepsis.control.audit import chain
-from prolepsis.control.audit.entry import START_OF_CHAIN, AuditEntry, Details
+from prolepsis.control.audit.entry import AuditEntry, Details
 from prolepsis.control.audit.verify import Anchor, ChainEvidence, Verified, verify
+from prolepsis.control.store import links
 from prolepsis.control.store.database import Database
 from prolepsis.control.store.signing import OPTION, AuditKeys, SignedHead
-from prolepsis.control.store.tables import audit_entries, audit_head, metadata, record_head
+from prolepsis.control.store.tables import chain_heads, chain_links, metadata
 from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.json_value import canonical
 from tests.control.store.test_signing import keyed
 
 NUM_ENTRIES = 12
+OF_ACTS = chain_heads.c.chain == "audit"
 ANCHORED = (4, 8, 12)
 """Entries after which an anchor is taken."""
 
@@ -56,8 +58,7 @@ def in_memory(keys: AuditKeys) -> Database:
     database = Database(URL.create("sqlite"), options={OPTION: keys})
     with database.write() as connection:
         metadata.create_all(connection)
-        for head in (audit_head, record_head):
-            connection.execute(insert(head), [{"id": 1, "seq": 0, "digest": START_OF_CHAIN}])
+        links.begin(connection)
     return database
 
 
@@ -82,14 +83,14 @@ def stored(connection: Connection) -> list[AuditEntry]:
 
 def rewrite(connection: Connection, entries: Sequence[AuditEntry]) -> None:
     """Replace the chain by these entries, with numbers, links and digests that fit, and its head."""
-    connection.execute(delete(audit_entries))
+    connection.execute(delete(chain_links))
     previous = "0" * 64
     for number, entry in enumerate(entries, 1):
         linked = replace(entry, seq=number, previous=previous)
         linked = replace(linked, digest=linked.expected_digest())
-        connection.execute(insert(audit_entries), [chain._row(linked)])
+        connection.execute(insert(chain_links), [{"chain": "audit", **linked.columns()}])
         previous = linked.digest
-    connection.execute(update(audit_head).values(seq=len(entries), digest=previous))
+    connection.execute(update(chain_heads).where(OF_ACTS).values(seq=len(entries), digest=previous))
 
 
 def forged(entry: AuditEntry, **changes: object) -> AuditEntry:
@@ -100,26 +101,26 @@ def forged(entry: AuditEntry, **changes: object) -> AuditEntry:
 
 
 def change_a_detail(connection: Connection) -> None:
-    connection.execute(update(audit_entries).where(audit_entries.c.seq == 5).values(actor="eve"))
+    connection.execute(update(chain_links).where(chain_links.c.seq == 5).values(actor="eve"))
 
 
 def change_a_detail_with_its_digest(connection: Connection) -> None:
     entry = forged(stored(connection)[4], actor="eve")
     row = {"actor": "eve", "details_digest": entry.details_digest, "digest": entry.expected_digest()}
-    connection.execute(update(audit_entries).where(audit_entries.c.seq == 5).values(row))
+    connection.execute(update(chain_links).where(chain_links.c.seq == 5).values(row))
 
 
 def change_the_time(connection: Connection) -> None:
-    connection.execute(update(audit_entries).where(audit_entries.c.seq == 6).values(at="2020-01-01T00:00:00.000000"))
+    connection.execute(update(chain_links).where(chain_links.c.seq == 6).values(at="2020-01-01T00:00:00.000000"))
 
 
 def change_a_version(connection: Connection) -> None:
     versions = canonical({"policy": "other"})
-    connection.execute(update(audit_entries).where(audit_entries.c.seq == 6).values(versions=versions))
+    connection.execute(update(chain_links).where(chain_links.c.seq == 6).values(versions=versions))
 
 
 def take_one_out(connection: Connection) -> None:
-    connection.execute(delete(audit_entries).where(audit_entries.c.seq == 7))
+    connection.execute(delete(chain_links).where(chain_links.c.seq == 7))
 
 
 def take_one_out_and_close_the_gap(connection: Connection) -> None:
@@ -148,8 +149,8 @@ def replace_everything(connection: Connection) -> None:
 
 
 def empty_the_log(connection: Connection) -> None:
-    connection.execute(delete(audit_entries))
-    connection.execute(update(audit_head).values(seq=0, digest="0" * 64, key_id=None, signature=None))
+    connection.execute(delete(chain_links))
+    connection.execute(update(chain_heads).where(OF_ACTS).values(seq=0, digest="0" * 64, key_id=None, signature=None))
 
 
 def cut_the_end(connection: Connection) -> None:
@@ -158,7 +159,7 @@ def cut_the_end(connection: Connection) -> None:
 
 def erase_without_saying_so(connection: Connection) -> None:
     nothing = dict.fromkeys(("actor", "tenant", "subject", "before", "after", "salt"))
-    connection.execute(update(audit_entries).where(audit_entries.c.seq == 7).values(nothing))
+    connection.execute(update(chain_links).where(chain_links.c.seq == 7).values(nothing))
 
 
 def erase_with_a_forged_reason(connection: Connection) -> None:
@@ -177,16 +178,16 @@ def sign_with_another_key(connection: Connection) -> None:
     with TemporaryDirectory() as folder:
         signed = AuditKeys(Path(folder) / "eve.pem").sign("audit", *end)
     values = {"signed_at": signed.at, "key_id": signed.key_id, "signature": signed.signature}
-    connection.execute(update(audit_head).values(values))
+    connection.execute(update(chain_heads).where(OF_ACTS).values(values))
 
 
 def take_the_signature_away(connection: Connection) -> None:
-    connection.execute(update(audit_head).values(signed_at=None, key_id=None, signature=None))
+    connection.execute(update(chain_heads).where(OF_ACTS).values(signed_at=None, key_id=None, signature=None))
 
 
 def move_the_head(connection: Connection) -> None:
-    digest = connection.scalar(select(audit_entries.c.digest).where(audit_entries.c.seq == 11))
-    connection.execute(update(audit_head).values(seq=11, digest=digest))
+    digest = connection.scalar(select(chain_links.c.digest).where(chain_links.c.seq == 11))
+    connection.execute(update(chain_heads).where(OF_ACTS).values(seq=11, digest=digest))
 
 
 ATTACKS: list[Attack] = [
@@ -232,9 +233,11 @@ def test_an_attack_is_seen_after_the_server_wrote_on(log: Log, attack: Attack) -
 def test_an_end_put_back_to_an_earlier_signed_one_is_seen_by_a_newer_anchor(log: Log) -> None:
     earlier = log.heads[1]
     with log.database.write() as connection:
-        connection.execute(delete(audit_entries).where(audit_entries.c.seq > earlier.seq))
+        connection.execute(delete(chain_links).where(chain_links.c.seq > earlier.seq))
         values = {"seq": earlier.seq, "digest": earlier.digest, "signed_at": earlier.at}
-        connection.execute(update(audit_head).values(**values, key_id=earlier.key_id, signature=earlier.signature))
+        connection.execute(
+            update(chain_heads).where(OF_ACTS).values(**values, key_id=earlier.key_id, signature=earlier.signature)
+        )
     assert log.verified(log.heads[:2]).faults == (), "the store alone looks as it did then"
     assert ["cut off" in fault.what for fault in log.verified().faults] == [True]
 

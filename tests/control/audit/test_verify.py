@@ -12,22 +12,22 @@ from prolepsis.control.audit.log import forget_tenant
 from prolepsis.control.audit.verify import (
     Anchor,
     ChainEvidence,
-    RecordsVerified,
     Verified,
     parse_anchor,
     verify,
     verify_records,
 )
-from prolepsis.control.store import record_chain as links
-from prolepsis.control.store import records
+from prolepsis.control.store import links, record_chain, records
 from prolepsis.control.store.database import Database
 from prolepsis.control.store.signing import OPTION, AuditKeys
-from prolepsis.control.store.tables import audit_entries, audit_head, record_chain, record_head, request_records
+from prolepsis.control.store.tables import chain_heads, chain_links, request_records
 from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.errors import InvalidParameter
 from tests.control.audit.test_tampering import in_memory
 from tests.control.store.fakes import latest_records, record
 
+OF_RECORDS = chain_links.c.chain == "requests"
+THIRD = OF_RECORDS & (chain_links.c.seq == 3)
 OTHER = {
     "seq": 77,
     "uid": "0" * 32,
@@ -78,44 +78,44 @@ def test_a_chain_as_it_was_written_verifies(written: Database) -> None:
 
 
 def test_the_test_changes_every_column() -> None:
-    assert set(OTHER) == set(audit_entries.columns.keys())
+    assert set(OTHER) == set(chain_links.columns.keys()) - {"chain", "record_id"}
 
 
 def test_a_change_of_any_field_of_any_entry_is_found(written: Database) -> None:
     for column, seq in product(OTHER, (1, 2, 5)):
-        here = audit_entries.c.seq == seq
+        here = chain_links.c.seq == seq
         values = [OTHER[column]] if column in ("seq", "uid") else [OTHER[column], _nothing(column)]
         for value in values:
             with written.write() as connection:
-                before = connection.execute(select(audit_entries).where(here)).mappings().one()
+                before = connection.execute(select(chain_links).where(here)).mappings().one()
                 if before[column] == value:  # of the first entry, which follows nothing
                     continue
-                connection.execute(update(audit_entries).where(here).values({column: value}))
+                connection.execute(update(chain_links).where(here).values({column: value}))
             assert verified(written).faults, (seq, column, value)
             with written.write() as connection:
-                there = audit_entries.c.seq == (value if column == "seq" else seq)
-                connection.execute(update(audit_entries).where(there).values({column: before[column]}))
+                there = chain_links.c.seq == (value if column == "seq" else seq)
+                connection.execute(update(chain_links).where(there).values({column: before[column]}))
     assert verified(written).faults == ()
 
 
 def _nothing(column: str) -> str | None:
-    return None if audit_entries.columns[column].nullable else ""
+    return None if chain_links.columns[column].nullable else ""
 
 
 def test_an_entry_that_is_taken_out_is_found(written: Database) -> None:
     with written.write() as connection:
-        connection.execute(delete(audit_entries).where(audit_entries.c.seq == 3))
+        connection.execute(delete(chain_links).where(chain_links.c.seq == 3))
     assert {fault.seq for fault in verified(written).faults} == {4}
 
 
 def test_an_end_that_is_cut_off_is_found_by_the_head_or_an_anchor(written: Database) -> None:
     anchor = verified(written).head
     with written.write() as connection:
-        connection.execute(delete(audit_entries).where(audit_entries.c.seq == 5))
+        connection.execute(delete(chain_links).where(chain_links.c.seq == 5))
     assert [fault.seq for fault in verified(written).faults] == [4]
     with written.write() as connection:
-        last = connection.scalar(select(audit_entries.c.digest).where(audit_entries.c.seq == 4))
-        connection.execute(update(audit_head).values(seq=4, digest=last))
+        last = connection.scalar(select(chain_links.c.digest).where(chain_links.c.seq == 4))
+        connection.execute(update(chain_heads).values(seq=4, digest=last))
     assert verified(written).faults == ()
     assert ["cut off" in fault.what for fault in verified(written, anchor=anchor).faults] == [True]
 
@@ -123,8 +123,8 @@ def test_an_end_that_is_cut_off_is_found_by_the_head_or_an_anchor(written: Datab
 def test_a_chain_that_was_written_again_is_found_by_an_anchor(written: Database) -> None:
     anchor = verified(written).head
     with written.write() as connection:
-        connection.execute(delete(audit_entries))
-        connection.execute(update(audit_head).values(seq=0, digest="0" * 64))
+        connection.execute(delete(chain_links))
+        connection.execute(update(chain_heads).values(seq=0, digest="0" * 64))
         chain.append(connection, [AuditEvent(actor="eve", action="plan.applied") for _ in range(5)])
     assert verified(written).faults == ()
     assert [fault.seq for fault in verified(written, anchor=anchor).faults] == [5]
@@ -151,14 +151,14 @@ def test_a_tenant_is_forgotten_and_the_chain_verifies(written: Database) -> None
 @pytest.mark.parametrize("erases", ["[[1]]", '[{"a": 1}]', "[true]", "1", "[", "[" * 100_000])
 def test_a_damaged_list_of_erased_entries_is_a_fault_and_no_crash(written: Database, erases: str) -> None:
     with written.write() as connection:
-        connection.execute(update(audit_entries).where(audit_entries.c.seq == 2).values(erases=erases))
+        connection.execute(update(chain_links).where(chain_links.c.seq == 2).values(erases=erases))
     assert [(fault.seq, fault.what) for fault in verified(written).faults] == [(2, "has been changed")]
 
 
 def test_erasing_without_an_entry_that_says_so_is_found(written: Database) -> None:
     details = ("actor", "tenant", "subject", "before", "after", "salt")
     with written.write() as connection:
-        connection.execute(update(audit_entries).where(audit_entries.c.seq == 2).values(dict.fromkeys(details)))
+        connection.execute(update(chain_links).where(chain_links.c.seq == 2).values(dict.fromkeys(details)))
     [fault] = verified(written).faults
     assert fault.seq == 2
     assert "erased" in fault.what
@@ -189,9 +189,9 @@ class Kept:
     def add(self, *tenants: str) -> None:
         with self.database.write() as connection:
             records.add(connection, [record(tenant) for tenant in tenants])
-            self.anchors.append(Anchor(*links.head(connection)))
+            self.anchors.append(Anchor(*links.head(connection, "requests")))
 
-    def verified(self) -> RecordsVerified:
+    def verified(self) -> Verified:
         with self.database.read() as connection:
             return verify_records(connection, self.anchors, self.keys.public)
 
@@ -202,26 +202,26 @@ def kept(tmp_path: Path) -> Kept:
     for _ in range(3):
         made.add("acme", "other")
     found = made.verified()
-    assert (found.num_records, found.anchored, found.faults) == (6, 6, ())
+    assert (found.num_entries, found.anchored, found.faults) == (6, 6, ())
     return made
 
 
 def test_deletions_are_on_record(kept: Kept) -> None:
     assert records.forget(kept.database, "acme") == 3
     found = kept.verified()
-    assert (found.num_records, found.num_deleted, found.faults) == (3, 3, ())
+    assert (found.num_entries, found.num_erased, found.faults) == (7, 3, ())
     kept.add("acme")
     assert records.prune(kept.database, 1e12) == 4
     found = kept.verified()
-    assert (found.num_records, found.num_deleted, found.faults) == (0, 7, ())
+    assert (found.num_entries, found.num_erased, found.faults) == (9, 7, ())
     with kept.database.read() as connection:
-        assert set(connection.scalars(select(record_chain.c.record_id))) == {None}, "no id that a guess needs"
+        assert set(connection.scalars(select(chain_links.c.record_id))) == {None}, "no id that a guess needs"
 
 
 def test_a_column_that_a_later_version_adds_changes_no_digest() -> None:
     row = record("acme").row
-    assert links.content_digest({**row, "added": None}) == links.content_digest(row)
-    assert links.content_digest({**row, "tenant": None}) != links.content_digest(row)
+    assert record_chain.content_digest({**row, "added": None}) == record_chain.content_digest(row)
+    assert record_chain.content_digest({**row, "tenant": None}) != record_chain.content_digest(row)
 
 
 def unsigned(connection: Connection) -> Connection:
@@ -229,7 +229,7 @@ def unsigned(connection: Connection) -> Connection:
 
 
 def some(connection: Connection, seq: int = 3) -> str:
-    return str(connection.scalar(select(record_chain.c.record_id).where(record_chain.c.seq == seq)))
+    return str(connection.scalar(select(chain_links.c.record_id).where(OF_RECORDS, chain_links.c.seq == seq)))
 
 
 def change_a_record(connection: Connection) -> None:
@@ -239,8 +239,8 @@ def change_a_record(connection: Connection) -> None:
 def change_a_record_and_its_link(connection: Connection) -> None:
     change_a_record(connection)
     row = connection.execute(select(request_records).where(_is(some(connection)))).mappings().one()
-    link = record_chain.c.seq == 3
-    connection.execute(update(record_chain).where(link).values(content_digest=links.content_digest(dict(row))))
+    digest = record_chain.content_digest(dict(row))
+    connection.execute(update(chain_links).where(THIRD).values(details_digest=digest))
 
 
 def delete_a_record(connection: Connection) -> None:
@@ -249,12 +249,12 @@ def delete_a_record(connection: Connection) -> None:
 
 def delete_a_record_and_its_link(connection: Connection) -> None:
     delete_a_record(connection)
-    connection.execute(delete(record_chain).where(record_chain.c.seq == 3))
+    connection.execute(delete(chain_links).where(THIRD))
 
 
 def delete_with_a_forged_reason(connection: Connection) -> None:
     record_id = some(connection)
-    links.append_deletion(unsigned(connection), [record_id])
+    record_chain.append_deletion(unsigned(connection), [record_id])
     connection.execute(delete(request_records).where(_is(record_id)))
 
 
@@ -267,20 +267,20 @@ def add_a_record_with_a_link(connection: Connection) -> None:
 
 
 def damage_what_a_link_deletes(connection: Connection) -> None:
-    connection.execute(update(record_chain).where(record_chain.c.seq == 3).values(deletes="{"))
+    connection.execute(update(chain_links).where(THIRD).values(erases="{"))
 
 
 def cut_the_end(connection: Connection) -> None:
     for seq in (5, 6):
         connection.execute(delete(request_records).where(_is(some(connection, seq))))
-    connection.execute(delete(record_chain).where(record_chain.c.seq > 4))
-    connection.execute(update(record_head).values(seq=4, digest=links.digest_at(connection, 4)))
+    connection.execute(delete(chain_links).where(OF_RECORDS, chain_links.c.seq > 4))
+    connection.execute(update(chain_heads).values(seq=4, digest=links.digest_at(connection, 4, "requests")))
 
 
 def delete_everything(connection: Connection) -> None:
-    for table in (request_records, record_chain):
+    for table in (request_records, chain_links):
         connection.execute(delete(table))
-    connection.execute(update(record_head).values(seq=0, digest=links.START, signature=None))
+    connection.execute(update(chain_heads).values(seq=0, digest=links.START_OF_CHAIN, signature=None))
 
 
 def _is(record_id: str) -> ColumnElement[bool]:

@@ -1,8 +1,9 @@
 """Served requests are decoded again in idle time: what is found, what it counts for, and that it is in nobody's way."""
 
 import asyncio
+import json
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
+from msgspec import structs
+from typer.testing import CliRunner, Result
 
 from prolepsis.control.controls.file import ControlsFile
 from prolepsis.control.correctness.replay import LAST
@@ -18,12 +21,14 @@ from prolepsis.control.correctness.runtime import MAX_TRIES, Share
 from prolepsis.control.store.store import Store
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.engine_client import EngineClient
-from prolepsis.core.events import Event
+from prolepsis.core.events import Difference, Event, Tokens
 from prolepsis.core.messages import ApplyPlan
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest
+from prolepsis.core.telemetry.logs import configure_logs
 from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.engine.thread import ThreadEngineClient
+from prolepsis.server.cli.main import app
 from prolepsis.server.output.pipeline import LoadedPolicy
 from prolepsis.server.output.policy import TextDecision, stop
 from tests import fakes
@@ -32,6 +37,7 @@ from tests.control.correctness.test_replay import Flawed, unverified
 from tests.exact.serving import setup_of
 from tests.fake_proposer import Scripted
 from tests.server.application import build
+from tests.server.conftest import served
 from tests.server.fakes import ByteTokenizer, FakeEngine
 from tests.server.output.policies import Look, Says, loaded
 
@@ -341,3 +347,55 @@ def test_all_and_nothing_are_shares_too() -> None:
 
 def _gaps(places: Sequence[int]) -> list[int]:
     return [after - before for before, after in pairwise(places)]
+
+
+DIFFERENCE = Difference(7, 65, 66, "structural", 4.5, 0.25)
+
+
+class Parting(FakeEngine):
+    """Replays whose first sample parts from what was emitted, where the prompt says so."""
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
+        differs = request.is_replay and request.prompt_token_ids == tuple(b"wrong")
+        async for event in super().generate(request):
+            yield structs.replace(event, difference=DIFFERENCE) if differs and isinstance(event, Tokens) else event
+
+
+@pytest.fixture
+def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    configure_logs("error")  # the server runs in this process: its lines would be among the command's
+    with served(Parting(), ServerConfig(replay_sample=1.0, controls_file=tmp_path / "controls.json")) as running:
+        yield running.url
+
+
+def run(url: str, *words: str) -> Result:
+    return CliRunner().invoke(app, ["correctness", "--url", url, *words])
+
+
+def ask(url: str, prompt: str, num_replayed: int) -> None:
+    with httpx.Client(base_url=url) as http:
+        http.post("/v1/completions", json={"model": "tiny", "prompt": prompt}).raise_for_status()
+        while sum(http.get("/admin/health").json()["correctness"]["outcomes"].values()) < num_replayed:
+            pass
+
+
+def test_status_and_figures_say_how_it_stands(url: str) -> None:
+    before = run(url)
+    assert (before.exit_code, "100%" in before.stdout) == (0, True)
+    ask(url, "right", 1)
+    good = run(url, "--json")
+    assert (good.exit_code, json.loads(good.stdout)["match_rate"]) == (0, 1.0)
+    ask(url, "wrong", 2)
+    bad = run(url)
+    assert bad.exit_code == 1
+    assert "50%" in bad.stdout
+    assert "structural" in bad.stdout
+    assert "4.5" in bad.stdout
+
+
+def test_a_missing_server_is_reported() -> None:
+    result = run("http://127.0.0.1:9")
+    assert result.exit_code == 2
+    assert "no server answers at http://127.0.0.1:9" in result.stderr

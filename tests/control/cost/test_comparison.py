@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from prolepsis.control.cost.comparison import CALIBRATION, MAX_GROUPS, ArmComparison, Bounded, Comparison, Comparisons
+from prolepsis.control.cost.comparison import CALIBRATION, MAX_GROUPS, ArmComparison, Comparison, Comparisons
 from prolepsis.control.cost.meter import MAX_VALUES, OTHER, Experiment, RequestCost, Usage
 from prolepsis.core.stats import DeviceSeconds
+from prolepsis.core.traffic_sums import Interval
 
 CONTEST = Experiment("code@1", run=1, stage=0, share=0.5)
 
@@ -92,7 +93,7 @@ def test_few_requests_have_no_bounds_and_none_no_estimate() -> None:
     [every] = shown(0.5, 0)
     assert (every.num_speculating, every.saved.estimate, every.saved_by_prediction.estimate) == (0, None, None)
     every = shown(0.5, 2 * CALIBRATION - 10)[0]
-    assert (every.saved, every.saved_by_prediction) == (Bounded(None), Bounded(None))
+    assert (every.saved, every.saved_by_prediction) == (Interval(None), Interval(None))
     assert every.device_s_per_token is not None
     assert every.control_device_s_per_token is not None
 

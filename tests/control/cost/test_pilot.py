@@ -6,12 +6,12 @@ from dataclasses import asdict
 
 import pytest
 
-from prolepsis.control.cost.comparison import Bounded
 from prolepsis.control.cost.pilot import PilotFigure, PilotReport, pilot_report
 from prolepsis.control.store import records
 from prolepsis.control.store.database import Database
 from prolepsis.control.store.migrate import migrated_in_memory
 from prolepsis.control.store.records import RequestRecord
+from prolepsis.core.traffic_sums import Interval
 from tests.control.store.fakes import record
 
 BEGAN = 1_700_000_000.0
@@ -76,7 +76,7 @@ def figures(report: PilotReport) -> dict[str, PilotFigure]:
     return {one.figure: one for one in report.figures}
 
 
-def covers(change: Bounded, truth: float) -> bool:
+def covers(change: Interval, truth: float) -> bool:
     return change.lower is not None and change.upper is not None and change.lower <= truth <= change.upper
 
 
@@ -107,7 +107,7 @@ def test_acceptance_is_of_speculating_requests_and_counts_none_accepted(database
     found = figures(report)[ACCEPTANCE]
     assert found.speculating.estimate == pytest.approx(0.0, abs=1e-6)
     assert found.num_speculating > 50
-    assert (found.control, found.change) == (Bounded(None), Bounded(None))
+    assert (found.control, found.change) == (Interval(None), Interval(None))
     assert not any("acceptance" in text for text in report.limits)
 
 
@@ -116,7 +116,7 @@ def test_too_few_control_requests_give_no_change_and_are_told(database: Database
     found = figures(report)[END]
     assert 0 < found.num_control < 20
     assert found.control.estimate is not None
-    assert (found.change, figures(report)[DEVICE].change) == (Bounded(None), Bounded(None))
+    assert (found.change, figures(report)[DEVICE].change) == (Interval(None), Interval(None))
     counted = f"{found.num_speculating} speculating, {found.num_control} control"
     assert f"Too few requests to compare {END}: {counted}." in report.limits
 
@@ -130,7 +130,7 @@ def test_a_mix_that_chance_did_not_make_is_told_and_compares_nothing(database: D
     [mixed] = [text for text in report.limits if text.startswith("The mix differs") and "class chat" in text]
     assert "of class chat, 0 of " in mixed
     assert "chance gives 50%" in mixed
-    assert {one.change for one in report.figures} == {Bounded(None)}
+    assert {one.change for one in report.figures} == {Interval(None)}
     assert figures(report)[END].speculating.estimate is not None
 
 
@@ -139,7 +139,7 @@ def test_answers_without_a_form_and_devices_that_report_nothing_are_told(databas
     report = reported(database, written)
     for name in (DEVICE, FORM):
         assert f"Too few requests to compare {name}: 0 speculating, 0 control." in report.limits
-        assert figures(report)[name].speculating == Bounded(None)
+        assert figures(report)[name].speculating == Interval(None)
 
 
 def test_what_else_the_evidence_leaves_open_is_told(database: Database) -> None:

@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 
 from prolepsis.core.ended import PromptEnded, RequestAbout, RequestEnded
+from prolepsis.core.reasons import EffectiveReason
 from prolepsis.core.requests import GenerateRequest, SamplingParams, SpecMode, SpeculationChoice
-from prolepsis.core.stats import EffectiveMode, EffectiveReason, JudgedDraft, ProposerCounts, RequestStats
+from prolepsis.core.stats import EffectiveMode, JudgedDraft, ProposerCounts, RequestStats
 
 TRAFFIC_CLASS = "chat-completions/standard/free/short"
 

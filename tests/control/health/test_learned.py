@@ -1,6 +1,6 @@
 """What health learned, in a database: it outlives the server, and each replica reads what another learned."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 
 import pytest
@@ -10,10 +10,10 @@ from structlog.testing import capture_logs
 from prolepsis.control.health.benefit import Benefits
 from prolepsis.control.health.drift import DriftStreams
 from prolepsis.control.health.eligibility import DraftFigures, Judged
-from prolepsis.control.health.learned import KEEP_EVERY_S, Keeper, Learned, LearnedStore
+from prolepsis.control.health.learned import KEEP_EVERY_S, Keeper, Learned
 from prolepsis.control.store.database import Database
-from prolepsis.control.store.learned import LearnedTable
-from prolepsis.control.store.tables import learned as table
+from prolepsis.control.store.learned import LearnedTable, Place
+from prolepsis.control.store.tables import documents as table
 from prolepsis.core.errors import StoreUnavailable
 from prolepsis.core.stats import JudgedDraft, TrafficClassCounts
 from tests.control.health.ended import TRAFFIC_CLASS, ended
@@ -34,13 +34,9 @@ HELD = Judged(
 
 
 @pytest.fixture
-def database(setting: str) -> Iterator[Database]:
-    with closing(opened(setting)) as made:
+def database(sqlite: str) -> Iterator[Database]:
+    with closing(opened(sqlite)) as made:
         yield made
-
-
-def store_in(database: Database) -> LearnedStore:
-    return LearnedStore(LearnedTable(database))
 
 
 def streams_of(*versions: str) -> DriftStreams:
@@ -63,53 +59,50 @@ def everything() -> Learned:
 
 def test_one_server_reads_what_another_learned(database: Database) -> None:
     learned = everything()
-    store_in(database).write(learned)
-    assert store_in(database).read() == learned
+    learned.write(LearnedTable(database))
+    assert Learned.read(LearnedTable(database)) == learned
 
 
 def test_the_version_that_was_used_last_is_read_last(database: Database) -> None:
-    store = store_in(database)
+    kept = LearnedTable(database)
     for versions in (("b@1",), ("b@1", "c@1"), ("b@1", "c@1", "a@1")):
-        store.write(Learned(streams_of(*versions).states()))
-    assert [version for _, version in store_in(database).read().streams][-1] == "a@1"
+        Learned(streams_of(*versions).states()).write(kept)
+    assert [version for _, version in Learned.read(LearnedTable(database)).streams][-1] == "a@1"
 
 
 def test_conditions_that_are_gone_and_what_is_out_of_use_are_dropped(database: Database) -> None:
-    store = store_in(database)
-    store.write(everything())
-    store.write(Learned(figures=FIGURES))
-    assert store_in(database).read().conditions == []
+    kept = LearnedTable(database)
+    everything().write(kept)
+    Learned(figures=FIGURES).write(kept)
+    assert Learned.read(LearnedTable(database)).conditions == []
     with database.write() as connection:
-        connection.execute(update(table).values(kept_at=1.0))
-    store.write(Learned(streams_of("head@2").states()))
-    assert store_in(database).read() == Learned(streams_of("head@2").states(), conditions=[])
+        connection.execute(update(table).values(at=1.0))
+    Learned(streams_of("head@2").states()).write(kept)
+    assert Learned.read(LearnedTable(database)) == Learned(streams_of("head@2").states(), conditions=[])
 
 
 def test_a_row_of_another_format_is_learned_again(database: Database) -> None:
-    store_in(database).write(everything())
+    everything().write(LearnedTable(database))
     with database.write() as connection:
-        connection.execute(update(table).values(state='{"older": true}'))
-    assert store_in(database).read() == Learned(conditions=[])
+        connection.execute(update(table).values(value='{"older": true}'))
+    assert Learned.read(LearnedTable(database)) == Learned(conditions=[])
 
 
-class Away(LearnedStore):
-    """A store that may be away."""
+class Away(LearnedTable):
+    """A table that may be away."""
 
     def __init__(self) -> None:
         self.is_away = True
-        self.kept = Learned()
+        self.kept: Mapping[Place, str] = {}
 
-    def read(self) -> Learned:
-        self._reach()
-        return self.kept
-
-    def write(self, learned: Learned) -> None:
-        self._reach()
-        self.kept = learned
-
-    def _reach(self) -> None:
+    def read(self) -> Mapping[Place, str]:
         if self.is_away:
             raise StoreUnavailable("store: away")
+        return self.kept
+
+    def write(self, texts: Mapping[Place, str], *, complete: str | None = None) -> None:
+        self.read()
+        self.kept = texts
 
 
 async def test_a_store_that_is_away_at_the_start_is_logged_once_and_so_is_its_return() -> None:
@@ -120,7 +113,7 @@ async def test_a_store_that_is_away_at_the_start_is_logged_once_and_so_is_its_re
             await keeper.tick()
         await keeper.close()
         assert [line["event"] for line in lines] == ["store_failed"]
-        assert (restored, store.kept) == ([], Learned()), "what was not read is not overwritten"
+        assert (restored, store.kept) == ([], {}), "what was not read is not overwritten"
         store.is_away = False
         await keeper.tick()
         await keeper.tick()
@@ -128,7 +121,7 @@ async def test_a_store_that_is_away_at_the_start_is_logged_once_and_so_is_its_re
         ("store_failed", "learned"),
         ("store_is_back", "learned"),
     ]
-    assert (restored, store.kept) == ([Learned()], Learned())
+    assert (restored, store.kept) == ([Learned(conditions=[])], {})
     now[0] = KEEP_EVERY_S
     await keeper.tick()
-    assert store.kept == newest
+    assert store.kept == newest.texts()

@@ -8,7 +8,8 @@ from prolepsis.control.health.eligibility import UNLIMITED
 from prolepsis.control.policy.decision import UNSTATED, SpeculationRequest, conflict, decide
 from prolepsis.control.policy.model import DEFAULT_RULE, Mode, Terms
 from prolepsis.core.ended import AssignedArm, Assignment
-from prolepsis.core.requests import OffReason, SpecMode
+from prolepsis.core.reasons import OffReason
+from prolepsis.core.requests import SpecMode
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,8 @@ from prolepsis.control.store.store import Store
 from prolepsis.control.store.writer import ItemWriter
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.telemetry.metrics import Metrics
-from prolepsis.server.auth.key_file import KeyFile, new_key
-from prolepsis.server.auth.keys import Keys
+from prolepsis.server.front.key_file import KeyFile, new_key
+from prolepsis.server.front.keys import Keys
 from tests.control.store.databases import cut_off, opened, sqlite_setting
 from tests.server.application import build, feature_of
 from tests.server.documents import read

@@ -19,8 +19,8 @@ from prolepsis.core.errors import ConfigError
 from prolepsis.core.facts import MAX_CLASS_RULES, OTHER_RULES
 from prolepsis.core.requests import GenerateRequest, SpeculationChoice
 from prolepsis.core.telemetry.metrics import Metrics
-from prolepsis.server.auth.key_file import KeyFile, new_key
-from prolepsis.server.auth.keys import Keys
+from prolepsis.server.front.key_file import KeyFile, new_key
+from prolepsis.server.front.keys import Keys
 from prolepsis.server.openai.replies import MetricsReply
 from prolepsis.server.run import StartedEngine, serve
 from tests.server.application import build, feature_of

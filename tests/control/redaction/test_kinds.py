@@ -1,10 +1,13 @@
-"""Dates of birth, numbers of records, wallets, hidden addresses, tables, other scripts; what only looks so."""
+"""Redaction by kind: what is found, and what is kept."""
 
 import time
 
 import pytest
 
-from prolepsis.control.redaction.values import redacted_text
+from prolepsis.control.redaction.addresses import without_addresses
+from prolepsis.control.redaction.national_ids import without_national_ids
+from prolepsis.control.redaction.secrets import without_secrets
+from prolepsis.control.redaction.values import redacted, redacted_text
 
 FOUND = {
     "she was born on 23 July 1988 in Leeds": "she was born on [BIRTHDATE] in Leeds",
@@ -78,3 +81,188 @@ def test_no_repeated_text_takes_seconds() -> None:
     for words in LONG:
         redacted_text((8000 // len(words)) * words)
     assert time.process_time() - before < 10.0
+
+
+ADDRESS_FOUND = [
+    "12 Rose Lane, Leeds LS6 2QF",
+    "400 N. Lakeshore Blvd., Suite 210, Chicago, IL 60611",
+    "P.O. Box 17, Fargo, ND 58103",
+    "Lindenstraße 14, 50674 Köln",
+    "Am Alten Markt 3, 18055 Rostock",
+    "12 bis rue des Glycines, 69003 Lyon",
+    "calle Mayor 5, 3º B, 28013 Madrid",
+    "via dei Platani 18, 00184 Roma",
+    "Rua das Acácias 145, 4150-013 Porto",
+    "Prinsengracht 263, 1016 GV Amsterdam",
+    "ul. Lipowa 27/4, 30-702 Kraków",
+    "Storgatan 12, 411 24 Göteborg",
+]
+ADDRESS_KEPT = [
+    "During 1971 the spring of 12 May came",
+    "the IP address is 12 of 40",
+    "12 steps in 3 rows",
+    "Gate 5 opens at 9",
+]
+
+
+@pytest.mark.parametrize("address", ADDRESS_FOUND)
+def test_an_address_is_marked_with_its_town(address: str) -> None:
+    assert without_addresses(f"send it to {address}.") == "send it to [ADDRESS]."
+
+
+@pytest.mark.parametrize("text", ADDRESS_KEPT)
+def test_numbers_beside_words_stay(text: str) -> None:
+    assert without_addresses(text) == text
+
+
+def test_text_after_my_address_is_redacted() -> None:
+    assert without_addresses("my address is Grössgstötten 50.") == "my address is [ADDRESS]."
+
+
+BY_CHECK_DIGITS = ["23714722C", "X9662028G", "725.466.240-08", "756.5678.3197.08", "500410-5770", "7606 3352 5153"]
+AFTER_WORDS = {
+    "NHS number 862 551 1848": "NHS number [ID]",
+    "passport no. C01X00T47": "passport no. [ID]",
+    "Meine Steuer-ID ist 45 647 038 426": "Meine Steuer-ID ist [ID]",
+    "PESEL: 82010591680": "PESEL: [ID]",
+    "SSN 123-45-6789": "SSN [SSN]",
+}
+NATIONAL_KEPT = [
+    "23714722A has another check letter, 500410-5771 another check digit",
+    "invoice 82010591680 of the fiscal year 2026/2027",
+    "the passport expires in 2031",
+    "a single SIN 12",
+]
+
+
+@pytest.mark.parametrize("number", BY_CHECK_DIGITS)
+def test_a_valid_number_of_distinct_shape_is_marked(number: str) -> None:
+    assert without_national_ids(f"it is {number}, I think") == "it is [ID], I think"
+
+
+@pytest.mark.parametrize("text", AFTER_WORDS)
+def test_a_number_after_its_name_is_marked(text: str) -> None:
+    assert without_national_ids(text) == AFTER_WORDS[text]
+
+
+@pytest.mark.parametrize("text", NATIONAL_KEPT)
+def test_other_numbers_stay(text: str) -> None:
+    assert without_national_ids(text) == text
+
+
+SECRET_FOUND = {
+    "the root password for the box is kestrel7Vane": "the root password for the box is [SECRET]",
+    "das Passwort lautet Sommerregen22, bitte": "das Passwort lautet [SECRET], bitte",
+    "mon mot de passe est Coquelicot_58.": "mon mot de passe est [SECRET].",
+    "moje hasło to Bursztyn_66": "moje hasło to [SECRET]",
+    "her password is swordfish.": "her password is [SECRET].",
+    "the passphrase is copper lantern sways nightly.": "the passphrase is [SECRET].",
+    "log in with password Winter-12": "log in with password [SECRET]",
+    f"the secret rotated to {'b7e2' * 8}": "the secret rotated to [SECRET]",
+    f"Authorization: Bearer {'9f2b' * 8}": "Authorization: [SECRET] [SECRET]",
+}
+SECRET_KEPT = [
+    "the password is too short",
+    "my password is wrong, it expired",
+    "password = getpass.getpass()",
+    "a password is required.",
+    f"the sha256 of the key file is {'9f86' * 16}",
+    f"commit {'3f2c' * 10} changes the token format",
+    "token: str, tokens: 14.2 ms, token_type = word",
+    "how do I set a password policy?",
+]
+
+
+@pytest.mark.parametrize("text", SECRET_FOUND)
+def test_secrets_in_words_are_marked(text: str) -> None:
+    assert without_secrets(text) == SECRET_FOUND[text]
+
+
+@pytest.mark.parametrize("text", SECRET_KEPT)
+def test_talk_about_secrets_stays(text: str) -> None:
+    assert without_secrets(text) == text
+
+
+A20, A36, A43 = "a1B2" * 5, "a1B2" * 9, "a1B2" * 10 + "a1B"
+
+PERSONAL = {
+    "write to ann.lee+test@mail.example.co.uk, please": "write to [EMAIL], please",
+    "call +49 170 1234567 or (415) 555-2671": "call [PHONE] or [PHONE]",
+    "unter 030 901820 oder 020 7946 0958": "unter [PHONE] oder [PHONE]",
+    "pay with 4111 1111 1111 1111 or 5500-0000-0000-0004": "pay with [CARD] or [CARD]",
+    "IBAN DE89 3704 0044 0532 0130 00, GB82WEST12345698765432": "IBAN [IBAN], [IBAN]",
+    "SSN 123-45-6789": "SSN [SSN]",
+    "from 203.0.113.7:8080 and 2001:db8::8a2e:370:7334.": "from [IP]:8080 and [IP].",
+}
+SECRETS = [
+    f"sk-proj-{A36}",
+    f"sk_live_{A20}",
+    f"plps_0123456789ab_{A43}",
+    "AKIAIOSFODNN7EXAMPLE",
+    f"ghp_{A36}",
+    f"github_pat_{A43}",
+    f"glpat-{A20}",
+    f"hf_{A36}",
+    f"xoxb-1234567890-{A20}",
+    "AIza" + "a1B2c" * 7,
+    "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.c2lnbmF0dXJl",
+    "-----BEGIN RSA PRIVATE KEY-----\nMIIEow\n-----END RSA PRIVATE KEY-----",
+]
+IN_CONTEXT = {
+    "postgresql://ann:hunter22@db/x": "postgresql://ann:[SECRET]@db/x",
+    "Authorization: Bearer abcdefghijklmnop": "Authorization: [SECRET] [SECRET]",
+    "password=hunter22 next": "password=[SECRET] next",
+    '{"api_key": "hunter 22"}': '{"api_key": [SECRET]}',
+}
+VALUE_KEPT = [
+    "policy 1@0f3a9c1b2d4e of 2026-11-21T16:40:12.123456+00:00 took 12:30:45",
+    "sha256 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
+    "max_tokens: 128, tokens_per_minute: 100000, temperature 0.7, prolepsis 0.1.0",
+    "emit: token\npinned: true",
+    "request cmpl-1763741234567 on 127.0.0.1:8000 and ::1; std::vector",
+    "4111 1111 1111 1112 is no card, DE00 3704 0044 0532 0130 00 no account, 1.2.3.4.5 no address",
+    "took 7609.624449 s at 2026-11-26T21:33:57.399012+00:00, 63944.32816 ms, 3101628 us, 9598980006 ns",
+    '{"total_s": 93.09500251359793, "gap": [0.926506623785866, 416.179]}',
+    "ms=334333.4 request_id=req-1",
+    "accepted 1763741234 of 1763749999 tokens; p95 0.000123456789",
+]
+
+
+@pytest.mark.parametrize("text", PERSONAL)
+def test_personal_data_is_marked(text: str) -> None:
+    assert redacted_text(text) == PERSONAL[text]
+
+
+@pytest.mark.parametrize("secret", SECRETS)
+def test_secrets_are_marked(secret: str) -> None:
+    assert redacted_text(f"with {secret} in it") == "with [SECRET] in it"
+
+
+@pytest.mark.parametrize("text", IN_CONTEXT)
+def test_values_of_secret_fields_are_redacted(text: str) -> None:
+    assert redacted_text(text) == IN_CONTEXT[text]
+
+
+@pytest.mark.parametrize("text", VALUE_KEPT)
+def test_ordinary_texts_of_audit_entries_are_kept(text: str) -> None:
+    assert redacted_text(text) == text
+
+
+def test_values_are_redacted_all_the_way_down() -> None:
+    given = {
+        "ann@example.org": 1,
+        "bob@example.org": 2,
+        "headers": {"Authorization": "x", "cookie": "", "max_tokens": 5, "device_s_per_token": 0.002},
+        "list": [("a@example.org", None), True, 1.5, float("nan")],
+    }
+    assert redacted(given) == {
+        "[EMAIL]": 1,
+        "[EMAIL]'": 2,
+        "headers": {"Authorization": "[SECRET]", "cookie": "", "max_tokens": 5, "device_s_per_token": 0.002},
+        "list": [["[EMAIL]", None], True, 1.5, "nan"],
+    }
+
+
+def test_redaction_is_done_once() -> None:
+    for text in [*PERSONAL.values(), *IN_CONTEXT.values()]:
+        assert redacted_text(text) == text

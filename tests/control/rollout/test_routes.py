@@ -9,11 +9,11 @@ import pytest
 from fastapi import FastAPI
 
 from prolepsis.control.rollout.routes import RolloutsReply
-from prolepsis.control.rollout.runtime import RolloutHistory, RolloutView, audit_event
+from prolepsis.control.rollout.runtime import RolloutView, audit_event
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.telemetry.metrics import Metrics
-from prolepsis.server.auth.key_file import KeyFile, new_key
-from prolepsis.server.auth.keys import Keys
+from prolepsis.server.front.key_file import KeyFile, new_key
+from prolepsis.server.front.keys import Keys
 from tests.server.application import build
 from tests.server.documents import read
 from tests.server.fakes import ByteTokenizer, FakeEngine
@@ -68,8 +68,8 @@ async def test_a_change_is_on_record_with_who_and_why(connect: Any) -> None:
     assert read(RolloutView, started.json()).phase == "running"
     for _ in range(5):
         await http.post("/v1/completions", json={"model": "tiny", "prompt": "Hi"})
-    shown = read(RolloutHistory, (await http.get(f"/admin/rollouts/{one.id}")).json())
-    [event] = shown.events
+    shown = read(RolloutView, (await http.get(f"/admin/rollouts/{one.id}")).json())
+    [event] = shown.events or []
     assert (event.kind, event.reason) == ("started", f"by {http.headers['x-key']}: ticket 7")
     assert (event.by, audit_event(event).actor) == (http.headers["x-key"], http.headers["x-key"])
     assert event.policy_version == shown.policy_version
@@ -109,7 +109,7 @@ async def test_promoting_without_evidence_says_what_is_missing_and_takes_force(c
     assert "errors has 0 of 20 requests of the canary and 0 of 20 requests of the control" in message
     forced = await http.post(f"/admin/rollouts/{name}/promote", json={"reason": "it will do", "force": True})
     assert read(RolloutView, forced.json()).phase == "on"
-    [*_, event] = read(RolloutHistory, (await http.get(f"/admin/rollouts/{name}")).json()).events
+    [*_, event] = read(RolloutView, (await http.get(f"/admin/rollouts/{name}")).json()).events or []
     assert event.reason == f"by {http.headers['x-key']}, by force: it will do"
     assert event.by == http.headers["x-key"]
 

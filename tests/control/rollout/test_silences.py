@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import socket
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -15,17 +16,24 @@ import yaml
 from prometheus_client import CollectorRegistry
 
 from prolepsis.control.rollout.runtime import Rollouts
-from prolepsis.control.rollout.silences import TRIES, Silences, check_alertmanager
+from prolepsis.control.rollout.silences import (
+    TRIES,
+    Silences,
+    check_alertmanager,
+    deployment_id,
+    instances_of,
+    matchers_of,
+)
 from prolepsis.control.rollout.store import RolloutStore
+from prolepsis.control.store.controls import ControlTable
 from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.errors import ConfigError
-from prolepsis.ops.monitoring.files import RUNBOOK_URL, monitoring_files
+from prolepsis.ops.monitoring.files import RUNBOOK_URL, monitoring_files, shipped
 from prolepsis.ops.monitoring.objectives import parse_objectives
-from prolepsis.ops.monitoring.rules import shipped
 from tests.commands import free_port, serving
 from tests.control.policy.policies import policy
 from tests.control.rollout.alertmanager import FakeAlertmanager, fake_alertmanager
-from tests.control.rollout.stores import memory_store
+from tests.control.rollout.stores import memory_database, memory_store
 
 ALERTMANAGER = shutil.which("prometheus-alertmanager")
 NOW = 1_800_000_000.0
@@ -330,3 +338,32 @@ async def real_alertmanager(folder: Path) -> AsyncIterator[httpx.AsyncClient]:
     with serving([ALERTMANAGER, *files, *options], f"{url}/-/ready", folder / "log"):
         async with httpx.AsyncClient(base_url=url) as http:
             yield http
+
+
+def test_the_servers_of_a_store_have_one_name_and_another_store_has_another() -> None:
+    table = ControlTable(memory_database())
+    name = deployment_id(table)
+    assert len(name) == 12
+    assert deployment_id(table) == name
+    assert deployment_id(ControlTable(memory_database())) != name
+
+
+def test_servers_are_called_as_prometheus_may_call_them() -> None:
+    assert instances_of(["http://10.0.0.7:8000", "https://[::1]:8443"]) == ["10.0.0.7:8000", "[::1]:8443"]
+    everywhere = instances_of([f"http://{socket.gethostname()}:8000"])
+    assert {"127.0.0.1:8000", "localhost:8000", f"{socket.gethostname()}:8000"} <= set(everywhere)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "pattern"),
+    [
+        ("instance", ["a.b:1"], r"(a\.b:1)"),
+        ("instance", ["m-1", "[::1]:8"], r"(\[::1\]:8|m-1)"),
+        ("rule", ["code"], "(code)"),
+        ("model", ["ORG/name v2"], "(ORG/name v2)?"),
+        ("region", ["eu"], "(eu)?"),
+    ],
+)
+def test_only_labels_that_prometheus_adds_may_be_missing(name: str, values: list[str], pattern: str) -> None:
+    assert matchers_of({name: values}) == [{"name": name, "value": pattern, "isRegex": True, "isEqual": True}]
+    assert matchers_of({"region": [""], "model": []}) == []

@@ -9,7 +9,7 @@ import yaml
 from prolepsis.control.traffic.service import BURNS, GOALS, LATELY_S, LONG_S, UNTIMED, ServiceLevel
 from prolepsis.core.ended import End, RequestEnded
 from prolepsis.ops.monitoring.burn_rates import BURN_RATES, seconds
-from prolepsis.ops.monitoring.rules import shipped
+from prolepsis.ops.monitoring.files import shipped
 from prolepsis.server.admission.load_shedding import BACKGROUND_TIER
 from tests.core.telemetry.test_requests import ABOUT, ended, prompt
 

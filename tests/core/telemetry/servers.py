@@ -14,7 +14,7 @@ from prolepsis.core.config import ServerConfig
 from prolepsis.core.telemetry.device import DeviceCollector, DeviceReading
 from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.remote.engines import Engines
-from prolepsis.remote.member import Member
+from prolepsis.remote.members import Member
 from tests.control.controls.flag_files import flag, write
 from tests.control.store.databases import migrated_setting
 from tests.server.application import build

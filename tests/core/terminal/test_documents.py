@@ -40,7 +40,7 @@ def show(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
         ({"wait_s": 7200.0}, "wait 2 h"),
         ({"device_s": {"plain": 1.25, "host": 0.0}}, "device plain 1.25 s, host 0 s"),
         ({"index_bytes": 3 * 2**29}, "index 1.5 GiB"),
-        ({"speedup": {"value": 1.5, "low": 1.25, "high": 1.75}}, "speedup 1.5 (1.25 to 1.75)"),
+        ({"speedup": {"estimate": 1.5, "lower": 1.25, "upper": 1.75}}, "speedup 1.5 (1.25 to 1.75)"),
         ({"saved": {"estimate": None, "lower": None, "upper": None}}, "saved -"),
         ({"lost": {"left": 3, "too_late": 1}}, "lost left 3, too late 1"),
         ({"price": {"name": "a", "per_hour": 2.0}}, "price name a"),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from prolepsis.engine.drafting.proposer import Proposer
-from prolepsis.engine.models.files.tokenizer import ModelTokenizer
+from prolepsis.engine.text.model_tokenizer import ModelTokenizer
 from tests.engine.drafting.sequences import FakeSequence, accepted
 
 PROMPT = (

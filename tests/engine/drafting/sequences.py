@@ -11,7 +11,7 @@ from prolepsis.engine.drafting.choose import ChosenDraft, ProposerSet
 from prolepsis.engine.drafting.draft import Draft
 from prolepsis.engine.drafting.proposer import SequenceView
 from prolepsis.engine.drafting.window import StepLoad
-from prolepsis.engine.grammar.matcher import Matcher
+from prolepsis.engine.text.grammar.matcher import Matcher
 
 VOCAB = 100
 

@@ -21,12 +21,12 @@ from prolepsis.engine.drafting.candidate import (
     within_grammar,
 )
 from prolepsis.engine.drafting.draft import ROOT, Draft, chain
-from prolepsis.engine.drafting.kernel import draft_kernel
 from prolepsis.engine.drafting.verify import verify
-from prolepsis.engine.grammar.matcher import Matcher
+from prolepsis.engine.native.build import draft_kernel
+from prolepsis.engine.text.grammar.matcher import Matcher
 from tests.engine.drafting.drafts import paths, rates, trees
 from tests.engine.drafting.sequences import VOCAB
-from tests.engine.grammar.tiny import EOS, few_tokens, grammars, token_id
+from tests.engine.text.grammar.tiny import EOS, few_tokens, grammars, token_id
 
 Pair = tuple[Draft, list[float], Draft, list[float]]
 pairs = st.tuples(trees("a"), trees("b")).flatmap(

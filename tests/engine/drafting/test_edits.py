@@ -21,12 +21,12 @@ from functools import cache
 
 import pytest
 
-from prolepsis.engine.drafting.kernel import draft_kernel
-from prolepsis.engine.drafting.proposers.prediction import PredictionProposer
+from prolepsis.engine.drafting.proposers.expected_text import PredictionProposer
 from prolepsis.engine.drafting.proposers.suffix import SuffixProposer
-from prolepsis.engine.models.files.gguf import GgufFile
+from prolepsis.engine.models.files.gguf_file import GgufFile
 from prolepsis.engine.models.files.gguf_tokenizer import gguf_parts
-from prolepsis.engine.models.files.tokenizer import ModelTokenizer
+from prolepsis.engine.native.build import draft_kernel
+from prolepsis.engine.text.model_tokenizer import ModelTokenizer
 from tests.engine.drafting.replay import PROMPT, Replay, edit, excerpt, tokens_a_step
 from tests.engine.models.families import NEEDS_PUBLISHED, published
 

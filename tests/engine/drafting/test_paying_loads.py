@@ -5,8 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from prolepsis.engine.drafting.cost import PROFILE_CONTEXTS, PROFILE_TOKENS, CostCurve
-from prolepsis.engine.drafting.paying_loads import BEST_ACCEPTANCE, paying_loads
-from prolepsis.engine.drafting.window import DraftWindow, StepLoad
+from prolepsis.engine.drafting.window import BEST_ACCEPTANCE, DraftWindow, StepLoad, paying_loads
 
 HERE = "drafts cannot pay on this model here"
 

@@ -13,8 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from prolepsis.core.marks import RESULT, RESULT_END
-from prolepsis.engine.models.files.gguf import USER_DEFINED, GgufFile
-from prolepsis.engine.models.files.sentencepiece import NORMAL
+from prolepsis.engine.models.files.gguf_file import NORMAL, USER_DEFINED, GgufFile
 from prolepsis.engine.models.files.tokenizer_files import save_tokenizer
 from tests.engine.models.files.gguf_files import write_gguf
 from tests.engine.models.files.vocabularies import (

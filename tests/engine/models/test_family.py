@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from prolepsis.engine.models.files.tokenizer import ModelTokenizer
 from prolepsis.engine.models.files.tokenizer_files import load_tokenizer
 from prolepsis.engine.models.files.weights import open_checkpoint
 from prolepsis.engine.models.targets.lean import LeanModel
 from prolepsis.engine.models.targets.lean_shape import LeanShape
+from prolepsis.engine.text.model_tokenizer import ModelTokenizer
 from tests.engine.models.families import NEEDS_PUBLISHED, write_named
 from tests.engine.models.files.vocabularies import ADDED, OWN
 from tests.engine.models.tiny import one, run

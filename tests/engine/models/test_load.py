@@ -14,9 +14,9 @@ from prolepsis.core.config import EngineConfig
 from prolepsis.core.errors import MemoryPlanError, ModelLoadError
 from prolepsis.engine.models.load import load_model, pick_device
 from tests.engine.models.files.gguf_files import write_gguf
-from tests.engine.models.files.test_tokenizer import byte_level
 from tests.engine.models.kernels import NEEDS_KERNELS
 from tests.engine.models.tiny import one, run, save_tiny
+from tests.engine.text.test_tokenizer import byte_level
 
 
 @pytest.fixture(scope="module")

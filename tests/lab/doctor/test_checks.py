@@ -9,8 +9,8 @@ import pytest
 
 from prolepsis.core.config import EngineConfig, ServerConfig
 from prolepsis.lab.doctor.checks import BY_NAME, TESTS, Check, all_checks
-from prolepsis.server.auth.key_file import KeyFile, new_key
 from prolepsis.server.cli.main import COMMANDS
+from prolepsis.server.front.key_file import KeyFile, new_key
 from tests.lab.doctor.documented import table
 from tests.lab.doctor.site import Site, age, environment, good_site, replica, rule
 from tests.paths import ROOT

@@ -13,8 +13,8 @@ from prolepsis.core.config import EngineConfig, ServerConfig
 from prolepsis.core.telemetry.logs import configure_logs
 from prolepsis.core.terminal.output import BAD_INPUT, FAILED, UNPROVEN
 from prolepsis.lab.doctor.checks import all_checks
-from prolepsis.server.auth.key_file import KeyFile, new_key
 from prolepsis.server.cli.main import app
+from prolepsis.server.front.key_file import KeyFile, new_key
 from prolepsis.server.run import StartedEngine, application, bind
 from tests.lab.doctor.site import environment
 from tests.server.fakes import ByteTokenizer, FakeEngine

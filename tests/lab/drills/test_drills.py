@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from prolepsis.lab.drills.drills import BY_NAME, DRILLS, Sign
-from prolepsis.ops.monitoring.rules import alert_groups
+from prolepsis.ops.monitoring.files import alert_groups
 
 RULES: dict[str, Any] = {
     rule["alert"]: rule["expr"]

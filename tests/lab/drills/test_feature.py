@@ -13,8 +13,8 @@ from prolepsis.control.store.store import Store, opened_store
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.lab.drills.feature import LEASE_S, Drills
-from prolepsis.server.auth.key_file import KeyFile, new_key
-from prolepsis.server.auth.keys import Keys
+from prolepsis.server.front.key_file import KeyFile, new_key
+from prolepsis.server.front.keys import Keys
 from tests.clock import Clock
 from tests.control.store.databases import migrated_setting
 from tests.fake_client import INFO

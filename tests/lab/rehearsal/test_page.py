@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from prolepsis.engine.drafting.cost import flat_cost
+from prolepsis.lab.measure.arrivals import LatencyGoal
 from prolepsis.lab.rehearsal.forecast import LoadForecast, forecasts
-from prolepsis.lab.rehearsal.goal import LatencyGoal
 from prolepsis.lab.rehearsal.page import ForecastPage
 from prolepsis.lab.rehearsal.rehearsal import RehearsedServer
 from prolepsis.lab.rehearsal.trace import Trace, TraceLine

@@ -9,9 +9,9 @@ from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.recorded_draft import RecordedDraft
 from prolepsis.engine.drafting.cost import flat_cost
+from prolepsis.lab.measure.arrivals import LatencyGoal
 from prolepsis.lab.rehearsal.check import check, checked
 from prolepsis.lab.rehearsal.forecast import forecasts, stops_paying
-from prolepsis.lab.rehearsal.goal import LatencyGoal
 from prolepsis.lab.rehearsal.rehearsal import RehearsedServer, rehearse
 from prolepsis.lab.rehearsal.trace import MeasuredTimes, Trace, TraceLine
 from prolepsis.lab.virtual_engine.machine import Machine, ProposerCost, RehearsedSettings

@@ -5,7 +5,7 @@ import pytest
 from prolepsis.control.policy.check import NOTHING_KNOWN, usable_policy
 from prolepsis.core.facts import RequestFacts, traffic_class_of
 from prolepsis.lab.rehearsal.forecast import ClassGain
-from prolepsis.lab.rehearsal.rules import class_row, mode_for, policy_text
+from prolepsis.lab.rehearsal.page import class_row, mode_for, policy_text
 
 CHAT = RequestFacts(route="/v1/chat/completions", tier="standard", prompt_tokens=512)
 LONG = RequestFacts(route="/v1/chat/completions", tier="standard", prompt_tokens=5000)

@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
+from rich import progress
 from typer.testing import CliRunner
 
 from prolepsis.core.config import EngineConfig, ServerConfig
@@ -28,17 +29,16 @@ from prolepsis.core.terminal.output import INTERRUPTED
 from prolepsis.engine.build import build_engine
 from prolepsis.engine.drafting.cost import flat_cost
 from prolepsis.engine.models.load import load_model
+from prolepsis.engine.text.tokenizer import Tokenizer
 from prolepsis.engine.thread import ThreadEngineClient
 from prolepsis.lab.rehearsal import traffic_recording
 from prolepsis.lab.rehearsal.rehearsal import RehearsedServer, rehearse
 from prolepsis.lab.rehearsal.trace import Trace, TraceLine, read_trace
 from prolepsis.lab.rehearsal.traffic_recording import RecordingBody, TrafficRecording
-from prolepsis.lab.rehearse import record
 from prolepsis.lab.virtual_engine.machine import Machine, ProposerCost
 from prolepsis.server.admission.group import Progress
+from prolepsis.server.answering.account import PromptAccount
 from prolepsis.server.cli.main import app
-from prolepsis.server.request_account import PromptAccount
-from prolepsis.server.tokenizer import Tokenizer
 from tests.server.application import build
 from tests.server.conftest import served
 from tests.server.fakes import ByteTokenizer, FakeEngine
@@ -300,12 +300,13 @@ def test_the_command_records_until_the_requests_are_there(tmp_path: Path) -> Non
 def test_an_interrupted_command_keeps_what_there_is_and_stops_the_recording(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(url: str, key: str | None, seconds: float) -> None:
-        ask_once_it_records(url)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(record, "_wait", interrupted)
     with served(FakeEngine()) as server:
+
+        def interrupted(bar: object) -> None:
+            ask_once_it_records(server.url)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(progress.Progress, "start", interrupted)
         result = record_command(server.url, tmp_path / "a.jsonl.gz")
         assert result.exit_code == INTERRUPTED
         assert len(read_trace(tmp_path / "a.jsonl.gz").lines) == 1

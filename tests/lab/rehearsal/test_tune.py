@@ -7,7 +7,7 @@ import pytest
 from prolepsis.control.policy.check import check
 from prolepsis.control.policy.model import Policy
 from prolepsis.engine.drafting.cost import flat_cost
-from prolepsis.lab.rehearsal.goal import LatencyGoal
+from prolepsis.lab.measure.arrivals import LatencyGoal
 from prolepsis.lab.rehearsal.rehearsal import RehearsedServer
 from prolepsis.lab.rehearsal.trace import Trace
 from prolepsis.lab.rehearsal.tune import rolled_out, tune

@@ -22,8 +22,8 @@ from prolepsis.engine.models.heads.base import DraftHead
 from prolepsis.engine.models.heads.registry import head_for
 from prolepsis.engine.models.targets.native import NativeModel
 from prolepsis.engine.thread import ThreadEngineClient
-from prolepsis.server.auth.key_file import KeyFile, new_key
-from prolepsis.server.auth.keys import Keys
+from prolepsis.server.front.key_file import KeyFile, new_key
+from prolepsis.server.front.keys import Keys
 from tests.control.store.databases import migrated_setting
 from tests.engine.models.random_heads import record_checksum, save_random_head
 from tests.exact.oracle import CONFIG, PROMPT, Oracle, at_any_price, plain, target

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from prolepsis.ops.monitoring.files import RUNBOOK_URL
-from prolepsis.ops.monitoring.rules import alert_groups, with_runbooks
+from prolepsis.ops.monitoring.files import RUNBOOK_URL, alert_groups, with_runbooks
 from tests.engine.models.kernels import NEEDS_KERNELS
 from tests.ops.console.incident import DAMAGED, GOOD, REASON, incident
 from tests.ops.console.scene import POLICY, Scene, key_with

@@ -19,7 +19,7 @@ from prolepsis.core.ended import End, RequestEnded
 from prolepsis.core.engine_client import EngineMember, PromptProgress
 from prolepsis.ops.console.render import count
 from prolepsis.ops.console.routes import DASHBOARDS
-from prolepsis.server.service_health import LEAST_REQUESTS
+from prolepsis.server.status.service_health import LEAST_REQUESTS
 from tests.core.telemetry.test_requests import ABOUT
 from tests.ops.console.browser import press, sign_in, token_of
 from tests.ops.console.scene import CHAT, POLICY, Scene, add_replica, key_with, scene
@@ -141,7 +141,7 @@ async def test_a_pasted_request_is_explained(open_scene: Scene, browse: Browse) 
     http = browse(open_scene)
     token = token_of(await http.get("/console/policy/explain"))
     request = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]})
-    fields = {"csrf": token, "request": request}
+    fields = {"csrf": token, "request": request, "roles": "client, viewer", "flags": "new-drafts"}
     page = await http.post("/console/policy/explain", data=fields)
     assert "Mode on" in page.text
     assert "by rule chat" in page.text

@@ -12,9 +12,15 @@ import pytest
 import yaml
 
 from prolepsis.ops.monitoring.burn_rates import Group, Rule, burn_rate_groups
-from prolepsis.ops.monitoring.files import RUNBOOK_URL, monitoring_files, write_monitoring
+from prolepsis.ops.monitoring.files import (
+    RUNBOOK_URL,
+    alert_groups,
+    monitoring_files,
+    shipped,
+    with_runbooks,
+    write_monitoring,
+)
 from prolepsis.ops.monitoring.objectives import parse_objectives
-from prolepsis.ops.monitoring.rules import alert_groups, shipped, with_runbooks
 from tests.ops.monitoring.rules import all_rules
 
 PROMTOOL, AMTOOL = shutil.which("promtool"), shutil.which("amtool")

@@ -1,20 +1,17 @@
-"""Dashboards and rules: what is committed is what is generated, and every query is of series that exist."""
+"""Dashboards and rules: what is committed is what is written, and every query is of series that exist."""
 
-import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import promql_parser
 import pytest
 
 from prolepsis.ops.monitoring.burn_rates import burn_rate_groups
-from prolepsis.ops.monitoring.dashboards.files import ANNOTATIONS, DASHBOARDS, VARIABLES
-from prolepsis.ops.monitoring.files import RUNBOOK_URL, monitoring_files
-from prolepsis.ops.monitoring.grafana import filled
+from prolepsis.ops.monitoring.files import RUNBOOK_URL, alert_groups, dashboards, filled, monitoring_files, shipped
 from prolepsis.ops.monitoring.objectives import parse_objectives
-from prolepsis.ops.monitoring.rules import alert_groups, shipped
 from tests.core.telemetry.servers import server_with_everything
 from tests.ops.monitoring.rules import all_rules
 from tests.paths import ROOT
@@ -25,20 +22,30 @@ RULES = list(all_rules([*alert_groups(), *burn_rate_groups(OBJECTIVES)]))
 RECORDED = {str(rule["record"]) for rule in RULES if "record" in rule}
 OTHERS = {"up", "ALERTS", "process_resident_memory_bytes"}
 """Series of Prometheus and of its client library."""
+SHARED = ("schemaVersion", "templating", "annotations", "refresh", "time", "tags")
+KINDS = {"row", "timeseries", "stat", "table", "state-timeline", "heatmap"}
 
 
 def expressions() -> Iterator[str]:
-    yield from (query.expr for dashboard in DASHBOARDS for query in dashboard.queries())
-    yield from (annotation.expr for annotation in ANNOTATIONS)
+    for dashboard in dashboards():
+        yield from (target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ()))
+        yield from (annotation["expr"] for annotation in dashboard["annotations"]["list"])
     yield from (str(rule["expr"]) for rule in RULES)
 
 
-def test_committed_dashboards_are_the_generated_ones() -> None:
+def parts(dashboard: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield what names a source of data: panels and their queries."""
+    for panel in dashboard["panels"]:
+        if panel["type"] != "row":
+            yield from (panel, *panel["targets"])
+
+
+def test_committed_rules_are_the_generated_ones() -> None:
     files = {**monitoring_files(OBJECTIVES, RUNBOOK_URL), "slos.yaml": shipped("slos.yaml")}
     committed = {str(file.relative_to(COMMITTED)): file.read_text() for file in COMMITTED.rglob("*") if file.is_file()}
-    assert committed.keys() == files.keys()
-    for name, content in files.items():
-        assert committed[name] == content, f"{name}: run `prolepsis monitoring write monitoring`"
+    assert committed.keys() == {name for name in files if not name.startswith("dashboards/")}
+    for name, content in committed.items():
+        assert content == files[name], f"{name}: run `prolepsis monitoring write monitoring`"
 
 
 def test_every_expression_is_promql() -> None:
@@ -50,26 +57,31 @@ def test_every_series_is_exported_or_recorded(tmp_path: Path) -> None:
     with server_with_everything(tmp_path) as (_, metrics):
         exported = set(metrics.registry.families)
     known = exported | RECORDED | OTHERS
-    asked = [*expressions(), *(variable.query for variable in VARIABLES)]
+    variables = [str(variable["query"]) for board in dashboards() for variable in board["templating"]["list"]]
+    asked = [*expressions(), *variables]
     names = {name for one in asked for name in re.findall(r"\b(?:prolepsis[_:][\w:]+|slo:[\w:]+)", one)}
     unknown = {name for name in names if name not in known and re.sub("_(bucket|sum|count)$", "", name) not in exported}
     assert unknown == set()
 
 
-@pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda one: str(one.uid))
-def test_panels_have_names_and_places_of_their_own(dashboard: object) -> None:
-    text = next(
-        c for n, c in monitoring_files(OBJECTIVES, RUNBOOK_URL).items() if n.endswith(f"{_name(dashboard)}.json")
-    )
-    panels = json.loads(text)["panels"]
+@pytest.mark.parametrize("dashboard", dashboards(), ids=lambda dashboard: str(dashboard["uid"]))
+def test_panels_have_names_and_places_of_their_own(dashboard: Mapping[str, Any]) -> None:
+    panels = dashboard["panels"]
+    assert {panel["type"] for panel in panels} <= KINDS
     assert len({panel["id"] for panel in panels}) == len(panels)
     for one, other in combinations((panel["gridPos"] for panel in panels), 2):
         beside = one["x"] + one["w"] <= other["x"] or other["x"] + other["w"] <= one["x"]
         below = one["y"] + one["h"] <= other["y"] or other["y"] + other["h"] <= one["y"]
         assert beside or below
     assert all(panel["gridPos"]["x"] + panel["gridPos"]["w"] <= 24 for panel in panels)
-    assert json.loads(text)["templating"]["list"][0]["type"] == "datasource"
 
 
-def _name(dashboard: object) -> str:
-    return str(getattr(dashboard, "uid", "")).removeprefix("prolepsis-")
+@pytest.mark.parametrize("dashboard", dashboards(), ids=lambda dashboard: str(dashboard["uid"]))
+def test_dashboards_share_schema_lists_marks_and_links(dashboard: Mapping[str, Any]) -> None:
+    first, *_ = every = dashboards()
+    assert [dashboard[part] for part in SHARED] == [first[part] for part in SHARED]
+    others = [f"/d/{other['uid']}" for other in every if other["uid"] != dashboard["uid"]]
+    assert [link["url"] for link in dashboard["links"]] == others
+    assert dashboard["templating"]["list"][0]["type"] == "datasource"
+    sources = [part["datasource"]["uid"] for part in (*parts(dashboard), *dashboard["annotations"]["list"])]
+    assert set(sources) == {"${datasource}"}

@@ -8,9 +8,8 @@ import pytest
 from prolepsis.core.errors import ConfigError
 from prolepsis.ops.console.runbook import by_alert, runbooks
 from prolepsis.ops.monitoring.burn_rates import burn_rate_groups
-from prolepsis.ops.monitoring.files import RUNBOOK_URL, monitoring_files
+from prolepsis.ops.monitoring.files import RUNBOOK_URL, alert_groups, monitoring_files, shipped, with_runbooks
 from prolepsis.ops.monitoring.objectives import parse_objectives
-from prolepsis.ops.monitoring.rules import alert_groups, shipped, with_runbooks
 from prolepsis.server.cli.main import COMMANDS
 from tests.ops.monitoring.rules import all_rules
 from tests.paths import ROOT

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from prolepsis.core.ended import End, PromptEnded, RequestAbout, RequestEnded
+from prolepsis.core.reasons import EffectiveReason
 from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.core.rounds import Round
-from prolepsis.core.stats import EffectiveMode, EffectiveReason, ProposerCounts, RequestStats
+from prolepsis.core.stats import EffectiveMode, ProposerCounts, RequestStats
 from prolepsis.core.trace_context import TraceContext
 
 TRACE = TraceContext("4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7", sampled=True)

@@ -7,7 +7,6 @@ from prolepsis.core.events import Difference
 from prolepsis.core.recording import Replayed
 from prolepsis.core.rounds import MAX_ROUNDS
 from prolepsis.core.stats import ProposerCounts, RequestStats
-from prolepsis.ops.tracing import names
 from prolepsis.ops.tracing.spans import Span, replay_span, request_spans
 from tests.ops.tracing.ended import ARRIVAL, TRACE, prompt_ended, request_ended, round_at
 
@@ -41,9 +40,12 @@ def test_phases_and_rounds_are_below_the_request() -> None:
     assert by_name(spans, "decode").times == (ARRIVAL + 0.5, ARRIVAL + 1.0)
     first, second = [span for span in spans if span.name == "round"]
     assert first.times == (ARRIVAL + 0.6, ARRIVAL + 0.61)
-    assert first.attributes[names.PROPOSAL_ID] == "r/0/1"
-    assert (first.attributes[names.OUTCOME], second.attributes[names.OUTCOME]) == ("partly_accepted", "rejected")
-    assert names.PROPOSER_VERSION not in first.attributes
+    assert first.attributes["prolepsis.speculation.proposal.id"] == "r/0/1"
+    assert (first.attributes["prolepsis.speculation.outcome"], second.attributes["prolepsis.speculation.outcome"]) == (
+        "partly_accepted",
+        "rejected",
+    )
+    assert "prolepsis.speculation.proposer.version" not in first.attributes
 
 
 def test_the_request_has_todays_names_and_latencies() -> None:
@@ -71,7 +73,7 @@ def test_the_request_has_todays_names_and_latencies() -> None:
         "gen_ai.latency.time_to_first_token": 0.5,
         "gen_ai.latency.e2e": 1.0,
     }
-    assert found[names.TENANT] != "acme"
+    assert found["prolepsis.tenant.hash"] != "acme"
     assert "acme" not in str(found)
 
 
@@ -80,8 +82,8 @@ def test_prompts_of_one_request_have_spans_of_their_own() -> None:
     assert tree(spans)["chat tiny"] == ["prompt", "prompt"]
     assert sorted(tree(spans)["prompt"]) == ["decode", "decode", "prefill", "prefill", "queue", "queue"]
     own = spans[-1].attributes
-    assert own[names.USAGE_OUTPUT] == 40
-    assert names.LATENCY_TOTAL not in own
+    assert own["gen_ai.usage.output_tokens"] == 40
+    assert "gen_ai.latency.e2e" not in own
 
 
 def test_later_rounds_are_summed_up() -> None:
@@ -91,7 +93,11 @@ def test_later_rounds_are_summed_up() -> None:
     spans = request_spans(request_ended(more), TRACE, "sampled")
     assert len([span for span in spans if span.name == "round"]) == MAX_ROUNDS
     later = by_name(spans, "later rounds")
-    assert later.attributes == {names.ROUNDS: 6, names.DRAFTED: 18, names.ACCEPTED: 5}
+    assert later.attributes == {
+        "prolepsis.speculation.rounds": 6,
+        "prolepsis.speculation.drafted_tokens": 18,
+        "prolepsis.speculation.accepted_tokens": 5,
+    }
     assert later.times[1] == ARRIVAL + 1.0
     exactly = request_spans(request_ended(prompt), TRACE, "sampled")
     assert "later rounds" not in {span.name for span in exactly}
@@ -100,8 +106,8 @@ def test_later_rounds_are_summed_up() -> None:
 def test_a_stored_answer_has_no_phases() -> None:
     cached = replace(prompt_ended(), answer="cached")
     [own] = request_spans(request_ended(cached), TRACE, "sampled")
-    assert own.attributes[names.ANSWER] == "cached"
-    assert names.LATENCY_TOTAL not in own.attributes
+    assert own.attributes["prolepsis.answer"] == "cached"
+    assert "gen_ai.latency.e2e" not in own.attributes
 
 
 @pytest.mark.parametrize("first_token_at", [ARRIVAL + 0.5, None])
@@ -114,15 +120,23 @@ def test_without_the_engines_figures_phases_are_those_that_the_server_saw(first_
     assert by_name(spans, "prefill").times == (ARRIVAL, first_token_at or ARRIVAL + 1.25)
     assert ("decode" in {span.name for span in spans}) == (first_token_at is not None)
     own = spans[-1]
-    assert (own.failed, own.attributes[names.END], own.attributes[names.ANSWER]) == (False, "left", "unreported")
-    assert names.MODE not in own.attributes
+    assert (own.failed, own.attributes["prolepsis.end"], own.attributes["prolepsis.answer"]) == (
+        False,
+        "left",
+        "unreported",
+    )
+    assert "prolepsis.mode.effective" not in own.attributes
 
 
 def test_errors_are_marked_with_their_code() -> None:
     own = request_spans(request_ended(prompt_ended(end="failed"), end="failed"), TRACE, "error")[-1]
-    assert (own.failed, own.attributes[names.ERROR_TYPE], own.attributes[names.KEPT]) == (True, "engine_error", "error")
+    assert (own.failed, own.attributes["error.type"], own.attributes["prolepsis.trace.kept"]) == (
+        True,
+        "engine_error",
+        "error",
+    )
     own = request_spans(request_ended(end="aborted"), TRACE, "error")[-1]
-    assert (own.failed, own.attributes[names.ERROR_TYPE]) == (True, "aborted")
+    assert (own.failed, own.attributes["error.type"]) == (True, "aborted")
 
 
 def test_a_trace_made_twice_has_the_same_ids() -> None:
@@ -136,8 +150,8 @@ def test_a_replay_is_below_the_request_that_it_repeats() -> None:
     span = replay_span(TRACE, "r", replayed, (ARRIVAL + 9, ARRIVAL + 10))
     assert (span.trace_id, span.parent_id, span.failed) == (TRACE.trace_id, TRACE.span_id, True)
     assert span.attributes == {
-        names.REQUEST_ID: "r",
-        names.REPLAY_OUTCOME: "structural",
-        names.REPLAY_POSITION: 2,
-        names.ERROR_TYPE: "mismatch",
+        "prolepsis.request.id": "r",
+        "prolepsis.replay.outcome": "structural",
+        "prolepsis.replay.position": 2,
+        "error.type": "mismatch",
     }

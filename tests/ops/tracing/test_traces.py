@@ -17,7 +17,7 @@ from prolepsis.engine.drafting.draft import Draft
 from prolepsis.engine.drafting.proposer import SequenceView
 from prolepsis.engine.rows import Row, SampledTokens
 from prolepsis.engine.runner import Computed
-from prolepsis.ops.tracing import names
+from tests.contract.surface import attributes
 from tests.control.correctness.test_runtime import serving as mismatches
 from tests.control.correctness.test_runtime import table
 from tests.fake_proposer import Scripted
@@ -129,14 +129,14 @@ def test_a_sampled_request_has_its_phases_and_rounds(traced: Traced) -> None:
     check_nesting(spans)
     [own], [decode], rounds = named(spans, "chat table"), named(spans, "decode"), named(spans, "round")
     assert (own.kind, own.failed, decode.kind) == ("server", False, "internal")
-    assert own.attributes[names.HTTP_ROUTE] == "/v1/chat/completions"
-    assert own.attributes[names.USAGE_OUTPUT] == 40
-    assert own.attributes[names.MODE_REASON] == "speculating"
-    assert len(rounds) == decode.attributes[names.ROUNDS]
-    for name in (names.DRAFTED, names.ACCEPTED):
+    assert own.attributes["http.route"] == "/v1/chat/completions"
+    assert own.attributes["gen_ai.usage.output_tokens"] == 40
+    assert own.attributes["prolepsis.mode.reason"] == "speculating"
+    assert len(rounds) == decode.attributes["prolepsis.speculation.rounds"]
+    for name in ("prolepsis.speculation.drafted_tokens", "prolepsis.speculation.accepted_tokens"):
         assert sum(int(str(one.attributes[name])) for one in rounds) == decode.attributes[name]
-    assert {one.attributes[names.PROPOSER] for one in rounds} == {"scripted"}
-    assert "partly_accepted" in {one.attributes[names.OUTCOME] for one in rounds}
+    assert {one.attributes["prolepsis.speculation.proposer.name"] for one in rounds} == {"scripted"}
+    assert "partly_accepted" in {one.attributes["prolepsis.speculation.outcome"] for one in rounds}
 
 
 def test_the_receiver_learns_which_server_it_is(traced: Traced, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +149,7 @@ def test_the_receiver_learns_which_server_it_is(traced: Traced, monkeypatch: pyt
         replace(traced, server=server).ask()
     resource = traced.receiver.resource
     assert (resource["service.name"], resource["deployment.environment.name"]) == ("chat-eu", "test")
-    assert resource[names.EXACTNESS] == "strict"
+    assert resource["prolepsis.exactness"] == "strict"
     assert traced.receiver.headers["authorization"] == "Bearer abc"
     assert set(traced.receiver.paths) == {"/v1/traces"}
 
@@ -175,12 +175,20 @@ def test_unsampled_traces_are_sent_if_something_went_wrong(traced: Traced) -> No
         kept = {reason: traced.server.sample("traces_total", reason=reason) for reason in ("error", "fallback")}
     assert traced.receiver.trace(fine) == []
     [own] = named(traced.receiver.trace(failed), "chat table")
-    assert (own.failed, own.attributes[names.ERROR_TYPE], own.attributes[names.KEPT]) == (True, "engine_error", "error")
+    assert (own.failed, own.attributes["error.type"], own.attributes["prolepsis.trace.kept"]) == (
+        True,
+        "engine_error",
+        "error",
+    )
     spans = traced.receiver.trace(fell_back)
     [own] = named(spans, "chat table")
-    assert (own.failed, own.attributes[names.KEPT], own.attributes[names.FALLBACK]) == (False, "fallback", ["backoff"])
+    assert (own.failed, own.attributes["prolepsis.trace.kept"], own.attributes["prolepsis.fallback.reasons"]) == (
+        False,
+        "fallback",
+        ["backoff"],
+    )
     [decode] = named(spans, "decode")
-    assert "backoff" in list(decode.attributes[names.PLAIN_REASONS])  # type: ignore[arg-type]
+    assert "backoff" in list(decode.attributes["prolepsis.plain.reasons"])  # type: ignore[arg-type]
     assert kept == {"error": 1.0, "fallback": 1.0}
 
 
@@ -200,8 +208,12 @@ def test_a_client_that_leaves_is_not_an_error(traced: Traced) -> None:
     assert tree(spans)["chat table"] == ["queue", "prefill", "decode"]
     check_nesting(spans)
     [own] = named(spans, "chat table")
-    assert (own.failed, own.attributes[names.END], own.attributes[names.ANSWER]) == (False, "left", "unreported")
-    assert own.attributes[names.REQUEST_STREAM] is True
+    assert (own.failed, own.attributes["prolepsis.end"], own.attributes["prolepsis.answer"]) == (
+        False,
+        "left",
+        "unreported",
+    )
+    assert own.attributes["gen_ai.request.stream"] is True
 
 
 def test_a_request_that_never_reached_the_engine_is_one_span(traced: Traced) -> None:
@@ -211,7 +223,7 @@ def test_a_request_that_never_reached_the_engine_is_one_span(traced: Traced) -> 
         for path, trace_id in (("/v1/models", elsewhere), ("/health/ready", unseen)):
             httpx.get(server.url + path, headers={"traceparent": f"00-{trace_id}-{CALLER}-01"})
     [span] = traced.receiver.trace(refused)
-    assert (span.name, span.attributes[names.HTTP_STATUS]) == ("POST /v1/chat/completions", 400)
+    assert (span.name, span.attributes["http.response.status_code"]) == ("POST /v1/chat/completions", 400)
     [span] = traced.receiver.trace(elsewhere)
     assert (span.name, span.failed, span.parent_id) == ("GET /v1/models", False, CALLER)
     assert traced.receiver.trace(unseen) == []
@@ -225,7 +237,7 @@ def test_several_prompts_are_traced_apart(traced: Traced) -> None:
     below = tree(spans)
     assert below["text_completion table"] == ["prompt", "prompt"]
     assert sorted(set(below["prompt"])) == ["decode", "prefill", "queue"]
-    assert {one.attributes[names.SAMPLE] for one in named(spans, "round")} == {0, 1}
+    assert {one.attributes["prolepsis.speculation.sample"] for one in named(spans, "round")} == {0, 1}
 
 
 def test_a_trace_of_its_own_is_begun_and_named_in_the_reply(traced: Traced) -> None:
@@ -236,7 +248,7 @@ def test_a_trace_of_its_own_is_begun_and_named_in_the_reply(traced: Traced) -> N
     [_, trace_id, span_id, flags] = reply.headers["traceparent"].split("-")
     [own] = [span for span in traced.receiver.trace(trace_id) if span.kind == "server"]
     assert (own.span_id, own.parent_id, flags) == (span_id, "", "01")
-    assert own.attributes[names.RESPONSE_ID] == json.loads(reply.text)["id"]
+    assert own.attributes["gen_ai.response.id"] == json.loads(reply.text)["id"]
 
 
 def test_every_attribute_is_one_of_the_names(traced: Traced) -> None:
@@ -244,8 +256,7 @@ def test_every_attribute_is_one_of_the_names(traced: Traced) -> None:
         traced.ask()
         traced.ask(path="completions", prompt=[[1, 2, 3], [4, 5, 6]])
         traced.ask(temperature=7)
-    known = {value for value in vars(names).values() if isinstance(value, str)}
-    assert {name for span in traced.receiver.spans for name in span.attributes} <= known
+    assert {name for span in traced.receiver.spans for name in span.attributes} <= attributes()
 
 
 async def test_a_replay_with_wrong_tokens_sends_the_trace_of_its_request(traced: Traced, tmp_path: Path) -> None:
@@ -258,10 +269,10 @@ async def test_a_replay_with_wrong_tokens_sends_the_trace_of_its_request(traced:
     [own], [again] = named(spans, "text_completion table"), named(spans, "replay")
     assert tree(spans)["text_completion table"] == ["queue", "prefill", "decode", "replay"]
     assert named(spans, "round")
-    assert (own.failed, own.attributes[names.KEPT], again.failed) == (False, "mismatch", True)
-    assert again.attributes[names.REPLAY_OUTCOME] == "structural"
-    assert again.attributes[names.REPLAY_POSITION] == difference["position"]
-    assert again.attributes[names.REQUEST_ID] == difference["request_id"]
+    assert (own.failed, own.attributes["prolepsis.trace.kept"], again.failed) == (False, "mismatch", True)
+    assert again.attributes["prolepsis.replay.outcome"] == "structural"
+    assert again.attributes["prolepsis.replay.position"] == difference["position"]
+    assert again.attributes["prolepsis.request.id"] == difference["request_id"]
     assert again.began >= own.ended
 
 

@@ -7,8 +7,8 @@ from fastapi import FastAPI
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.engine_client import EngineClient
 from prolepsis.core.telemetry.metrics import Metrics
-from prolepsis.server.auth.key_file import KeyFile, new_key
-from prolepsis.server.auth.keys import Keys
+from prolepsis.server.front.key_file import KeyFile, new_key
+from prolepsis.server.front.keys import Keys
 from tests.server.application import build
 from tests.server.conftest import steady
 from tests.server.fakes import ByteTokenizer

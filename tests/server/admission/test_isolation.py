@@ -9,8 +9,8 @@ import pytest
 from prolepsis.core.config import ServerConfig
 from prolepsis.engine.drafting.proposers.suffix import SuffixProposer
 from prolepsis.engine.drafting.proposers.suffix_index import SharedIndex, SuffixContinuation
-from prolepsis.server.auth.key_file import KeyFile, new_key
-from prolepsis.server.auth.keys import Keys
+from prolepsis.server.front.key_file import KeyFile, new_key
+from prolepsis.server.front.keys import Keys
 from tests.fakes import EngineSetup
 from tests.load.server import TableServer, serving
 from tests.server.admission.conftest import bearer

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from prolepsis.control.store.store import Store, open_store
 from prolepsis.core.config import ServerConfig
-from prolepsis.server.auth.keys import Keys
+from prolepsis.server.front.keys import Keys
 from tests.server.conftest import Served, served
 from tests.server.fakes import FakeEngine
 from tests.waiting import wait_for

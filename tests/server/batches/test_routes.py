@@ -8,9 +8,9 @@ import openai
 import pytest
 
 from prolepsis.control.store.batches import BatchTable, StoredBatch
-from prolepsis.server.auth.key_file import KeyFile, new_key
-from prolepsis.server.auth.keys import Keys
 from prolepsis.server.batches.routes import MOST_RUNNING
+from prolepsis.server.front.key_file import KeyFile, new_key
+from prolepsis.server.front.keys import Keys
 from tests.control.store.databases import opened
 from tests.server.batches.conftest import Serve, chat_line, ended, jsonl, made, results
 from tests.server.conftest import Served, served

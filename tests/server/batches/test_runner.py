@@ -12,8 +12,8 @@ from sqlalchemy import update
 
 from prolepsis.control.store.tables import batches
 from prolepsis.core.requests import BACKGROUND
-from prolepsis.server.auth.key_file import KeyFile, KeyRecord, new_key
-from prolepsis.server.auth.keys import Keys
+from prolepsis.server.front.key_file import KeyFile, KeyRecord, new_key
+from prolepsis.server.front.keys import Keys
 from tests.control.store.databases import opened
 from tests.server.batches.conftest import Serve, chat_line, ended, jsonl, made, results, serving
 from tests.server.conftest import Served

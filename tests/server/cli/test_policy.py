@@ -1,15 +1,23 @@
-"""`prolepsis policy`: check, diff and explain."""
+"""`prolepsis policy`: check, diff and explain, and the versions of a running server."""
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import cast
 
 import pytest
 from typer.testing import CliRunner, Result
 
+from prolepsis.control.store.store import Store
+from prolepsis.control.store.writer import ItemWriter
+from prolepsis.core.telemetry.logs import configure_logs
 from prolepsis.server.cli.main import app
 from tests.control.controls.flag_files import flag, write
+from tests.control.store.databases import migrated_setting, opened
 from tests.paths import ROOT
+from tests.server.conftest import served
+from tests.server.fakes import FakeEngine
 
 EXAMPLE = ROOT / "docs" / "how-to" / "policy-example.yaml"
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "temperature": 0.2}
@@ -174,17 +182,68 @@ def test_explain_asks_the_flags_that_rules_name(here: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "body", "said"),
     [
-        (("--at", "2026-11-20T23:30"), CHAT, "an ISO time with its zone"),
-        (("--at", "noon"), CHAT, "an ISO time with its zone"),
+        (("--at", "2026-11-20T23:30"), CHAT, "a date and time with its zone"),
+        (("--at", "2026-11-20 at noon"), CHAT, "a date and time with its zone"),
         (("--header", "X"), CHAT, "'NAME: VALUE'"),
         (("--tier", "gold"), CHAT, "premium, standard, economy, batch"),
         (("--role", "root"), CHAT, "client, viewer, operator"),
         (("--route", "/v2"), CHAT, "/v1/completions"),
         ((), CHAT | {"n_predict": 1}, "use 'max_tokens'"),
         ((), {"model": "m", "messages": [], "speculation": {"proposer": "magic"}}, "messages"),
-        ((), 3, "must be a JSON object"),
+        ((), 3, "a mapping"),
     ],
 )
 def test_bad_input_is_status_2(flags: tuple[str, ...], body: object, said: str) -> None:
     result = policy("explain", EXAMPLE, "--request", "-", *flags, stdin=json.dumps(body))
     assert (result.exit_code, said in result.stderr) == (2, True), result.stderr
+
+
+Policy = Callable[..., Result]
+
+
+@pytest.fixture
+def served_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Policy]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    configure_logs("error")  # the server runs in this process: its lines would be among the command's
+    engine = FakeEngine()
+    store = Store(opened(migrated_setting(tmp_path)), ItemWriter())
+    with closing(store), served(engine, store=store) as running:
+        yield lambda *words: CliRunner().invoke(app, ["policy", *words, "--url", running.url])
+
+
+def test_from_apply_to_rollback(served_policy: Policy, tmp_path: Path) -> None:
+    (tmp_path / "off.yaml").write_text("default: {mode: off}\n")
+    (tmp_path / "on.yaml").write_text("default: {mode: on}\n")
+    assert json.loads(served_policy("show", "--json").stdout)["version"] == 0
+    first = served_policy("apply", "off.yaml", "--expect", "0", "--reason", "ticket 7")
+    assert first.exit_code == 0, first.output
+    second = json.loads(served_policy("apply", "on.yaml", "--json").stdout)
+    assert second["version"] == 2
+    assert served_policy("rollback", "1", "--expect", "2").exit_code == 0
+    listed = json.loads(served_policy("history", "--json").stdout)
+    assert [(one["version"], one["reason"]) for one in listed["versions"]] == [
+        (3, "rolled back to version 1"),
+        (2, ""),
+        (1, "ticket 7"),
+    ]
+    shown = served_policy("history").stdout
+    assert "ticket 7" in shown
+    assert "in use" in shown
+    assert served_policy("show", "2").stdout == "default: {mode: on}\n"
+    assert json.loads(served_policy("show", "3", "--json").stdout)["text"] == "default: {mode: off}\n"
+    assert "store" in served_policy("show").stdout
+
+
+def test_refusals_are_shown(served_policy: Policy, tmp_path: Path) -> None:
+    (tmp_path / "on.yaml").write_text("default: {mode: on}\n")
+    (tmp_path / "bad.yaml").write_text("default: {mode: warp}\n")
+    bad = served_policy("apply", "bad.yaml")
+    assert bad.exit_code == 2
+    assert "policy:1: default.mode is 'warp'" in bad.stderr
+    assert served_policy("apply", "on.yaml").exit_code == 0
+    late = served_policy("apply", "on.yaml", "--expect", "0")
+    assert late.exit_code == 2
+    assert "409: the policy in use is version 1 by developer, not version 0" in late.stderr
+    assert "stored: 1 to 1" in served_policy("rollback", "5").stderr
+    assert "cannot be read" in served_policy("apply", "none.yaml").stderr

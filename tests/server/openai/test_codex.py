@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from prolepsis.control.web.reply_headers import WARNING
-from prolepsis.engine.models.answer_formats.table import HERMES
-from prolepsis.engine.models.answer_formats.tool_format import Call
+from prolepsis.engine.text.answer_formats.table import HERMES
+from prolepsis.engine.text.answer_formats.tool_format import Call
 from tests.fake_client import INFO
 from tests.server.conftest import Served, served
 from tests.server.fakes import ByteTokenizer, FakeEngine

@@ -16,10 +16,10 @@ from prolepsis.control.web.errors import RequestRefused
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.messages import Abort
 from prolepsis.core.requests import SpecMode, SpeculationChoice
-from prolepsis.server.openai.bodies import SpeculationBody
-from prolepsis.server.openai.prepare import scope
 from prolepsis.server.openai.replies import MetricsReply
-from prolepsis.server.openai.speculation import requested_speculation
+from prolepsis.server.preparing.bodies import SpeculationBody
+from prolepsis.server.preparing.prepare import scope
+from prolepsis.server.preparing.speculation import requested_speculation
 from prolepsis.server.run import bind
 from tests.server.conftest import Served, served
 from tests.server.fakes import END, ByteTokenizer, FakeEngine

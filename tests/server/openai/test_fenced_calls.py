@@ -9,7 +9,7 @@ import pytest
 
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.telemetry.metrics import Metrics
-from prolepsis.engine.models.answer_formats.table import TOOL_FORMATS
+from prolepsis.engine.text.answer_formats.table import TOOL_FORMATS
 from tests.fake_client import INFO
 from tests.server.application import build
 from tests.server.fakes import ByteTokenizer, FakeEngine

@@ -13,8 +13,8 @@ from prolepsis.control.web.foreign_fields import FOREIGN_FIELDS
 from prolepsis.control.web.reply_headers import WARNING
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.telemetry.metrics import Metrics
-from prolepsis.server.openai.bodies import ChatBody, CompletionBody
 from prolepsis.server.openai.responses_bodies import ResponsesBody
+from prolepsis.server.preparing.bodies import ChatBody, CompletionBody
 from tests.paths import ROOT
 from tests.server.application import build
 from tests.server.conftest import Served

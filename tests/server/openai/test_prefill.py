@@ -7,7 +7,7 @@ import pytest
 
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.telemetry.metrics import Metrics
-from prolepsis.engine.models.files.tokenizer import ModelTokenizer
+from prolepsis.engine.text.model_tokenizer import ModelTokenizer
 from prolepsis.server.openai.replies import ChatCompletion
 from tests.engine.models.files.byte_level import byte_level
 from tests.server.application import build

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from prolepsis.core.errors import InvalidParameter
-from prolepsis.server.openai.bodies import MAX_MESSAGES
 from prolepsis.server.openai.responses_bodies import ResponsesBody, continued, shown_items, to_chat, without_oldest
+from prolepsis.server.preparing.bodies import MAX_MESSAGES
 
 
 def call(name: str) -> dict[str, Any]:

@@ -8,14 +8,14 @@ import llguidance
 import pytest
 
 from prolepsis.core.requests import GrammarSpec
-from prolepsis.engine.grammar.source import llguidance_source
-from prolepsis.engine.models.answer_formats.formats import AnswerFormats, Thinking
-from prolepsis.engine.models.answer_formats.reasoning import ROWS as REASONING
-from prolepsis.engine.models.answer_formats.table import HERMES, ROWS
-from prolepsis.engine.models.answer_formats.tool_format import Call
-from prolepsis.server.openai.asked_form import asked_form
-from prolepsis.server.openai.bodies import CompletionBody, ToolBody
-from prolepsis.server.openai.constraint import NO_TOOLS, constraint, tool_use
+from prolepsis.engine.text.answer_formats.formats import ROWS as REASONING
+from prolepsis.engine.text.answer_formats.formats import AnswerFormats, Thinking
+from prolepsis.engine.text.answer_formats.table import HERMES, ROWS
+from prolepsis.engine.text.answer_formats.tool_format import Call
+from prolepsis.engine.text.grammar.source import llguidance_source
+from prolepsis.server.preparing.asked_form import asked_form
+from prolepsis.server.preparing.bodies import CompletionBody, ToolBody
+from prolepsis.server.preparing.constraint import NO_TOOLS, constraint, tool_use
 
 BYTES = llguidance.LLTokenizer("byte")
 MOST = 72

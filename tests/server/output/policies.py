@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 from prolepsis.core.events import FinishReason, TokenLogprobs, Tokens
 from prolepsis.core.requests import GenerateRequest, SamplingParams
-from prolepsis.engine.text import StopStrings
-from prolepsis.server.deltas import ChoiceText, Delta
+from prolepsis.engine.text.stream import StopStrings
 from prolepsis.server.output.delivery import Delivery
 from prolepsis.server.output.filtered import FilteredSample
 from prolepsis.server.output.pipeline import LoadedPolicy, OutputMetrics, OutputPolicies
 from prolepsis.server.output.policy import ALLOW, AnswerFacts, AnswerReader, OutputPolicy, TextDecision
+from prolepsis.server.text.deltas import ChoiceText, Delta
 from tests.server.fakes import END, ByteTokenizer
 
 FACTS = AnswerFacts("r", 0, "/v1/completions", "acme", "standard", "k", "tiny", structured=False)

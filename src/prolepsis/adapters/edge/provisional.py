@@ -4,12 +4,11 @@ Provisional tokens stand until the server's tokens say otherwise: they are exten
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import takewhile
 
 from prolepsis.core.client_draft import ClientDraft
-from prolepsis.core.requests import SamplingParams
-from prolepsis.engine.drafting.proposer import Proposer
+from prolepsis.engine.drafting.proposer import Proposer, SequenceFields
 from prolepsis.remote.verify_events import Emitted, Started
 
 _INCOMPLETE = "\ufffd"
@@ -19,25 +18,6 @@ _PATIENCE = 3
 fourth, and so on, as each wrong draft costs the server a verification."""
 _LONGEST_PAUSE = 32
 """Most tokens between two drafts."""
-
-
-@dataclass(slots=True)
-class LocalSequence:
-    """An answer as its proposer sees it: a `SequenceView` without what only an engine has."""
-
-    key: str
-    tokens: list[int]
-    """Prompt and verified output."""
-    num_prompt_tokens: int
-    params: SamplingParams = field(default_factory=SamplingParams)
-    noise_key: int = 0
-    cache_salt: str = ""
-    tenant: str = ""
-    traffic_class: str = ""
-    pages: tuple[int, ...] = ()
-    prediction: tuple[int, ...] = ()
-    client_draft: None = None
-    matcher: None = None
 
 
 @dataclass(slots=True)
@@ -59,7 +39,7 @@ class ProvisionalAnswer:
         """Verified."""
         self.provisional: tuple[int, ...] = ()
         self.counts = ProvisionalCounts()
-        self._sequence = LocalSequence(started.id, list(started.prompt_token_ids), len(started.prompt_token_ids))
+        self._sequence = SequenceFields(started.id, list(started.prompt_token_ids), len(started.prompt_token_ids))
         self._proposer = proposer
         self._num_ahead = min(num_ahead, started.drafts.max_tokens)
         self._texts = dict[int, str]()

@@ -19,10 +19,10 @@ from prolepsis.adapters.ray.start import engines_at
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.telemetry.logs import configure_logs
 from prolepsis.core.telemetry.metrics import Metrics
+from prolepsis.server.front.tracing import behind_repeating_proxy
 from prolepsis.server.multi_model import MultiModelApp
 from prolepsis.server.run import StartedEngine, StartEngine, application
 from prolepsis.server.services import Services
-from prolepsis.server.tracing import behind_repeating_proxy
 
 _MOST_ONGOING = 4096
 """Requests in a front end: its own admission says which of them wait, and which are refused."""

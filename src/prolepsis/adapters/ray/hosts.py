@@ -9,7 +9,7 @@ from typing import Protocol
 
 from prolepsis.core.engine_client import Demand, EngineClient
 from prolepsis.core.figures import EngineObserver
-from prolepsis.remote.member import StartClient
+from prolepsis.remote.members import StartClient
 from prolepsis.remote.network import Address, connect
 
 _LIST_TIMEOUT_S = 2.0

@@ -23,9 +23,9 @@ from prolepsis.core.config import EngineConfig
 from prolepsis.core.engine_client import EngineInfo
 from prolepsis.core.telemetry.logs import configure_logs
 from prolepsis.engine.kv.memory import share_for
-from prolepsis.engine.models.files.tokenizer import ModelTokenizer
 from prolepsis.engine.native.processor import default_threads
 from prolepsis.engine.start import start_engine
+from prolepsis.engine.text.model_tokenizer import ModelTokenizer
 from prolepsis.remote.host import KeptFigures
 from prolepsis.remote.messages import LogSettings
 

@@ -14,9 +14,9 @@ from prolepsis.core.engine_client import Demand, EngineInfo
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.extras import RAY
 from prolepsis.core.telemetry.metrics import Metrics
-from prolepsis.engine.models.files.tokenizer import ModelTokenizer
+from prolepsis.engine.text.model_tokenizer import ModelTokenizer
 from prolepsis.remote.engines import Engines
-from prolepsis.remote.member import FailoverSettings
+from prolepsis.remote.members import FailoverSettings
 from prolepsis.remote.messages import LogSettings
 
 _SETTINGS = FailoverSettings(max_losses=10, wait_s=600.0, max_restarts=sys.maxsize)

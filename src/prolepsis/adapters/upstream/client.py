@@ -40,8 +40,8 @@ from prolepsis.core.plan import AppliedPlan, SpecPlan
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import ProposerMemory, TrafficClassCounts
 from prolepsis.engine.containment import Containment
-from prolepsis.engine.grammar.validation import broken
-from prolepsis.engine.text import Detokenizer, StopStrings
+from prolepsis.engine.text.grammar.validation import broken
+from prolepsis.engine.text.stream import Detokenizer, StopStrings
 
 WATCH_S = 2.0
 """Between two looks at the pools."""

@@ -7,8 +7,8 @@ from prolepsis.adapters.upstream.capabilities import may_speculate
 from prolepsis.core.config import UPSTREAM, UpstreamApi
 from prolepsis.core.kill_scope import kill_scope
 from prolepsis.core.plan import SpecPlan
+from prolepsis.core.reasons import EffectiveReason
 from prolepsis.core.requests import GenerateRequest, SpeculationChoice
-from prolepsis.core.stats import EffectiveReason
 
 PoolName = Literal["speculating", "plain"]
 

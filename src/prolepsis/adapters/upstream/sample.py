@@ -10,7 +10,7 @@ from prolepsis.core.events import TokenLogprobs, Tokens
 from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.core.stats import ProposerCounts
 from prolepsis.engine.ending import find_ending
-from prolepsis.engine.text import Detokenizer, StopStrings, TextStream
+from prolepsis.engine.text.stream import Detokenizer, StopStrings, TextStream
 
 
 class UpstreamSample:

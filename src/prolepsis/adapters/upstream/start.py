@@ -28,8 +28,8 @@ from prolepsis.engine.models.files.naming import model_name
 from prolepsis.engine.models.files.recommended_sampling import default_sampling
 from prolepsis.engine.models.files.source import ModelSource, open_model
 from prolepsis.engine.models.files.store import resolve
-from prolepsis.engine.models.files.tokenizer import ModelTokenizer
 from prolepsis.engine.models.files.tokenizer_files import load_tokenizer
+from prolepsis.engine.text.model_tokenizer import ModelTokenizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,14 +16,14 @@ from prolepsis.engine.drafting.choose import ProposerSet
 from prolepsis.engine.drafting.cost import flat_cost
 from prolepsis.engine.drafting.payback import Payback
 from prolepsis.engine.drafting.window import DraftWindow
-from prolepsis.engine.grammar.grammars import Grammars
 from prolepsis.engine.kv.pages import PagePool
 from prolepsis.engine.paging import Paging
 from prolepsis.engine.sampling.sampler import Sampler
 from prolepsis.engine.scheduler import Scheduler, SchedulerLimits
 from prolepsis.engine.speculation import Speculation
 from prolepsis.engine.step import Engine, EngineParts
-from prolepsis.engine.text import Detokenizer
+from prolepsis.engine.text.grammar.grammars import Grammars
+from prolepsis.engine.text.stream import Detokenizer
 from prolepsis.engine.verification import Verification
 
 

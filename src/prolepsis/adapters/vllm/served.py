@@ -23,7 +23,7 @@ from prolepsis.engine.drafting.cost import flat_cost
 from prolepsis.engine.drafting.draft import Draft, chain
 from prolepsis.engine.drafting.ledger import origin_of
 from prolepsis.engine.drafting.payback import Payback
-from prolepsis.engine.drafting.proposer import Proposer
+from prolepsis.engine.drafting.proposer import Proposer, SequenceFields
 from prolepsis.engine.drafting.shadow import ShadowDraft
 from prolepsis.engine.drafting.verify import SequenceStep, verify_batch
 from prolepsis.engine.drafting.window import DraftWindow, StepLoad
@@ -47,16 +47,10 @@ class RequestState(Protocol):
     sampling_params: Any
 
 
-@dataclass(slots=True)
-class ServedSequence:
-    """A `SequenceView` of one request, brought up to its tokens before each use."""
+@dataclass(slots=True, kw_only=True)
+class ServedSequence(SequenceFields):
+    """One request, brought up to its tokens before each use."""
 
-    key: str
-    tokens: list[int]
-    num_prompt_tokens: int
-    params: SamplingParams
-    noise_key: int
-    cache_salt: str
     mode: Mode
     depth: int | None
     proposer: str | None
@@ -66,12 +60,7 @@ class ServedSequence:
     shadow: ShadowDraft | None = None
     num_committed: int = 0
     """Tokens that the proposers know."""
-    pages: Sequence[int] = ()
-    prediction: Sequence[int] = ()
-    client_draft: None = None
-    tenant: str = ""
-    traffic_class: str = ""
-    matcher: None = None
+
     counts: dict[str, ProposerCounts] = field(default_factory=dict)
     shadow_counts: dict[str, ProposerCounts] = field(default_factory=dict)
 

@@ -23,7 +23,6 @@ from prolepsis.core.errors import EngineDead, ModelLoadError
 from prolepsis.core.figures import EngineObserver
 from prolepsis.core.files import cache_directory
 from prolepsis.core.page_size import PAGE_SIZE
-from prolepsis.engine.grammar.grammars import Grammars
 from prolepsis.engine.kv.machine import memory_of
 from prolepsis.engine.kv.memory import MemoryUse, PageShape, Room, parse_bytes, plan_pages
 from prolepsis.engine.memory import context_length, warn_of_cut
@@ -36,7 +35,6 @@ from prolepsis.engine.models.files.naming import model_name
 from prolepsis.engine.models.files.recommended_sampling import default_sampling
 from prolepsis.engine.models.files.source import open_model
 from prolepsis.engine.models.files.store import resolve
-from prolepsis.engine.models.files.tokenizer import ModelTokenizer
 from prolepsis.engine.models.files.tokenizer_files import load_tokenizer
 from prolepsis.engine.models.files.weight_bytes import least_loaded_bytes
 from prolepsis.engine.models.files.weights import folder_config
@@ -44,6 +42,8 @@ from prolepsis.engine.models.load import pick_device
 from prolepsis.engine.models.targets.lean_shape import max_positions
 from prolepsis.engine.native.processor import processor_name
 from prolepsis.engine.start import Running, loading_again
+from prolepsis.engine.text.grammar.grammars import Grammars
+from prolepsis.engine.text.model_tokenizer import ModelTokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

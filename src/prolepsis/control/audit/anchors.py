@@ -7,19 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, get_args
 
 import httpx
 import structlog
 from prometheus_client import CollectorRegistry
 from pydantic import TypeAdapter
-from sqlalchemy import Connection
 
-from prolepsis.control.audit import chain
-from prolepsis.control.store import record_chain
 from prolepsis.control.store.database import Database
-from prolepsis.control.store.replicas import PeriodicWork
+from prolepsis.control.store.links import digest_at, signed_head
 from prolepsis.control.store.signing import ChainName, SignedHead
+from prolepsis.control.store.turns import PeriodicWork
 from prolepsis.control.web.feature import Feature
 from prolepsis.core.bounded_replies import PLAIN, hooks
 from prolepsis.core.errors import ConfigError, StoreUnavailable
@@ -204,9 +202,10 @@ class AnchorFeature(Feature):
 
     def _anchor(self, *, is_last: bool) -> None:
         with self._database.read() as connection:
-            ends = (chain.signed_head(connection), record_chain.signed_head(connection))
+            ends = [signed_head(connection, chain) for chain in get_args(ChainName)]
             heads = [head for head in ends if head is not None]
-            lost = {head for head in self._kept.values() if _digest_at(connection, head) != head.digest}
+            kept = self._kept.values()
+            lost = {head for head in kept if digest_at(connection, head.seq, head.chain) != head.digest}
         for head in lost - self._lost:
             log.error("audit_chain_broken", chain=head.chain, seq=head.seq, digest=head.digest)
         self._lost |= lost
@@ -236,8 +235,3 @@ class AnchorFeature(Feature):
             return
         self._kept[place, head.chain] = head
         self._anchored.labels(place.name, head.chain).set(head.seq)
-
-
-def _digest_at(connection: Connection, head: SignedHead) -> str | None:
-    of_chain = chain.digest_at if head.chain == "audit" else record_chain.digest_at
-    return of_chain(connection, head.seq)

@@ -13,7 +13,6 @@ from sqlalchemy import ColumnElement, Connection, or_, select
 from prolepsis.control.audit import chain
 from prolepsis.control.audit.entry import SERVED
 from prolepsis.control.store.database import Database
-from prolepsis.control.store.tables import audit_entries
 from prolepsis.core.audit_event import SERVER, AuditEvent
 from prolepsis.core.config import DAY_S, ServerConfig, days_by_tenant
 
@@ -49,12 +48,11 @@ def old_texts(
     connection: Connection, retention: TextRetention, now: float, limit: int | None = None
 ) -> Sequence[OldText]:
     """Return the entries whose texts are to be erased at `now` (Unix seconds), the oldest first."""
-    is_old = _is_old(retention, now)
+    is_old, of = _is_old(retention, now), chain.of
     if not is_old:
         return []
-    entries = audit_entries.c
-    query = select(entries.seq, entries.tenant, entries.at).order_by(entries.seq).limit(limit)
-    query = query.where(entries.action == SERVED, or_(*is_old), entries.after.like(_HOLDS_TEXT))
+    query = select(of.seq, of.tenant, of.at).order_by(of.seq).limit(limit)
+    query = query.where(chain.OF_ACTS, of.action == SERVED, or_(*is_old), of.after.like(_HOLDS_TEXT))
     return [OldText(*row) for row in connection.execute(query)]
 
 
@@ -81,7 +79,7 @@ def text_upkeep(config: ServerConfig) -> Callable[[Database], int]:
 
 def _is_old(retention: TextRetention, now: float) -> Sequence[ColumnElement[bool]]:
     """Return the conditions of which one holds for an old entry; none if texts are never erased."""
-    tenant, at = audit_entries.c.tenant, audit_entries.c.at
+    tenant, at = chain.of.tenant, chain.of.at
     is_old = [(tenant == name) & (at < _before(now, days)) for name, days in retention.by_tenant.items() if days]
     if retention.days:
         is_old.append(tenant.not_in(list(retention.by_tenant)) & (at < _before(now, retention.days)))

@@ -33,10 +33,8 @@ from prolepsis.core.kill_scope import EVERYTHING
 
 PATIENCE_S = 1.0
 """How long the start and the end wait for the store; a slower exchange continues after it."""
-TICKS_PER_EXCHANGE = 4
-"""The file is looked at in every tick."""
-Origin = Literal["start", "act", "file", "store"]
-"""Where a change came from."""
+TICKS_PER_EXCHANGE = 4  # the file is looked at in every tick
+Origin = Literal["start", "act", "file", "store"]  # where a change came from
 
 log = structlog.get_logger(__name__)
 
@@ -50,21 +48,17 @@ class Controls(Feature):
 
     def __init__(self, file: ControlsFile, table: ControlTable, *, now: Callable[[], float] = time.time) -> None:
         """A damaged file may have held a stop, so it stops everything."""
-        self.is_shared = table.is_shared
-        """Whether other machines follow."""
+        self.is_shared = table.is_shared  # whether other machines follow
         self.fault: str | None = None
         """Reason why the file cannot be used; its last good content then holds."""
         self.file = file
         self._table = table
         self._now = now
         self._followers: dict[str, Callable[[Origin], None]] = {}
-        self._refused: Section = {}
-        """Acts that the store refused."""
-        self._unsaved: Section = {}
-        """Acts for this machine that the file lacks."""
+        self._refused: Section = {}  # acts that the store refused
+        self._unsaved: Section = {}  # acts for this machine that the file lacks
         self._save_fault = ""
-        self._overdue: dict[str, Origin] = {}
-        """Kinds whose follower failed at their last change."""
+        self._overdue: dict[str, Origin] = {}  # kinds whose follower failed at their last change
         self._running: asyncio.Task[None] | None = None
         self._is_failing = False
         self._num_ticks = 0
@@ -104,7 +98,9 @@ class Controls(Feature):
         if self.file.changed():
             self._follow_file()
         key = control_key(kind, name)
-        control = Control(value, self._time_of_act(key), by, reason)
+        known = [section[key].at for section in (self._local, self._stored, self._pending) if key in section]
+        at = max([self._now(), *(math.nextafter(at, math.inf) for at in known)])  # after all that is known of it
+        control = Control(value, at, by, reason)
         with self._notifying("act"):
             if not self.is_shared or (value is None and key in self._local):
                 self._local = {**self._local, key: control}
@@ -140,11 +136,6 @@ class Controls(Feature):
         """Store what was set here, if the store takes it soon."""
         if self._pending:
             await self.share()
-
-    def _time_of_act(self, key: ControlKey) -> float:
-        """Return a time after all that is known of a control."""
-        known = [section[key].at for section in (self._local, self._stored, self._pending) if key in section]
-        return max([self._now(), *(math.nextafter(at, math.inf) for at in known)])
 
     def _read(self) -> ControlsContent | None:
         """Return what the file holds, None for a damaged one."""

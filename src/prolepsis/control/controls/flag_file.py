@@ -23,14 +23,17 @@ from prolepsis.core.yaml_document import read_yaml
 
 ENABLED = "speculation.enabled"
 """Boolean; false: the request is decoded plainly, regardless of policy and caller."""
-KILL = "speculation.kill"
-"""Boolean, evaluated without a request; true: no speculation anywhere."""
+KILL = "speculation.kill"  # boolean, evaluated without a request; true: no speculation anywhere
 DEFAULTS: Mapping[str, bool] = {ENABLED: True, KILL: False}
 """The value of a flag that is missing or fails."""
 
 _LAZY = ("if", "?:", "and", "or", "filter", "map", "reduce", "all", "some", "none")
 _ALLOWED = frozenset({*OPERATORS, *_LAZY} - {"log"})
 """Operators of targeting rules; `log` would write facts of requests to standard output."""
+_KINDS: Mapping[type, str] = {
+    **{bool: "boolean", str: "string", int: "number", float: "number"},
+    **{dict: "object", list: "object"},
+}
 _DIGEST_LENGTH = 12
 
 
@@ -59,10 +62,8 @@ class FlagSet:
 
     core: FlagdCore
     keys: frozenset[str]
-    version: str
-    """`metadata.version` if the file has one, and a digest of the content."""
-    content: Mapping[str, object]
-    """The file as plain values."""
+    version: str  # `metadata.version` if the file has one, and a digest of the content
+    content: Mapping[str, object]  # the file as plain values
 
     def decide(self, key: str, facts: RequestFacts | None = None) -> FlagDecision:
         """Return the value of a boolean flag, for a request or for all; where it is missing or fails, its default."""
@@ -117,9 +118,10 @@ def parse_flags(text: str, name: str) -> FlagSet:
     except ValidationError as error:
         problem = first_problem(error, _File, document)
         raise ConfigError(f"flags {name}: {problem.where or 'the file'} {problem.message}", param="flags") from None
-    wrong = next(_faults(file), None)
-    if wrong is not None:
-        raise ConfigError(f"flags {name}: {wrong}", param="flags")
+    faults = [f"$evaluators.{key}: {fault}" for key, rule in file.evaluators.items() for fault in _operators(rule)]
+    faults += [f"flags.{key}: {fault}" for key, flag in file.flags.items() for fault in _flag_faults(key, flag)]
+    if faults:
+        raise ConfigError(f"flags {name}: {faults[0]}", param="flags")
     assert isinstance(document, dict), "it has the shape of a file"
     digest = sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:_DIGEST_LENGTH]
     core = FlagdCore()
@@ -131,31 +133,19 @@ def parse_flags(text: str, name: str) -> FlagSet:
     return FlagSet(core, frozenset(file.flags), digest if version is None else f"{version}@{digest}", document)
 
 
-def _faults(file: _File) -> Iterator[str]:
-    yield from (f"$evaluators.{name}: {fault}" for name, rule in file.evaluators.items() for fault in _operators(rule))
-    for key, flag in file.flags.items():
-        for fault in _flag_faults(key, flag):
-            yield f"flags.{key}: {fault}"
-
-
 def _flag_faults(key: str, flag: _Flag) -> Iterator[str]:
     default = flag.defaultVariant
     default = str(default).lower() if isinstance(default, bool) else default
     if default and default not in flag.variants:
         yield f"defaultVariant is {default!r}; allowed: {', '.join(flag.variants)}"
-    kinds = {_kind(value) for value in flag.variants.values()}
+    kinds = {
+        "boolean" if isinstance(value, bool) else _KINDS.get(type(value), "null") for value in flag.variants.values()
+    }
     if len(kinds) > 1:
         yield f"variants are {', '.join(sorted(kinds))}; allowed: values of one type"
     if key in DEFAULTS and kinds != {"boolean"}:
         yield f"variants are {', '.join(sorted(kinds))}; allowed for this flag: boolean"
     yield from (f"targeting {fault}" for fault in _operators(flag.targeting))
-
-
-def _kind(value: object) -> str:
-    if isinstance(value, bool):
-        return "boolean"
-    kinds: Mapping[type, str] = {str: "string", int: "number", float: "number", dict: "object", list: "object"}
-    return kinds.get(type(value), "null")
 
 
 def _operators(rule: object) -> Iterator[str]:

@@ -7,7 +7,7 @@ from uuid import uuid4
 
 from openfeature import api
 from openfeature.exception import ErrorCode
-from openfeature.flag_evaluation import FlagEvaluationDetails, Reason
+from openfeature.flag_evaluation import Reason
 from openfeature.provider import FeatureProvider
 from openfeature.provider.no_op_provider import NoOpProvider
 
@@ -16,8 +16,7 @@ from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.facts import FlagDecision, RequestFacts
 
-TIMEOUT_S = 0.1
-"""How long a request waits for a provider."""
+TIMEOUT_S = 0.1  # how long a request waits for a provider
 
 
 class ProviderFlags:
@@ -40,7 +39,7 @@ class ProviderFlags:
         """
         default, context = DEFAULTS.get(key, False), evaluation_context(facts)
         task = asyncio.ensure_future(self._client.get_boolean_details_async(key, default, context))
-        task.add_done_callback(_ignore)
+        task.add_done_callback(lambda late: late.cancelled() or late.exception())  # or asyncio reports it
         try:
             done, _ = await asyncio.wait((task,), timeout=self._timeout_s)
             if not done:
@@ -53,12 +52,6 @@ class ProviderFlags:
         version, error_code = details.flag_metadata.get("version", ""), details.error_code
         reason = str(details.reason or Reason.UNKNOWN)
         return FlagDecision(key, details.value, details.variant, reason, str(version), str(error_code or ""))
-
-
-def _ignore(task: asyncio.Task[FlagEvaluationDetails[bool]]) -> None:
-    """Retrieve a late exception, so that asyncio does not report it."""
-    if not task.cancelled():
-        task.exception()
 
 
 def provider_of(dotted: str) -> FeatureProvider:

@@ -65,8 +65,7 @@ class FlagsFeature(Feature):
         self._clock = clock
         self._kill_due = float("-inf")
         self._kill_set: FlagDecision | None = None
-        self._kill_provided: FlagDecision | None = None
-        """The last good answer of file or provider."""
+        self._kill_provided: FlagDecision | None = None  # the last good answer of file or provider
         text, labels = "Flags evaluated for requests", ("flag", "variant", "reason", "error")
         self._evaluations = counter(registry, "flag_evaluations", text, *labels)
         self._refused = counter(registry, "flag_file_refused", "Edits of the flag file that were refused")
@@ -91,11 +90,9 @@ class FlagsFeature(Feature):
         """Reload the file if it changed, and evaluate the kill flag if that is due."""
         decision = self.operators.decide(KILL)
         is_new, self._kill_set = decision != self._kill_set, decision
-        if await self._reload() or is_new or self._clock() >= self._kill_due:
-            self._kill_due = self._clock() + KILL_PERIOD_S
-            await self._poll_kill(is_new=is_new)
-
-    async def _poll_kill(self, *, is_new: bool) -> None:
+        if not (await self._reload() or is_new or self._clock() >= self._kill_due):
+            return
+        self._kill_due = self._clock() + KILL_PERIOD_S
         provided = await self._provided(KILL)
         if provided is not None and not provided.error:
             self._kill_provided = provided
@@ -153,8 +150,6 @@ class FlagBody(Body):
 
 
 class FlagRemovedQuery(Body):
-    """A flag to leave to the flag file or the provider again."""
-
     flag: Annotated[str, Field(max_length=64)]
     reason: ReasonText = ""
 
@@ -162,10 +157,8 @@ class FlagRemovedQuery(Body):
 @dataclass(frozen=True, slots=True)
 class FlagsReply:
     flags: list[SetFlag]
-    not_saved: str | None = None
-    """Reason why the setting is lost when the server ends."""
-    warnings: list[str] = field(default_factory=list)
-    """Flags among these that nothing reads."""
+    not_saved: str | None = None  # reason why the setting is lost when the server ends
+    warnings: list[str] = field(default_factory=list)  # flags among these that nothing reads
 
 
 def flag_routes(operators: OperatorFlags, of_policy: Callable[[], Sequence[str]], emit: Emit) -> Sequence[Route]:
@@ -173,7 +166,10 @@ def flag_routes(operators: OperatorFlags, of_policy: Callable[[], Sequence[str]]
     routes = Routes()
 
     def reply(fault: str = "") -> FlagsReply:
-        return FlagsReply(operators.all, fault or None, _unread(operators.all, (*DEFAULTS, *of_policy())))
+        read = dict.fromkeys((*DEFAULTS, *of_policy()))
+        unread = "no rule of the policy names the flag {!r}, so it changes nothing; flags that are read: {}"
+        warnings = [unread.format(entry.flag, ", ".join(read)) for entry in operators.all if entry.flag not in read]
+        return FlagsReply(operators.all, fault or None, warnings)
 
     @routes.get("/admin/flags", roles=WATCHERS, summary="Flags that operators set; not those of file or provider")
     async def flags() -> FlagsReply:
@@ -204,15 +200,6 @@ def flag_routes(operators: OperatorFlags, of_policy: Callable[[], Sequence[str]]
         return reply(fault)
 
     return routes.all
-
-
-def _unread(flags: Sequence[SetFlag], read: Sequence[str]) -> list[str]:
-    known = ", ".join(dict.fromkeys(read))
-    return [
-        f"no rule of the policy names the flag {one.flag!r}, so it changes nothing; flags that are read: {known}"
-        for one in flags
-        if one.flag not in read
-    ]
 
 
 def _plain(entry: SetFlag | None) -> dict[str, object] | None:

@@ -12,16 +12,13 @@ from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.facts import FlagDecision
 from prolepsis.core.kill_scope import EVERYTHING, SCOPE
 
-KILL = "kill"
-"""Kind of the kill switch's controls; their names are scopes."""
+KILL = "kill"  # kind of the kill switch's controls; their names are scopes
 Source = Literal["operator", "store", "flag"]
 MAX_REASON = 1024
 Reason = Annotated[str, Field(max_length=MAX_REASON)]
-MAX_SCOPES = 256
-"""Scopes that are stopped one by one, besides everything."""
+MAX_SCOPES = 256  # scopes that are stopped one by one, besides everything
 NOT_UNDERSTOOD = "a stop that this version does not understand"
-_UNKNOWN = datetime.fromtimestamp(0, UTC)
-"""The time of a stop whose own time is not understood."""
+_UNKNOWN = datetime.fromtimestamp(0, UTC)  # the time of a stop whose own time is not understood
 
 
 class KilledScope(BaseModel):

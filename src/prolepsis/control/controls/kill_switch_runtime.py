@@ -23,8 +23,7 @@ from prolepsis.core.facts import FlagDecision
 from prolepsis.core.kill_scope import EVERYTHING, check_scope
 from prolepsis.core.telemetry.declare import gauge
 
-FLAG: Literal["flag"] = "flag"
-"""The actor where the flag turns the switch."""
+FLAG: Literal["flag"] = "flag"  # the actor where the flag turns the switch
 
 log = structlog.get_logger(__name__)
 
@@ -117,16 +116,14 @@ class KillSwitch(Feature):
             self._killed.labels(source).set(source in status.sources)
         self._scopes.set(len({*status.killed} - {EVERYTHING}))
         for scope in sorted(stopped | freed):
-            self._log(scope, on=scope in stopped, by_flag=origin == FLAG)
-
-    def _log(self, scope: str, *, on: bool, by_flag: bool) -> None:
-        sections = self._controls.local(KILL), self._controls.shared(KILL)
-        last = _last(section[scope] for section in sections if scope in section)
-        by, reason = (FLAG, "") if by_flag or last is None else (last.by, last.reason)
-        sources = self.status.stopped_by(scope)
-        (log.warning if on else log.info)("kill_switch", on=on, scope=scope, sources=sources, by=by, reason=reason)
-        if on and (warning := self._known.warning(scope)):
-            log.warning("kill_scope_unknown", scope=scope, detail=warning)
+            on = scope in stopped
+            sections = self._controls.local(KILL), self._controls.shared(KILL)
+            last = _last(section[scope] for section in sections if scope in section)
+            by, reason = (FLAG, "") if origin == FLAG or last is None else (last.by, last.reason)
+            sources = self.status.stopped_by(scope)
+            (log.warning if on else log.info)("kill_switch", on=on, scope=scope, sources=sources, by=by, reason=reason)
+            if on and (warning := self._known.warning(scope)):
+                log.warning("kill_scope_unknown", scope=scope, detail=warning)
 
 
 def _last(controls: Iterable[Control]) -> Control | None:

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 from prolepsis.core.kill_scope import EVERYTHING, Kind
 
-_SHOWN = 12
-"""Names that a warning lists."""
+_SHOWN = 12  # names that a warning lists
 _PLURALS: Mapping[Kind, str] = {
     "route": "routes",
     "rule": "rules",
@@ -20,8 +19,7 @@ _PLURALS: Mapping[Kind, str] = {
 class KnownScopes:
     """Names by kind of scope as they are now: policies and keys change while a server runs."""
 
-    names: Mapping[Kind, Callable[[], Collection[str]]]
-    """A kind that is absent is not checked."""
+    names: Mapping[Kind, Callable[[], Collection[str]]]  # a kind that is absent is not checked
 
     def warning(self, scope: str) -> str:
         """Return a sentence if nothing here has the scope now, else ""."""
@@ -30,17 +28,12 @@ class KnownScopes:
         if scope == EVERYTHING or found is None:
             return ""
         known = sorted(found())
-        if _belongs(kind, name, known):
+        # requests decide form and context of traffic classes, so ROUTE/TIER is enough
+        if name in known or (kind == "traffic_class" and "/".join(name.split("/")[:2]) in known):
             return ""
         plural = next(plural for one, plural in _PLURALS.items() if one == kind)
         listed = ", ".join(known[:_SHOWN]) + (f" and {len(known) - _SHOWN} more" if len(known) > _SHOWN else "")
         return f"nothing on this server has the scope {scope} now; its {plural}: {listed or 'none'}"
 
 
-def _belongs(kind: str, name: str, known: Collection[str]) -> bool:
-    """Return whether a name is known; of traffic classes ROUTE/TIER is, whose requests decide form and context."""
-    return name in known or (kind == "traffic_class" and "/".join(name.split("/")[:2]) in known)
-
-
-ANYTHING = KnownScopes(names={})
-"""Checks nothing."""
+ANYTHING = KnownScopes(names={})  # checks nothing

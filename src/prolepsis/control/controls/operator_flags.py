@@ -20,13 +20,10 @@ from prolepsis.control.store.controls import Control
 from prolepsis.core.errors import ConfigError, InvalidParameter
 from prolepsis.core.facts import FlagDecision, RequestFacts
 
-KIND = "flag"
-"""Kind of these controls in the store."""
+KIND = "flag"  # kind of these controls in the store
 MAX_FLAGS = 64
-MAX_DEFINITION = 16_384
-"""Characters of JSON."""
-STOP: Mapping[str, bool] = {ENABLED: False, KILL: True}
-"""The values that turn speculation off."""
+MAX_DEFINITION = 16_384  # characters of JSON
+STOP: Mapping[str, bool] = {ENABLED: False, KILL: True}  # the values that turn speculation off
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 log = structlog.get_logger(__name__)
@@ -37,8 +34,7 @@ class SetFlag:
     """A flag that an operator set: its definition, who, when and why."""
 
     flag: str
-    definition: dict[str, object]
-    """As flagd has it in a file."""
+    definition: dict[str, object]  # as flagd has it in a file
     by: str
     reason: str
     at: datetime
@@ -47,8 +43,7 @@ class SetFlag:
 @dataclass(frozen=True, slots=True)
 class _Usable:
     entry: SetFlag
-    flags: FlagSet = field(compare=False)
-    """Made of the entry."""
+    flags: FlagSet = field(compare=False)  # made of the entry
 
 
 class OperatorFlags:
@@ -56,8 +51,7 @@ class OperatorFlags:
 
     def __init__(self, controls: Controls) -> None:
         self._controls = controls
-        self._flags: dict[str, _Usable | None] = {}
-        """By key; None: it cannot be evaluated."""
+        self._flags: dict[str, _Usable | None] = {}  # by key; None: it cannot be evaluated
         controls.follow(KIND, self._follow)
 
     @property

@@ -23,10 +23,8 @@ class ServedRequest:
     """A served request that waits for its replay."""
 
     recorded: Recording
-    ended: RequestEnded
-    """The HTTP request that it belongs to, without tokens."""
-    number: int
-    """Among the prompts of that."""
+    ended: RequestEnded  # the HTTP request that it belongs to, without tokens
+    number: int  # among the prompts of that
     num_tries: int = 0
 
     @property

@@ -9,8 +9,7 @@ from prolepsis.core.events import Aborted, Difference, Failed, Tokens
 from prolepsis.core.recording import Recording, Replayed
 from prolepsis.core.requests import SpeculationChoice
 
-LAST = 2**31 - 1
-"""Priority of replays: all other requests run first, and preempt them."""
+LAST = 2**31 - 1  # priority of replays: all other requests run first, and preempt them
 
 
 async def replay(client: EngineClient, recorded: Recording, request_id: str) -> Replayed:

@@ -24,15 +24,15 @@ from prolepsis.core.config import ServerConfig
 from prolepsis.core.ended import Assignment, Keep, RequestAbout, RequestEnded
 from prolepsis.core.engine_client import EngineClient, EngineInfo
 from prolepsis.core.errors import DeadlineExceeded, ProlepsisError
+from prolepsis.core.reasons import EffectiveReason
 from prolepsis.core.recording import Outcome, Recording, Replayed, SampleDifference, recording
 from prolepsis.core.requests import GenerateRequest
-from prolepsis.core.stats import EffectiveReason, Mode
+from prolepsis.core.stats import Mode
 from prolepsis.core.telemetry.declare import counter
 
 POLL_PERIOD_S = 0.05
 """How often a replay checks for other requests; meanwhile its priority keeps it behind them."""
-MAX_TRIES = 3
-"""Times that a replay may make way before it is dropped."""
+MAX_TRIES = 3  # times that a replay may make way before it is dropped
 MAX_MISMATCHES = 50
 
 ReplayOutcome = Literal["match", "near_tie", "structural", "failed"]
@@ -45,8 +45,7 @@ log = structlog.get_logger(__name__)
 class ReplayMismatch(SampleDifference):
     """A request whose replay had other tokens, and its first difference; margin and tolerance in logits."""
 
-    at: float
-    """Unix time in seconds."""
+    at: float  # Unix time in seconds
     request_id: str
     route: str
     rule: str | None
@@ -59,10 +58,7 @@ class ReplayMismatch(SampleDifference):
 
 Report = Callable[[RequestEnded, str, Replayed, float], None]
 """Receives an HTTP request, the id of its part that was replayed, the replay, and when it began."""
-
-
-REPLAYS = "replays"
-"""The actor that engages the kill switch for replays."""
+REPLAYS = "replays"  # the actor that engages the kill switch for replays
 
 
 class Share:
@@ -112,8 +108,7 @@ class ReplayFeature(Feature):
         self.health_parts = {"correctness": self._shown}
         self.outcomes: Counter[ReplayOutcome] = Counter()
         """Replays since the start; match rate = match / (match + near_tie + structural)."""
-        self.mismatches: deque[ReplayMismatch] = deque(maxlen=MAX_MISMATCHES)
-        """The last ones."""
+        self.mismatches: deque[ReplayMismatch] = deque(maxlen=MAX_MISMATCHES)  # the last ones
         self.client = client
         text = "Requests decoded again without speculation, by outcome"
         self._replays = counter(registry, "replays", text, "outcome")
@@ -127,8 +122,7 @@ class ReplayFeature(Feature):
         self._trip = trip
         self._report = report
         self._share = Share(config.replay_sample)
-        self._drawn: set[str] = set()
-        """Requests that run and are to be replayed."""
+        self._drawn: set[str] = set()  # requests that run and are to be replayed
         self._running = asyncio.Lock()
 
     def _shown(self) -> "CorrectnessReply":
@@ -199,7 +193,17 @@ class ReplayFeature(Feature):
         await self._wait_for_capacity()
         served = self.queue.pop()
         try:
-            await self._replay(served)
+            began = time.monotonic()
+            replayed = await self._attempt(served.recorded)
+            if replayed is not None:
+                self._judge(served, replayed)
+                if self._report is not None and not self._is_right(replayed.outcome):
+                    self._report(served.ended, served.request_id, replayed, began)
+            elif served.num_tries + 1 < MAX_TRIES:
+                self._interrupted.inc()
+                self.queue.put(replace(served, num_tries=served.num_tries + 1))
+            else:
+                self.queue.drop("interrupted")
         except asyncio.CancelledError:
             self.queue.drop("closed")
             raise
@@ -209,19 +213,6 @@ class ReplayFeature(Feature):
         except Exception:  # contained: one failed replay must not end the others
             log.exception("replay_failed", request_id=served.request_id)
             self._ended("failed")
-
-    async def _replay(self, served: ServedRequest) -> None:
-        began = time.monotonic()
-        replayed = await self._attempt(served.recorded)
-        if replayed is not None:
-            self._judge(served, replayed)
-            if self._report is not None and not self._is_right(replayed.outcome):
-                self._report(served.ended, served.request_id, replayed, began)
-        elif served.num_tries + 1 < MAX_TRIES:
-            self._interrupted.inc()
-            self.queue.put(replace(served, num_tries=served.num_tries + 1))
-        else:
-            self.queue.drop("interrupted")
 
     async def _wait_for_capacity(self) -> None:
         while not self._has_capacity():  # noqa: ASYNC110
@@ -243,27 +234,22 @@ class ReplayFeature(Feature):
         assignment = served.about.assignment
         if self._count is not None and served.counts and assignment is not None:
             self._count(assignment, self._is_right(outcome))
-        if replayed.shown:
-            first = min(replayed.shown, key=lambda one: (one.kind != "structural", one.sample))
-            self._differed(_mismatch(served, first), served.about.tenant)
-
-    def _is_right(self, outcome: Outcome) -> bool:
-        """In strict mode all tokens are identical; in normal mode rounding may decide between nearly tied tokens."""
-        return outcome == "match" or (outcome == "near_tie" and self.client.info.exactness == "normal")
-
-    def _differed(self, mismatch: ReplayMismatch, tenant: str) -> None:
+        if not replayed.shown:
+            return
+        first = min(replayed.shown, key=lambda difference: (difference.kind != "structural", difference.sample))
+        mismatch = _mismatch(served, first)
         self.mismatches.append(mismatch)
         write = log.error if mismatch.kind == "structural" else log.warning
         write("replay_mismatch", kind=mismatch.kind, request_id=mismatch.request_id, position=mismatch.position)
         if mismatch.kind == "structural":
-            self._emit(_audit_event(mismatch, tenant, self.client.info))
-            self._trip_if_due(mismatch.request_id)
+            self._emit(_audit_event(mismatch, served.about.tenant, self.client.info))
+            number, every = self.outcomes["structural"], self.config.replay_trip_after
+            if self._trip is not None and every and number % every == 0:
+                self._trip(f"{number} replayed requests had other tokens, the last was {mismatch.request_id}")
 
-    def _trip_if_due(self, request_id: str) -> None:
-        number = self.outcomes["structural"]
-        every = self.config.replay_trip_after
-        if self._trip is not None and every and number % every == 0:
-            self._trip(f"{number} replayed requests had other tokens, the last was {request_id}")
+    def _is_right(self, outcome: Outcome) -> bool:
+        """In strict mode all tokens are identical; in normal mode rounding may decide between nearly tied tokens."""
+        return outcome == "match" or (outcome == "near_tie" and self.client.info.exactness == "normal")
 
     def _ended(self, outcome: ReplayOutcome) -> None:
         self.outcomes[outcome] += 1

@@ -14,23 +14,21 @@ from prolepsis.control.cost.prices import HOURS_PER_MONTH, Price
 from prolepsis.control.statistics.arms import Arm
 from prolepsis.core.facts import NO_RULE
 from prolepsis.core.stats import DeviceSeconds
-from prolepsis.core.traffic_sums import TrafficSums, ratio, sums_of_device
+from prolepsis.core.traffic_sums import Interval, TrafficSums, ratio, sums_of_device
 
 Dimension = Literal["route", "tenant", "rule", "proposer"]
 DIMENSIONS: tuple[Dimension, ...] = ("route", "tenant", "rule", "proposer")
-NO_PROPOSER = "none"
-"""The proposer of requests without a verified draft."""
+NO_PROPOSER = "none"  # the proposer of requests without a verified draft
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class Experiment:
-    """A stage of a rollout in which chance assigns requests to the canary with one probability."""
+    """A stage of a rollout in which chance assigns requests to the canary with one probability; later ones are more."""
 
     rollout_id: str
     run: int
     stage: int
-    share: float
-    """That probability, between 0 and 1."""
+    share: float  # that probability, between 0 and 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,26 +37,21 @@ class RequestCost:
 
     route: str
     tenant: str
-    proposer: str
-    """The source of most accepted tokens; known only afterwards, so no randomisation can use it."""
+    proposer: str  # the source of most accepted tokens; known only afterwards, so no randomisation can use it
     num_output_tokens: int
     device: DeviceSeconds
     num_computed_tokens: int = 0
     """Tokens of the prompt that were computed, so not those from the prefix cache."""
-    rule: str = NO_RULE
-    """Of the policy."""
-    amount: float | None = None
-    """At the prices of the time that it took; None: without prices."""
-    experiment: Experiment | None = None
-    """None: it is not part of a comparison."""
+    rule: str = NO_RULE  # of the policy
+    amount: float | None = None  # at the prices of the time that it took; None: without prices
+    experiment: Experiment | None = None  # None: it is not part of a comparison
     arm: Arm = "control"
 
     def value(self, dimension: Dimension) -> str:
         return str(getattr(self, dimension))
 
 
-MAX_VALUES = 32
-"""Values of a dimension with sums of their own; later ones are counted as `OTHER`."""
+MAX_VALUES = 32  # values of a dimension with sums of their own; later ones are counted as `OTHER`
 OTHER = "other"
 
 
@@ -72,8 +65,7 @@ class UsageTotals:
     amount: float | None = None
     predicted: Annotated[TrafficSums, Field(exclude=True)] = field(default_factory=TrafficSums)
     """Of requests with a prediction."""
-    value: str = ""
-    """Of the dimension."""
+    value: str = ""  # of the dimension
 
     def add(self, cost: RequestCost) -> None:
         self.num_requests += 1
@@ -152,8 +144,7 @@ class Usage:
         return value if value in values or len(values) < MAX_VALUES else OTHER
 
 
-WINDOW_S = 86400.0
-"""The longest time that a forecast looks back: a day, because load depends on the hour."""
+WINDOW_S = 86400.0  # the longest time that a forecast looks back: a day, because load depends on the hour
 _EVERY_S = 300.0
 LEAST_SPANS = 12
 """Spans of `_EVERY_S` before the first forecast, an hour in all; its bounds come from as many parts of the past."""
@@ -170,33 +161,24 @@ class Snapshot:
     num_output_tokens: int
 
 
-Bounds = tuple[float, float]
-"""95 % bounds of what the past says, from how much twelve parts of it differ."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostForecast:
-    """For a month of `HOURS_PER_MONTH` on one device. Amounts are in the price book's currency, null without prices."""
+    """For a month of `HOURS_PER_MONTH` on one device. Amounts are in the price book's currency, null without prices.
+
+    Bounds are what the past says, from how much twelve parts of it differ.
+    """
 
     looks_back_s: float
-    busy: float
-    """Share of the time that is charged to requests."""
-    device_hours: float
-    device_hours_bounds: Bounds
-    num_output_tokens: float
-    num_output_tokens_bounds: Bounds
-    saved_device_hours: float
+    busy: float  # share of the time that is charged to requests
+    device_hours: Interval
+    num_output_tokens: Interval
+    saved_device_hours: Interval
     """By the predicted cost of plain decoding; negative if speculation costs more."""
-    saved_device_hours_bounds: Bounds
-    amount_of_use: float | None
-    """For the device hours of requests."""
-    amount_of_use_bounds: Bounds | None
-    amount_of_device: float | None
-    """For the device, reserved all month."""
-    saved_amount: float | None
+    amount_of_use: Interval | None  # for the device hours of requests
+    amount_of_device: float | None  # for the device, reserved all month
+    saved_amount: Interval | None
     """For the saved device hours, where a device is paid by the time that it is used; else null: one that is reserved
     costs the same, and has room for more requests."""
-    saved_amount_bounds: Bounds | None
     assumes: str
 
 
@@ -228,44 +210,30 @@ class RateWindow:
 def forecast(past: Sequence[Snapshot], price: Price | None) -> CostForecast:
     """Extrapolate the rates of the past to a month; it has `LEAST_SPANS` spans or more."""
     first, last = past[0], past[-1]
-    elapsed = last.at - first.at
-    used, used_bounds = _month(past, lambda one: one.device_s / 3600.0, least=0.0)
-    saved, saved_bounds = _month(past, lambda one: one.saved_s / 3600.0)
-    tokens, token_bounds = _month(past, lambda one: one.num_output_tokens, least=0.0)
-    per_hour = price.per_hour if price else None
-    billed = per_hour if price is not None and price.is_billed_by_time else None
+    elapsed, per_hour = last.at - first.at, price.per_hour if price else 0.0
+    used = _month(past, lambda one: one.device_s / 3600.0, least=0.0)
+    saved = _month(past, lambda one: one.saved_s / 3600.0)
     return CostForecast(
         looks_back_s=elapsed,
         busy=(last.device_s - first.device_s) / elapsed,
         device_hours=used,
-        device_hours_bounds=used_bounds,
-        num_output_tokens=tokens,
-        num_output_tokens_bounds=token_bounds,
+        num_output_tokens=_month(past, lambda one: one.num_output_tokens, least=0.0),
         saved_device_hours=saved,
-        saved_device_hours_bounds=saved_bounds,
-        amount_of_use=None if per_hour is None else used * per_hour,
-        amount_of_use_bounds=None if per_hour is None else _times(used_bounds, per_hour),
-        amount_of_device=None if per_hour is None else HOURS_PER_MONTH * per_hour,
-        saved_amount=None if billed is None else saved * billed,
-        saved_amount_bounds=None if billed is None else _times(saved_bounds, billed),
+        amount_of_use=used.mapped(lambda hours: hours * per_hour) if price else None,
+        amount_of_device=HOURS_PER_MONTH * per_hour if price else None,
+        saved_amount=saved.mapped(lambda hours: hours * per_hour) if price and price.is_billed_by_time else None,
         assumes=_assumes(elapsed, price),
     )
 
 
-def _month(
-    past: Sequence[Snapshot], total: Callable[[Snapshot], float], least: float = -math.inf
-) -> tuple[float, Bounds]:
+def _month(past: Sequence[Snapshot], total: Callable[[Snapshot], float], least: float = -math.inf) -> Interval:
     """Return what a month has of a growing total, with bounds: the means of parts of the past vary by chance."""
     seconds, num_spans = HOURS_PER_MONTH * 3600.0, len(past) - 1
     edges = [past[round(i * num_spans / LEAST_SPANS)] for i in range(LEAST_SPANS + 1)]
     rates = [(total(b) - total(a)) / (b.at - a.at) for a, b in pairwise(edges)]
     rate = (total(past[-1]) - total(past[0])) / (past[-1].at - past[0].at)
     error = _T * stdev(rates) / math.sqrt(LEAST_SPANS)
-    return seconds * rate, (max(least, seconds * (rate - error)), seconds * (rate + error))
-
-
-def _times(bounds: Bounds, factor: float) -> Bounds:
-    return bounds[0] * factor, bounds[1] * factor
+    return Interval(seconds * rate, max(least, seconds * (rate - error)), seconds * (rate + error))
 
 
 def _assumes(elapsed: float, price: Price | None) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, case, func, select
 
-from prolepsis.control.cost.comparison import Bounded, Comparison
+from prolepsis.control.cost.comparison import Comparison
 from prolepsis.control.cost.meter import NO_PROPOSER, Experiment, RequestCost
 from prolepsis.control.statistics.arms import Arm, Histogram, log_evidence_against
 from prolepsis.control.statistics.guardrail import Guardrail, evaluate
@@ -17,7 +17,7 @@ from prolepsis.control.statistics.judge import UNEVEN_ALPHA
 from prolepsis.control.statistics.means import MeanDifference
 from prolepsis.control.store.tables import request_records
 from prolepsis.core.stats import DeviceSeconds
-from prolepsis.core.traffic_sums import ratio
+from prolepsis.core.traffic_sums import Interval, ratio
 
 MOST_REQUESTS = 20_000
 _TAIL = 0.025  # of each bound
@@ -38,9 +38,9 @@ class PilotFigure:
     """One quantity on both arms; its change is relative, and of shares the difference."""
 
     figure: str
-    speculating: Bounded
-    control: Bounded
-    change: Bounded
+    speculating: Interval
+    control: Interval
+    change: Interval
     num_speculating: int
     num_control: int
 
@@ -52,13 +52,10 @@ class PilotReport:
     since_at: float
     until_at: float
     num_requests: int
-    rollout: str
-    """With its run; empty: no request was compared."""
-    share: float
-    """Probability with which chance drew a request for drafts."""
+    rollout: str  # with its run; empty: no request was compared
+    share: float  # probability with which chance drew a request for drafts
     figures: list[PilotFigure]
-    limits: list[str]
-    """What the evidence cannot say."""
+    limits: list[str]  # what the evidence cannot say
 
 
 def pilot_report(connection: Connection, since: float, until: float, prices: Mapping[str, float]) -> PilotReport:
@@ -77,7 +74,7 @@ def pilot_report(connection: Connection, since: float, until: float, prices: Map
     rows = sorted(connection.execute(sample), key=lambda row: row.ended_at)
     uneven, figures = list(_uneven(rows, share)), list(_figures(rows, share, prices))
     limits = [*uneven, *_limits(rows, figures, numbers.total())]
-    shown = [replace(one, change=Bounded(None)) for one in figures] if uneven else figures
+    shown = [replace(one, change=Interval(None)) for one in figures] if uneven else figures
     return PilotReport(since, until, numbers.total(), run, share, shown, limits)
 
 
@@ -96,32 +93,32 @@ def _figures(rows: Sequence[Row[Any]], share: float, prices: Mapping[str, float]
             cost.observe(RequestCost("", "", NO_PROPOSER, *counts, experiment=cost.experiment, arm=row.side))
         form = form if row.kept_form is None else _FORM.observe(form, row.side, float(row.kept_form))
     of = next(cost.compared())
-    change = Bounded(*(one and -one for one in (of.saved.estimate, of.saved.upper, of.saved.lower)))
+    change = Interval(*(one and -one for one in (of.saved.estimate, of.saved.upper, of.saved.lower)))
     for unit, price in prices.items():
         per_token = (of.device_s_per_token, of.control_device_s_per_token)
-        canary, control = (Bounded(one and 1e6 * price * one) for one in per_token)
+        canary, control = (Interval(one and 1e6 * price * one) for one in per_token)
         text = f"cost of a million tokens ({unit})"
         yield PilotFigure(text, canary, control, change, of.num_speculating, of.num_control)
     kept = evaluate(_FORM, form, share, fail_alpha=_TAIL, pass_alpha=_TAIL)
-    canary, control = (Bounded(one.mean if one.count else None) for one in (form.canary, form.control))
+    canary, control = (Interval(one.mean if one.count else None) for one in (form.canary, form.control))
     is_known, text = kept.num_canary and kept.num_control, "structured answers that are valid"
-    change = Bounded(kept.estimate, kept.lower, kept.upper) if is_known else Bounded(None)
+    change = Interval(kept.estimate, kept.lower, kept.upper) if is_known else Interval(None)
     yield PilotFigure(text, canary, control, change, kept.num_canary, kept.num_control)
 
 
-def _quantile(values: Histogram, level: float) -> Bounded:
+def _quantile(values: Histogram, level: float) -> Interval:
     """Return a quantile with bounds at half the level of a bound, as two of them bound a ratio."""
     lower, upper = values.bounds(level, _TAIL / 2)
-    known = Bounded(values.quantile(level), lower, upper if math.isfinite(upper) else None)
-    return known if values.count else Bounded(None)
+    known = Interval(values.quantile(level), lower, upper if math.isfinite(upper) else None)
+    return known if values.count else Interval(None)
 
 
-def _relative(canary: Bounded, control: Bounded) -> Bounded:
+def _relative(canary: Interval, control: Interval) -> Interval:
     if canary.estimate is None or not control.estimate or not (control.upper or (canary.upper and control.lower)):
-        return Bounded(None)
+        return Interval(None)
     lower = (canary.lower or 0.0) / control.upper - 1.0 if control.upper else None
     upper = canary.upper / control.lower - 1.0 if canary.upper and control.lower else None
-    return Bounded(canary.estimate / control.estimate - 1.0, lower, upper)
+    return Interval(canary.estimate / control.estimate - 1.0, lower, upper)
 
 
 def _uneven(rows: Sequence[Row[Any]], share: float) -> Iterator[str]:

@@ -7,12 +7,13 @@ from collections import Counter, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from prolepsis.control.cost.comparison import MIN_REQUESTS, ArmComparison, Bounded
+from prolepsis.control.cost.comparison import MIN_REQUESTS, ArmComparison
 from prolepsis.core.kill_scope import EVERYTHING
-from prolepsis.core.stats import IN_WORDS, EffectiveMode, EffectiveReason
+from prolepsis.core.reasons import IN_WORDS, EffectiveReason
+from prolepsis.core.stats import EffectiveMode
+from prolepsis.core.traffic_sums import Interval
 
-LATEST = 100
-"""Requests of a route by which it is told whether speculation is on."""
+LATEST = 100  # requests of a route by which it is told whether speculation is on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,14 +21,11 @@ class RouteSpeedup:
     """One route, by the newest stage of one rollout."""
 
     route: str
-    rollout: str
-    """Empty: no rollout has compared requests of the route."""
-    speedup: Bounded | None
-    """Device time without speculation over that with it."""
+    rollout: str  # Empty: no rollout has compared requests of the route
+    speedup: Interval | None  # device time without speculation over that with it
     num_speculating: int
     num_control: int
-    off: EffectiveReason | None
-    """Why none of the latest requests speculated; null: one did, or none came."""
+    off: EffectiveReason | None  # why none of the latest requests speculated; null: one did, or none came
     sentence: str
 
 
@@ -78,7 +76,7 @@ def speedups(
 
 
 def _line(route: str, rollout: str, group: ArmComparison | None, off: EffectiveReason | None) -> RouteSpeedup:
-    speedup = _speedup(group.saved) if group is not None else None
+    speedup = group.saved.mapped(_times) if group is not None and group.saved.estimate is not None else None
     text = f"off, {IN_WORDS[off]}" if off is not None else _text(group, speedup)
     return RouteSpeedup(
         route=route,
@@ -91,14 +89,11 @@ def _line(route: str, rollout: str, group: ArmComparison | None, off: EffectiveR
     )
 
 
-def _speedup(saved: Bounded) -> Bounded | None:
-    if saved.estimate is None:
-        return None
-    shares = (saved.estimate, saved.lower, saved.upper)
-    return Bounded(*(1.0 / (1.0 - share) if share is not None and share < 1.0 else None for share in shares))
+def _times(saved: float) -> float | None:
+    return 1.0 / (1.0 - saved) if saved < 1.0 else None
 
 
-def _text(group: ArmComparison | None, speedup: Bounded | None) -> str:
+def _text(group: ArmComparison | None, speedup: Interval | None) -> str:
     if group is None:
         return "not measured, as no rollout keeps control requests of the route"
     for number, kind in ((group.num_control, "control"), (group.num_speculating, "speculating")):

@@ -34,10 +34,8 @@ class HeadSwapBody(Body):
 
 @dataclass(frozen=True, slots=True)
 class HeadsReply:
-    draft_head: str | None
-    """NAME@VERSION of the head in use."""
-    draft_head_reason: str
-    """How it was found, or why there is none."""
+    draft_head: str | None  # NAME@VERSION of the head in use
+    draft_head_reason: str  # how it was found, or why there is none
     candidate_head: str | None
     heads: list[InstalledHead]
 

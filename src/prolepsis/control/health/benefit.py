@@ -12,27 +12,15 @@ from dataclasses import dataclass, field
 
 from prolepsis.control.health.drift import DriftAlarm, Key
 from prolepsis.control.statistics.change import MeanState, MeanWatch
-from prolepsis.core.ended import PromptEnded, RequestEnded
-from prolepsis.core.stats import EffectiveReason
+from prolepsis.core.ended import RequestEnded
+from prolepsis.core.reasons import STOPPED
 
 _LEAST = 0.05  # of the tokens: below, there is no benefit that could go
 _GONE = 0.5  # of the benefit
-_LATEST = 50
-"""Requests by which a benefit that is gone is judged."""
+_LATEST = 50  # requests by which a benefit that is gone is judged
 _LEAST_LATEST, _LATEST_S = 20, 900.0
 """Of them so many in so many seconds: a proposer of less traffic harms little, and nothing is known of it."""
-_STOPPED: tuple[EffectiveReason, ...] = (
-    "killed",
-    "plan_off",
-    "rolled_back",
-    "overload_plain",
-    "overload_batch_waits",
-    "overload_low_refused",
-    "no_decode",
-    "not_reported",
-    "pool_down",
-)
-"""Reasons that have nothing to do with the proposer."""
+_STOPPED = STOPPED | {"rolled_back", "no_decode", "not_reported"}
 
 
 @dataclass(slots=True)
@@ -85,8 +73,14 @@ class Benefits:
         return known.watch.baseline if known is not None else None
 
     def see(self, ended: RequestEnded, now: float) -> list[DriftAlarm]:
-        """Process a request that ended; return the benefits that are gone."""
-        prompts = [prompt for prompt in ended.prompts if _counts(prompt)]
+        """Process a request that ended, if it was free to speculate; return the benefits that are gone."""
+        prompts = [
+            prompt
+            for prompt in ended.prompts
+            if prompt.answer in ("complete", "cut")
+            and prompt.request.speculation.mode in ("auto", "always")
+            and prompt.stats.mode.reason not in _STOPPED
+        ]
         num_tokens = sum(prompt.stats.num_output_tokens for prompt in prompts)
         if not num_tokens:
             return []
@@ -124,10 +118,3 @@ def _seen(one: _Benefit, key: Key, score: float, now: float) -> list[DriftAlarm]
 
 def _tolerance(baseline: float) -> float:
     return _GONE * baseline if baseline >= _LEAST else 1.0
-
-
-def _counts(prompt: PromptEnded) -> bool:
-    """Return whether the prompt's answer was free to speculate."""
-    is_answered = prompt.answer in ("complete", "cut")
-    may = prompt.request.speculation.mode in ("auto", "always")
-    return is_answered and may and prompt.stats.mode.reason not in _STOPPED

@@ -41,8 +41,7 @@ Reason = (
 )
 Why = TripReason | Literal["operator"] | None
 """Why a breaker is in its state: what opened it, or an operator; None where it is closed or only measures."""
-Key = tuple[str, str]
-"""Proposer and traffic class."""
+Key = tuple[str, str]  # proposer and traffic class
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,10 +116,9 @@ class Breaker:
     open_s: float = 0.0
     """Duration of the last open state; 0: there was none, or it is too long ago to count."""
     reason: TripReason | None = None
-    """Reason why it opened last."""
+    """Why it opened last."""
     trial_round: int = 0
     seen: TrafficClassCounts = field(default_factory=lambda: TrafficClassCounts("", ""))
-    """The last reading."""
     began: TrafficClassCounts = field(default_factory=lambda: TrafficClassCounts("", ""))
     """The reading at which the state began."""
     windows: Windows = field(default_factory=Windows)
@@ -133,10 +131,6 @@ class Breaker:
         """Return the breaker in `state` from `now` on, with an empty window."""
         tenants = self.tenants if state in ("open", "half_open") else frozenset[str]()
         return replace(self, state=state, since=now, began=self.seen, windows=Windows(), tenants=tenants, by="")
-
-    def read(self, counts: TrafficClassCounts, half_life: float) -> Self:
-        """Return the breaker with another reading in its windows."""
-        return replace(self, seen=counts, windows=self.windows.read(self.seen, counts, half_life))
 
     @property
     def why(self) -> Why:
@@ -188,19 +182,10 @@ class Breaker:
     @property
     def figures(self) -> dict[str, Any]:
         """The fields of `BreakerFigures`."""
-        window, seen = self.window, self.seen
-        return {
-            "proposer": self.proposer,
-            "traffic_class": self.traffic_class,
-            "acceptance": window.acceptance,
-            "judged": window.judged,
-            "spent": window.spent,
-            "gained": window.gained,
-            "rounds": window.rounds,
-            "errors_in_row": seen.errors_in_row,
-            "late_in_row": seen.late_in_row,
-            "tenants": tuple(sorted(self.tenants)),
-        }
+        of_window = {name: getattr(self.window, name) for name in ("acceptance", "judged", "spent", "gained", "rounds")}
+        in_row = {"errors_in_row": self.seen.errors_in_row, "late_in_row": self.seen.late_in_row}
+        key = {"proposer": self.proposer, "traffic_class": self.traffic_class}
+        return {**key, **of_window, **in_row, "tenants": tuple(sorted(self.tenants))}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,16 +199,13 @@ class BreakerEvent(BreakerFigures):
     before: State
     after: State
     reason: Reason
-    open_s: float
-    """Seconds until it is probed, if it opened."""
-    by: str = ""
-    """The operator, if one set it."""
+    open_s: float  # seconds until it is probed, if it opened
+    by: str = ""  # the operator, if one set it
 
 
 _SOUND: tuple[TripReason, ...] = ("acceptance", "cost", "cliff")
 """Reasons to leave out a proposer that works: its drafts are too bad, and a few of them are still compared."""
-Transition = tuple[Breaker, tuple[BreakerEvent, ...]]
-"""The breaker afterwards, and its events."""
+Transition = tuple[Breaker, tuple[BreakerEvent, ...]]  # the breaker afterwards, and its events
 
 
 def step(breaker: Breaker, counts: TrafficClassCounts, now: float, settings: BreakerSettings) -> Transition:
@@ -233,8 +215,12 @@ def step(breaker: Breaker, counts: TrafficClassCounts, now: float, settings: Bre
     that went back extends a wait by at most the wait itself.
     """
     if fell(breaker.seen, counts):
-        return _replaced(breaker, counts, now)
-    breaker = replace(breaker.read(counts, settings.half_life), since=min(breaker.since, now))
+        was_open = breaker.state in ("open", "half_open")
+        fresh = replace(breaker, seen=counts).entered("closed" if was_open else breaker.state, now)
+        fresh = replace(fresh, open_s=0.0)
+        return fresh, (_event(breaker, fresh, "replaced", now),) if was_open else ()
+    windows = breaker.windows.read(breaker.seen, counts, settings.half_life)
+    breaker = replace(breaker, seen=counts, windows=windows, since=min(breaker.since, now))
     if breaker.tenants and (reason := _why_open(breaker.of_others, settings)):
         more = _blamed(replace(breaker.of_others, state="closed"), reason, settings)
         return _open_for_more(breaker, reason, now, settings, more)
@@ -271,13 +257,6 @@ def set_state(breaker: Breaker, state: OperatorState, now: float, by: str) -> Tr
         return breaker, ()
     after = replace(breaker.entered(state, now), open_s=0.0, by="" if state == "closed" else by)
     return after, (_event(breaker, after, "operator", now, by),)
-
-
-def _replaced(breaker: Breaker, counts: TrafficClassCounts, now: float) -> Transition:
-    was_open = breaker.state in ("open", "half_open")
-    fresh = replace(breaker, seen=counts).entered("closed" if was_open else breaker.state, now)
-    fresh = replace(fresh, open_s=0.0)
-    return fresh, (_event(breaker, fresh, "replaced", now),) if was_open else ()
 
 
 def _why_open(breaker: Breaker, settings: BreakerSettings) -> TripReason | None:
@@ -354,10 +333,10 @@ def _probe(breaker: Breaker, now: float, settings: BreakerSettings) -> Transitio
     reason = _in_row(breaker, 1, 1) or (_why_not_close(breaker.of_tenants, settings) if enough else None)
     if reason is not None:
         return _open(breaker, reason, now, settings, breaker.tenants or _blamed(breaker, reason, settings))
-    if enough:
-        return _end_round(breaker, "closed", "recovered", now)
-    used_up = breaker.since_began("num_asked") >= settings.probes
-    return _end_round(breaker, "open", "no_evidence", now) if used_up else (breaker, ())
+    if not enough and breaker.since_began("num_asked") < settings.probes:
+        return breaker, ()
+    after = breaker.entered("closed" if enough else "open", now)
+    return after, (_event(breaker, after, "recovered" if enough else "no_evidence", now),)
 
 
 def _why_not_close(breaker: Breaker, settings: BreakerSettings) -> TripReason | None:
@@ -367,11 +346,6 @@ def _why_not_close(breaker: Breaker, settings: BreakerSettings) -> TripReason | 
     if window.right < settings.acceptance_to_close * window.judged:
         return "acceptance"
     return "cost" if window.spent > settings.cost_to_close * window.max_gained(1.0) else None
-
-
-def _end_round(breaker: Breaker, state: Literal["closed", "open"], reason: Reason, now: float) -> Transition:
-    after = breaker.entered(state, now)
-    return after, (_event(breaker, after, reason, now),)
 
 
 def _event(before: Breaker, after: Breaker, reason: Reason, now: float, by: str = "") -> BreakerEvent:

@@ -25,7 +25,6 @@ from prolepsis.control.health.breaker import (
     TripReason,
     Why,
 )
-from prolepsis.control.store.controls import Control
 from prolepsis.core.audit_event import SERVER, AuditEvent, Emit, discard
 from prolepsis.core.plan import DisabledProposer
 from prolepsis.core.stats import TrafficClassCounts
@@ -33,8 +32,7 @@ from prolepsis.core.telemetry.declare import counter, gauge
 
 OVERRIDDEN, OPENED = "breaker", "breaker_opened"
 """Kinds of controls: breakers that operators set, and breakers that opened by themselves."""
-NEWS_S = 60.0
-"""A breaker that opened on another replica longer ago is left to judge by itself."""
+NEWS_S = 60.0  # a breaker that opened on another replica longer ago is left to judge by itself
 _QUIET = ("backoff_elapsed", "recovered", "operator", "replaced")
 """Reasons that are not logged as warnings."""
 
@@ -46,10 +44,8 @@ class BreakerReply(BreakerFigures):
     """A breaker now, with its figures."""
 
     state: State
-    reason: Why
-    """Why it is in its state; null where it is closed."""
-    by: str
-    """The operator who set its state; empty: it decides itself."""
+    reason: Why  # why it is in its state; null where it is closed
+    by: str  # the operator who set its state; empty: it decides itself
     probed_in_s: float | None
 
 
@@ -77,16 +73,19 @@ class BreakerRuntime:
         monotonic, `now` Unix time."""
         self.breakers = breakers
         self._disable = disable
-        self._metrics = _Metrics(registry)
+        by = ("proposer", "traffic_class")  # each is one of few
+        text = "1 for the state that a breaker is in"
+        self._events = counter(
+            registry, "breaker_events", "Changes of breakers", *by, "before", "after", "reason", most=160
+        )
+        self._states = gauge(registry, "breaker_state", text, *by, "state", most=240)
         self._controls = controls
         self._emit = emit
         self._clock = clock
         self._now = now
         self._replica = uuid4().hex
         self._overrides: dict[Key, OperatorState] = {}
-        """As last applied."""
         self._opened = controls.shared(OPENED)
-        """As last seen."""
         if breakers is not None:
             controls.follow(OVERRIDDEN, partial(self._follow_overrides, breakers))
             controls.follow(OPENED, partial(self._follow_opened, breakers))
@@ -105,7 +104,6 @@ class BreakerRuntime:
         )
 
     def observe(self, counts: Iterable[TrafficClassCounts]) -> None:
-        """Process what the engine counted."""
         if self.breakers is not None:
             self._report(self.breakers, self.breakers.observe(counts, self._clock()))
 
@@ -132,16 +130,14 @@ class BreakerRuntime:
             else:
                 now[_key(name)] = found
         before, self._overrides = self._overrides, now
+        sections = self._controls.local(OVERRIDDEN), self._controls.shared(OVERRIDDEN)
         for key in before.keys() - now.keys():
-            self._set(breakers, key, "closed", self._author(" ".join(key)))
+            removed = [section[name] for section in sections if (name := " ".join(key)) in section]
+            author = max(removed, key=lambda control: control.at).by if removed else ""
+            self._set(breakers, key, "closed", author)
         for key, state in now.items():
             control = controls[" ".join(key)]
             self._set(breakers, key, state, control.by, control.reason)
-
-    def _author(self, name: str) -> str:
-        sections = self._controls.local(OVERRIDDEN), self._controls.shared(OVERRIDDEN)
-        removed = [section[name] for section in sections if name in section]
-        return max(removed, key=lambda control: control.at).by if removed else ""
 
     def _follow_opened(self, breakers: Breakers, origin: Origin) -> None:
         """Open the breakers that opened on another replica since the last look; each replica probes for itself."""
@@ -149,7 +145,10 @@ class BreakerRuntime:
         for name, control in self._opened.items():
             is_news = before.get(name) != control and control.by != self._replica
             if is_news and self._now() - control.at < NEWS_S:
-                self._report(breakers, breakers.trip(_key(name), "shared", self._clock(), _tenants(control)))
+                tenants = frozenset[str]()  # for all
+                with suppress(ValueError):
+                    tenants = frozenset(map(str, json.loads(control.value or "[]")))
+                self._report(breakers, breakers.trip(_key(name), "shared", self._clock(), tenants))
 
     def _set(self, breakers: Breakers, key: Key, state: OperatorState, by: str, because: str = "") -> None:
         self._report(breakers, breakers.set(key, state, self._clock(), by), because)
@@ -160,44 +159,18 @@ class BreakerRuntime:
             write = log.info if event.reason in _QUIET else log.warning
             shown = {**asdict(event), "because": because} if because else asdict(event)
             write("breaker", **shown)
-            self._metrics.changed(event)
-            self._share(event)
-            actor, subject = event.by or SERVER, f"{event.proposer} {event.traffic_class}"
+            key, name = (event.proposer, event.traffic_class), f"{event.proposer} {event.traffic_class}"
+            self._events.labels(*key, event.before, event.after, event.reason).inc()
+            for state in STATES:
+                self._states.labels(*key, state).set(state == event.after)
+            opened = (event.before, event.after) == ("closed", "open") and event.reason not in ("shared", "operator")
+            if opened and self._controls.is_shared:  # by itself: the other replicas follow
+                self._controls.set(OPENED, name, json.dumps(sorted(event.tenants)), by=self._replica)
+            actor, subject = event.by or SERVER, name
             self._emit(AuditEvent(actor=actor, action=f"breaker.{event.after}", subject=subject, after=shown))
         self._disable(breakers.disabled())
-
-    def _share(self, event: BreakerEvent) -> None:
-        """Share a breaker that opened here by itself with other replicas."""
-        opened = (event.before, event.after) == ("closed", "open") and event.reason not in ("shared", "operator")
-        if opened and self._controls.is_shared:
-            name, tenants = f"{event.proposer} {event.traffic_class}", json.dumps(sorted(event.tenants))
-            self._controls.set(OPENED, name, tenants, by=self._replica)
 
 
 def _key(name: str) -> Key:
     proposer, _, traffic_class = name.partition(" ")
     return proposer, traffic_class
-
-
-def _tenants(control: Control) -> frozenset[str]:
-    """Return for which tenants a breaker opened; none: for all."""
-    with suppress(ValueError):
-        return frozenset(map(str, json.loads(control.value or "[]")))
-    return frozenset()
-
-
-class _Metrics:
-    """A proposer and a traffic class are each one of few, so they may be labels."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        by = ("proposer", "traffic_class")
-        text = "Changes of breakers"
-        self._events = counter(registry, "breaker_events", text, *by, "before", "after", "reason", most=160)
-        self._state = gauge(registry, "breaker_state", "1 for the state that a breaker is in", *by, "state", most=240)
-
-    def changed(self, event: BreakerEvent) -> None:
-        """Count a change and show the new state."""
-        key = (event.proposer, event.traffic_class)
-        self._events.labels(*key, event.before, event.after, event.reason).inc()
-        for state in STATES:
-            self._state.labels(*key, state).set(state == event.after)

@@ -25,8 +25,7 @@ Kind = Literal[
 ]
 Status = Literal["learning", "steady", "drifted", "cliff"]
 STATUSES: tuple[Status, ...] = ("learning", "steady", "drifted", "cliff")
-Key = tuple[str, str]
-"""Proposer and traffic class."""
+Key = tuple[str, str]  # proposer and traffic class
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Drift and benefits while serving: alarms go to log, metrics and the audit log."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 
 import structlog
@@ -13,6 +13,14 @@ from prolepsis.core.audit_event import SERVER, AuditEvent, Emit, discard
 from prolepsis.core.ended import RequestEnded
 from prolepsis.core.stats import TrafficClassCounts
 from prolepsis.core.telemetry.declare import counter, gauge
+
+_NUMBERS = (
+    ("acceptance", "Usual acceptance of first drafted tokens"),
+    ("overestimated", "Estimated less actual acceptance of first drafted tokens, lately"),
+    ("total_variation", "Least distance of the proposer's next-token distribution from the target's"),
+    ("benefit", "Share of the answers' tokens that the proposer usually brings"),
+)
+"""Gauges of a stream."""
 
 log = structlog.get_logger(__name__)
 
@@ -64,7 +72,13 @@ class DriftRuntime:
         self._on_cliff = on_cliff
         self._clock = clock
         self._shown: dict[Key, tuple[Status, *tuple[float | None, ...]]] = {}
-        self._metrics = _Metrics(registry)
+        by = ("proposer", "traffic_class")  # each is one of few
+        self._alarms = counter(registry, "drift_alarms", "Alarms of drift and of cliffs", *by, "kind", most=200)
+        status = "1 for the drift status of a proposer"
+        self._statuses = gauge(registry, "drift_status", status, *by, "status", most=320)
+        gone = "1 while a proposer brings less than half of what it brought"
+        self._gone = gauge(registry, "drift_benefit_gone", gone, *by, most=80)
+        self._numbers = [gauge(registry, f"drift_{name}", text, *by, most=80) for name, text in _NUMBERS]
 
     def see(self, ended: RequestEnded) -> None:
         """Process the first judged drafts of a request that ended, and what its drafts brought."""
@@ -73,7 +87,6 @@ class DriftRuntime:
             self._report([*self.streams.see(ended, now), *self.benefits.see(ended, now)])
 
     def observe(self, counts: Iterable[TrafficClassCounts]) -> None:
-        """Process what the engine counted."""
         if self.streams is None:
             return
         self._report(self.streams.observe(counts, self._clock()))
@@ -81,9 +94,13 @@ class DriftRuntime:
             numbers = (stream.acceptance, stream.overestimated, stream.total_variation, self.benefits.share(key))
             if self._shown.get(key) != (stream.status, *numbers):
                 self._shown[key] = (stream.status, *numbers)
-                self._metrics.show(key, stream.status, numbers)
+                for status in STATUSES:
+                    self._statuses.labels(*key, status).set(status == stream.status)
+                for shown, number in zip(self._numbers, numbers, strict=True):
+                    if number is not None:
+                        shown.labels(*key).set(number)
         for key, is_gone in self.gone.items():
-            self._metrics.benefit_gone.labels(*key).set(is_gone)
+            self._gone.labels(*key).set(is_gone)
 
     @property
     def gone(self) -> Mapping[Key, bool]:
@@ -129,36 +146,8 @@ class DriftRuntime:
             write = {"cliff": log.error, "recovered": log.info}.get(alarm.kind, log.warning)
             write("drift", **asdict(alarm))
             key, versions = (alarm.proposer, alarm.traffic_class), {"proposer": alarm.version}
-            self._metrics.alarms.labels(*key, alarm.kind).inc()
+            self._alarms.labels(*key, alarm.kind).inc()
             action, subject = f"drift.{alarm.kind}", " ".join(key)
             self._emit(AuditEvent(actor=SERVER, action=action, subject=subject, after=asdict(alarm), versions=versions))
             if alarm.kind == "cliff" and self._on_cliff is not None:
                 self._on_cliff(key)
-
-
-class _Metrics:
-    """There are few traffic classes by construction, so they can be labels."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        by = ("proposer", "traffic_class")
-        self.alarms = counter(registry, "drift_alarms", "Alarms of drift and of cliffs", *by, "kind", most=200)
-        self._status = gauge(registry, "drift_status", "1 for the drift status of a proposer", *by, "status", most=320)
-        text = "1 while a proposer brings less than half of what it brought"
-        self.benefit_gone = gauge(registry, "drift_benefit_gone", text, *by, most=80)
-        self._numbers = [
-            gauge(registry, f"drift_{name}", text, *by, most=80)
-            for name, text in (
-                ("acceptance", "Usual acceptance of first drafted tokens"),
-                ("overestimated", "Estimated less actual acceptance of first drafted tokens, lately"),
-                ("total_variation", "Least distance of the proposer's next-token distribution from the target's"),
-                ("benefit", "Share of the answers' tokens that the proposer usually brings"),
-            )
-        ]
-
-    def show(self, key: Key, status: Status, numbers: Sequence[float | None]) -> None:
-        """Show one stream; figures that are None are not known yet."""
-        for other in STATUSES:
-            self._status.labels(*key, other).set(other == status)
-        for shown, number in zip(self._numbers, numbers, strict=True):
-            if number is not None:
-                shown.labels(*key).set(number)

@@ -6,12 +6,13 @@ two thresholds a class that has become eligible stays so until it falls below th
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal, Self
+from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
 from prolepsis.core.ended import RequestEnded
 from prolepsis.core.json_value import JsonValue
+from prolepsis.core.reasons import LimitReason
 from prolepsis.core.stats import ProposerCounts, RequestStats
 from prolepsis.core.validation import Number, Part
 
@@ -62,18 +63,9 @@ class StartTerms(Part):
 
 EXPERTS_TERMS = EligibilityTerms(acceptance_rate=Threshold(min=0.5, until=0.4))
 """Default terms for mixture-of-experts targets: each draft token may load further experts."""
-MIN_DRAFTS = 64
-"""Drafts by which eligibility is judged at first."""
-HALF_LIFE = 256.0
-"""Drafts after which a draft has half its weight."""
+MIN_DRAFTS = 64  # drafts by which eligibility is judged at first
+HALF_LIFE = 256.0  # drafts after which a draft has half its weight
 
-LimitReason = Literal[
-    "unmeasured",  # too few drafts were seen
-    "unmeasured_experts",  # so it is, for a mixture-of-experts target under a rule without terms
-    "low_acceptance",
-    "no_saving",
-    "conservative_start",
-]
 _RATE, _SAVING = "acceptance_rate", "saving_per_million_tokens"
 _LOW: Mapping[str, LimitReason] = {_RATE: "low_acceptance", _SAVING: "no_saving"}
 
@@ -83,8 +75,7 @@ class DraftLimits:
     """Limits that the drafts seen so far put on one request."""
 
     reasons: tuple[LimitReason, ...] = ()
-    verifies: bool = True
-    """False: mode on becomes shadow."""
+    verifies: bool = True  # False: mode on becomes shadow
     num_speculative_tokens: int | None = None
 
 
@@ -112,8 +103,7 @@ class DraftFigures(JsonValue):
         self.tokens = kept * self.tokens + num_tokens
 
 
-Place = tuple[str, str, str]
-"""Proposer, traffic class and version."""
+Place = tuple[str, str, str]  # proposer, traffic class and version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,16 +31,13 @@ class DraftFiguresReply:
     version: str
     num_drafts: int
     acceptance_rate: float | None
-    saved_s_per_million_tokens: float | None
-    """Device seconds."""
+    saved_s_per_million_tokens: float | None  # device seconds
 
 
 @dataclass(frozen=True, slots=True)
 class EligibilityReply:
-    min_drafts: int
-    """Drafts by which a condition is judged at first."""
-    conditions: list[Judged]
-    """Those that requests asked for so far."""
+    min_drafts: int  # drafts by which a condition is judged at first
+    conditions: list[Judged]  # those that requests asked for so far
     figures: list[DraftFiguresReply]
 
 
@@ -58,8 +55,7 @@ class EligibilityRuntime:
         """`conditions`: version of the policy in use, empty without one, and the conditions that count."""
         self.eligibility = eligibility
         self._conditions = conditions
-        self._version = ""
-        """Version of the policy whose conditions are judged."""
+        self._version = ""  # version of the policy whose conditions are judged
         self._emit = emit
         by = ("traffic_class", "condition", "eligible")
         text = "Traffic classes that became eligible, or lost it"
@@ -99,12 +95,9 @@ class EligibilityRuntime:
         """Return what is left of a request's terms, which would verify drafts."""
         found, changed = self.eligibility.limits(traffic_class, proposers, terms, start)
         for judged in changed:
-            self._report(judged)
+            write = log.info if judged.eligible else log.warning
+            write("eligibility_changed", **asdict(judged))
+            self._changes.labels(judged.traffic_class, judged.condition, str(judged.eligible).lower()).inc()
+            action = f"eligibility.{'gained' if judged.eligible else 'lost'}"
+            self._emit(AuditEvent(actor=SERVER, action=action, subject=judged.traffic_class, after=asdict(judged)))
         return found
-
-    def _report(self, judged: Judged) -> None:
-        write = log.info if judged.eligible else log.warning
-        write("eligibility_changed", **asdict(judged))
-        self._changes.labels(judged.traffic_class, judged.condition, str(judged.eligible).lower()).inc()
-        action = f"eligibility.{'gained' if judged.eligible else 'lost'}"
-        self._emit(AuditEvent(actor=SERVER, action=action, subject=judged.traffic_class, after=asdict(judged)))

@@ -17,7 +17,7 @@ from prolepsis.control.health.drift import DriftStreams
 from prolepsis.control.health.drift_runtime import DriftRuntime
 from prolepsis.control.health.eligibility import Conditions, Eligibility, StartTerms
 from prolepsis.control.health.eligibility_runtime import EligibilityRuntime
-from prolepsis.control.health.learned import Keeper, Learned, LearnedStore
+from prolepsis.control.health.learned import Keeper, Learned
 from prolepsis.control.health.routes import ProposerHealth, health_routes, verdicts
 from prolepsis.control.store.database import Database
 from prolepsis.control.store.learned import LearnedTable
@@ -74,8 +74,7 @@ class HealthFeature(Feature):
 
     def keeper(self, database: Database, now: Callable[[], float]) -> Keeper:
         """Return the feature that keeps what is learned in the store; `now`: Unix time."""
-        store = LearnedStore(LearnedTable(database, now))
-        return Keeper(store, restore=self._restore, learned=self._learned, clock=self._clock)
+        return Keeper(LearnedTable(database, now), restore=self._restore, learned=self._learned, clock=self._clock)
 
     def _restore(self, learned: Learned) -> None:
         if self.drift.streams is not None:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import structlog
 from pydantic import ValidationError
@@ -19,8 +19,7 @@ from prolepsis.control.web.feature import Feature
 from prolepsis.core.errors import StoreUnavailable
 from prolepsis.core.json_value import JsonValue, digest_of
 
-KEEP_EVERY_S = 60.0
-"""Seconds between two writes of what was learned."""
+KEEP_EVERY_S = 60.0  # seconds between two writes of what was learned
 _STREAM, _BENEFIT, _FIGURES, _CONDITION = "stream", "benefit", "figures", "condition"
 _Value = TypeVar("_Value", bound=JsonValue)
 
@@ -36,6 +35,21 @@ class Learned:
     figures: Mapping[FiguresPlace, DraftFigures] = field(default_factory=dict)
     conditions: Sequence[Judged] = ()
 
+    @classmethod
+    def read(cls, table: LearnedTable) -> Self:
+        """Return what was learned, nothing of rows of another format; waits, and may raise `StoreUnavailable`."""
+        texts = table.read()
+        return cls(
+            {((place[1], place[2]), place[3]): state for place, state in _read(texts, _STREAM, StreamState)},
+            {(place[1], place[2]): state for place, state in _read(texts, _BENEFIT, MeanState)},
+            {place[1:]: figures for place, figures in _read(texts, _FIGURES, DraftFigures)},
+            [judged for _, judged in _read(texts, _CONDITION, Judged)],
+        )
+
+    def write(self, table: LearnedTable) -> None:
+        """Store what changed since the last write, and delete conditions that no longer exist; as `read`."""
+        table.write(self.texts(), complete=_CONDITION)
+
     def texts(self) -> Mapping[Place, str]:
         """Return the rows of the table."""
         values: dict[Place, JsonValue] = {
@@ -45,27 +59,6 @@ class Learned:
             **{(_CONDITION, "", one.traffic_class, digest_of(one.asked)): one for one in self.conditions},
         }
         return {place: value.to_json() for place, value in values.items()}
-
-
-class LearnedStore:
-    """Each call waits for the database and may raise `StoreUnavailable`. The replica that writes last is kept."""
-
-    def __init__(self, table: LearnedTable) -> None:
-        self._table = table
-
-    def read(self) -> Learned:
-        """Return what was learned; nothing of rows of another format."""
-        texts = self._table.read()
-        return Learned(
-            {((place[1], place[2]), place[3]): state for place, state in _read(texts, _STREAM, StreamState)},
-            {(place[1], place[2]): state for place, state in _read(texts, _BENEFIT, MeanState)},
-            {place[1:]: figures for place, figures in _read(texts, _FIGURES, DraftFigures)},
-            [judged for _, judged in _read(texts, _CONDITION, Judged)],
-        )
-
-    def write(self, learned: Learned) -> None:
-        """Store what changed since the last write, and delete conditions that no longer exist."""
-        self._table.write(learned.texts(), complete=_CONDITION)
 
 
 def _read(texts: Mapping[Place, str], kind: str, value: type[_Value]) -> Iterator[tuple[Place, _Value]]:
@@ -86,13 +79,13 @@ class Keeper(Feature):
 
     def __init__(
         self,
-        store: LearnedStore,
+        table: LearnedTable,
         *,
         restore: Callable[[Learned], None],
         learned: Callable[[], Learned],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._store = store
+        self._table = table
         self._restore = restore
         self._learned = learned
         self._clock = clock
@@ -104,7 +97,7 @@ class Keeper(Feature):
         """Read what earlier runs learned, and store what this one does, when that is due."""
         if not self._is_restored:
             with self._logged():
-                self._restore(await asyncio.to_thread(self._store.read))
+                self._restore(await asyncio.to_thread(Learned.read, self._table))
                 self._is_restored = True
         elif self._clock() - self._kept_at >= KEEP_EVERY_S:
             self._kept_at = self._clock()
@@ -114,7 +107,7 @@ class Keeper(Feature):
         """Store what was learned for the next start."""
         if self._is_restored:
             with self._logged():
-                await asyncio.to_thread(self._store.write, self._learned())
+                await asyncio.to_thread(self._learned().write, self._table)
 
     @contextmanager
     def _logged(self) -> Iterator[None]:

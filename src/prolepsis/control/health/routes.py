@@ -1,6 +1,6 @@
 """/admin/health: verdicts on proposers and every part that a feature has; breakers are set here, drift is forgotten."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, make_dataclass
 from typing import Annotated, get_type_hints
 
@@ -13,6 +13,7 @@ from prolepsis.control.health.breaker_runtime import BreakerReply, BreakerRuntim
 from prolepsis.control.health.commands import HEALTH
 from prolepsis.control.health.drift import Status
 from prolepsis.control.health.drift_runtime import DriftRuntime, DriftStreamReply
+from prolepsis.control.health.eligibility import Judged
 from prolepsis.control.health.eligibility_runtime import EligibilityRuntime
 from prolepsis.control.web.body_reader import read_body, read_query
 from prolepsis.control.web.caller import SignedIn
@@ -24,15 +25,11 @@ from prolepsis.core.facts import TRAFFIC_CLASS
 
 
 class DriftResetQuery(Body):
-    """A proposer in a traffic class."""
-
     proposer: Annotated[str, Field(max_length=64)]
     traffic_class: Annotated[str, Field(pattern=TRAFFIC_CLASS)]
 
 
 class BreakerBody(DriftResetQuery):
-    """The breaker to set, and its new state."""
-
     state: OperatorState
     reason: Reason = ""
 
@@ -113,8 +110,8 @@ def verdicts(
     """Yield the verdicts on every proposer and traffic class that one of them has judged."""
     states = {key: one.state for key, one in breakers.breakers.all.items()} if breakers.breakers is not None else {}
     streams = {key: one.status for key, one in drift.streams.all.items()} if drift.streams is not None else {}
-    gone = drift.gone
-    counted = {(proposer, traffic_class) for proposer, traffic_class, _ in eligibility.eligibility.figures}
+    gone, judged = drift.gone, eligibility.eligibility.judged
+    counted = {place[:2] for place in eligibility.eligibility.figures}
     for key in sorted(states.keys() | streams.keys() | gone.keys() | counted):
         yield ProposerHealth(
             proposer=key[0],
@@ -122,14 +119,14 @@ def verdicts(
             breaker=states.get(key),
             drift=streams.get(key),
             benefit_gone=gone.get(key),
-            eligible=_is_eligible(key, eligibility),
+            eligible=_is_eligible(key, judged),
         )
 
 
-def _is_eligible(key: Key, eligibility: EligibilityRuntime) -> bool | None:
+def _is_eligible(key: Key, judged: Iterable[Judged]) -> bool | None:
     concerning = [
-        judged.eligible
-        for judged in eligibility.eligibility.judged
-        if judged.traffic_class == key[1] and (judged.proposers is None or key[0] in judged.proposers)
+        condition.eligible
+        for condition in judged
+        if condition.traffic_class == key[1] and (condition.proposers is None or key[0] in condition.proposers)
     ]
     return all(concerning) if concerning else None

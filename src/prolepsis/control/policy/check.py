@@ -16,8 +16,7 @@ from prolepsis.core.yaml_document import Document, InvalidFile, located, read_sh
 
 Keys = tuple[int | str, ...]
 _error, _warning = partial(Finding, "error"), partial(Finding, "warning")
-MAX_FLAGS = 8
-"""Feature flags that a policy may ask of every request."""
+MAX_FLAGS = 8  # feature flags that a policy may ask of every request
 _POSSIBLE: dict[str, tuple[float, float]] = {
     "priority": (-(2**31), 2**31 - 1),
     "n": (1, 128),
@@ -39,18 +38,14 @@ class Known:
     """Names that exist where the policy is to be used; None: not known, so none is refused."""
 
     proposers: Collection[str] | None = None
-    loaded: Collection[str] | None = None
-    """Proposers that the engine has loaded."""
+    loaded: Collection[str] | None = None  # proposers that the engine has loaded
     tier: Collection[str] | None = None
     roles: Collection[str] | None = None
     route: Collection[str] | None = None
     model: Collection[str] | None = None
-    flags: bool | None = None
-    """Feature flags are asked there."""
-    replays: bool = True
-    """Requests are decoded again, so there is something to say of correctness."""
-    bills_time: bool = True
-    """Device time is billed there, so drafts can save money."""
+    flags: bool | None = None  # feature flags are asked there
+    replays: bool = True  # requests are decoded again, so there is something to say of correctness
+    bills_time: bool = True  # device time is billed there, so drafts can save money
 
 
 NOTHING_KNOWN = Known()
@@ -58,12 +53,18 @@ NOTHING_KNOWN = Known()
 
 def check(policy: Policy, known: Known = NOTHING_KNOWN) -> list[Finding]:
     """Return what is found, in the order of the file; a policy without errors may be used."""
-    findings = [*_names(policy.rules), *_flags(policy)]
+    findings, names = [*_names(policy.rules)], policy.flag_names
+    if len(names) > MAX_FLAGS:
+        message = f"name {len(names)} flags ({', '.join(names)}); allowed: up to {MAX_FLAGS}, since each is asked"
+        findings.append(_error(("rules",), message))
     for i, rule in enumerate(policy.rules):
         path: Keys = ("rules", i)
         findings += _match((*path, "match"), rule.match, known)
         findings += _terms(path, rule.terms, rule.model_fields_set, known)
-        findings += _unreachable(path, policy.rules[:i], rule)
+        hiding = next((one for one in policy.rules[:i] if one.match.covers(rule.match)), None)
+        if hiding is not None:
+            message = f"of rule {rule.name!r} is never reached: rule {hiding.name!r} above matches all its requests"
+            findings.append(_error((*path, "match"), message))
     findings += _terms(("default",), policy.default_terms, policy.default.model_fields_set, known)
     return findings
 
@@ -77,13 +78,6 @@ def _names(rules: Sequence[Rule]) -> Iterator[Finding]:
         elif rule.name in seen:
             yield _error(path, f"is {rule.name!r}, as is rules[{seen[rule.name]}]; allowed: names that differ")
         seen.setdefault(rule.name, i)
-
-
-def _flags(policy: Policy) -> Iterator[Finding]:
-    names = policy.flag_names
-    if len(names) > MAX_FLAGS:
-        shown = ", ".join(names)
-        yield _error(("rules",), f"name {len(names)} flags ({shown}); allowed: up to {MAX_FLAGS}, since each is asked")
 
 
 def _match(path: Keys, match: Match, known: Known) -> Iterator[Finding]:
@@ -209,13 +203,6 @@ def _against(path: Keys, against: AgainstTerms, terms: Terms, known: Known) -> I
         yield _error(path, "has the terms of the rule; allowed: terms that differ, which the rule's are compared with")
     if "proposers" in against.changes:
         yield from _proposers((*path, "proposers"), control, known)
-
-
-def _unreachable(path: Keys, earlier: Sequence[Rule], rule: Rule) -> Iterator[Finding]:
-    hiding = next((one for one in earlier if one.match.covers(rule.match)), None)
-    if hiding is not None:
-        message = f"of rule {rule.name!r} is never reached: rule {hiding.name!r} above matches all its requests"
-        yield _error((*path, "match"), message)
 
 
 def _twice(names: Sequence[str]) -> list[str]:

@@ -18,8 +18,7 @@ DAYS: tuple[Day, ...] = get_args(Day)
 _HOURS = re.compile(r"([01][0-9]|2[0-4]):([0-5][0-9])-([01][0-9]|2[0-4]):([0-5][0-9])")
 _DAY_MINUTES = 24 * 60
 _MONDAYS = (datetime(2024, 1, 1), datetime(2024, 7, 1))  # of any time zone
-_ANY = "\uffff"
-"""Stands for any text in a witness: no pattern has it."""
+_ANY = "\uffff"  # stands for any text in a witness: no pattern has it
 
 
 def _days(value: object) -> object:
@@ -45,10 +44,8 @@ class TimeWindow(Part):
     """Hours on some days; hours that pass midnight belong to the day they begin on."""
 
     days: Annotated[tuple[Day, ...], BeforeValidator(_days), Field(min_length=1)] = DAYS
-    hours: str = "00:00-24:00"
-    """HH:MM-HH:MM, the end not included."""
-    time_zone: str = "UTC"
-    """A name of the IANA database, such as Europe/Berlin."""
+    hours: str = "00:00-24:00"  # HH:MM-HH:MM, the end not included
+    time_zone: str = "UTC"  # a name of the IANA database, such as Europe/Berlin
 
     @field_validator("hours")
     @classmethod
@@ -184,7 +181,7 @@ class Languages(Listed[Tag]):
     """Any of these languages; `de` stands for de-AT too (basic filtering, RFC 4647, section 3.3.1)."""
 
     def holds(self, fact: object) -> bool:
-        return isinstance(fact, str) and any(_is_in_language(fact, wanted) for wanted in self.root)
+        return isinstance(fact, str) and f"{fact.lower()}-".startswith(tuple(f"{tag.lower()}-" for tag in self.root))
 
 
 class Kinds(Listed[StructuredKind]):
@@ -280,8 +277,7 @@ class HeaderMatch(Part):
 
     exact: str | None = None
     prefix: str | None = None
-    present: bool | None = None
-    """true: any value will do; false: the header is not there."""
+    present: bool | None = None  # true: any value will do; false: the header is not there
 
     @model_validator(mode="before")
     @classmethod
@@ -340,8 +336,3 @@ class Headers(RootModel[Annotated[dict[str, HeaderMatch], Field(min_length=1)]])
 
     def __str__(self) -> str:
         return ", ".join(f"{name}: {match}" for name, match in self.root.items())
-
-
-def _is_in_language(tag: str, wanted: str) -> bool:
-    tag, wanted = tag.lower(), wanted.lower()
-    return tag == wanted or tag.startswith(wanted + "-")

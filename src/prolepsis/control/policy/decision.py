@@ -4,11 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from prolepsis.control.health.eligibility import UNLIMITED, DraftLimits, LimitReason
+from prolepsis.control.health.eligibility import UNLIMITED, DraftLimits
 from prolepsis.control.policy.model import DEFAULT_RULE, Emit, Mode, Terms
 from prolepsis.core.ended import Assignment
 from prolepsis.core.facts import FlagDecision, position
-from prolepsis.core.requests import OffReason, SpecMode, SpeculationChoice
+from prolepsis.core.reasons import LimitReason, OffReason
+from prolepsis.core.requests import SpecMode, SpeculationChoice
 
 Source = Literal["policy", "caller", "shadow_percentage", "eligibility", "start"]
 
@@ -90,8 +91,7 @@ class Decision:
         return replace(self, choice=off, flag=flag)
 
 
-ALONE = Terms(mode="on")
-"""Terms of a server without a policy."""
+ALONE = Terms(mode="on")  # terms of a server without a policy
 
 
 def decide_alone(requested: SpeculationRequest, limits: DraftLimits = UNLIMITED) -> Decision:
@@ -140,13 +140,16 @@ def decide(
     )
     mode, source = _mode(rule, given, requested, targeting_key, limits)
     ceiling, ceiling_source = _ceiling(terms, requested, limits if mode == "on" else UNLIMITED)
+    off_reason = _OFF_REASONS.get(source, "no_rule" if rule == DEFAULT_RULE else "rule_off")
+    if source == "policy" and assignment is not None:
+        off_reason = "rolled_back" if assignment.is_rolled_back else "not_drawn"
     by_rollout = source in ("policy", "eligibility") and mode != "off"
     is_canary = assignment is not None and assignment.arm == "canary"
     return Decision(
         requested=requested,
         choice=SpeculationChoice(
             mode="auto" if mode == "on" else mode,
-            off_reason=_off_reason(rule, source, assignment) if mode == "off" else "requested_off",
+            off_reason=off_reason if mode == "off" else "requested_off",
             num_speculative_tokens=ceiling,
             proposers=terms.proposers if requested.proposer is None else (requested.proposer,),
             rollout_run=assignment.rollout_run if assignment is not None and is_canary and by_rollout else "",
@@ -174,14 +177,6 @@ _OFF_REASONS: Mapping[Source, OffReason] = {
     "shadow_percentage": "not_drawn",
     "eligibility": "not_eligible",
 }
-
-
-def _off_reason(rule: str, source: Source, assignment: Assignment | None) -> OffReason:
-    if source != "policy":
-        return _OFF_REASONS[source]
-    if assignment is not None:
-        return "rolled_back" if assignment.is_rolled_back else "not_drawn"
-    return "no_rule" if rule == DEFAULT_RULE else "rule_off"
 
 
 def _ceiling(terms: Terms, requested: SpeculationRequest, limits: DraftLimits) -> tuple[int | None, Source]:

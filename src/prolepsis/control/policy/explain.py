@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from prolepsis.control.policy.decision import UNSTATED, Conflict, Decision, SpeculationRequest, conflict, decide
 from prolepsis.control.policy.model import DEFAULT_RULE, Policy, Rule, Terms, mismatch, plain_match, plain_terms
@@ -31,8 +31,9 @@ def diff(old: Policy, new: Policy) -> list[Change]:
     Terms are compared with presets filled in. Rules are known by name, so a rule renamed is one removed and one added.
     Positions count from 1; moved are as few rules as explain the new order.
     """
-    before, after = _by_name(old), _by_name(new)
-    changes = list(_fields("", _labels(old), _labels(new), effective=False))
+    before, after = ({rule.name: (i, rule) for i, rule in enumerate(policy.rules, 1)} for policy in (old, new))
+    labels = [{name: getattr(policy, name) for name in _SHOWN_LABELS} for policy in (old, new)]
+    changes = list(_fields("", *labels, effective=False))
     for name, (place, rule) in before.items():
         if name not in after:
             changes.append(Change("removed", name, old=_described(place, rule)))
@@ -44,17 +45,12 @@ def diff(old: Policy, new: Policy) -> list[Change]:
         old_place, old_rule = before[name]
         if name in moved:
             changes.append(Change("moved", name, "position", old_place, place))
-        changes += _rule(name, old_rule, rule)
+        changes += _fields(name, {"match": plain_match(old_rule.match)}, {"match": plain_match(rule.match)})
+        changes += _fields(name, plain_terms(old_rule.terms), plain_terms(rule.terms))
+        labels = [{"description": one.description, "owner": one.owner} for one in (old_rule, rule)]
+        changes += _fields(name, *labels, effective=False)
     changes += _fields(DEFAULT_RULE, plain_terms(old.default_terms), plain_terms(new.default_terms))
     return changes
-
-
-def _by_name(policy: Policy) -> dict[str, tuple[int, Rule]]:
-    return {rule.name: (place, rule) for place, rule in enumerate(policy.rules, 1)}
-
-
-def _labels(policy: Policy) -> dict[str, object]:
-    return {name: getattr(policy, name) for name in _SHOWN_LABELS}
 
 
 def _described(place: int, rule: Rule) -> dict[str, object]:
@@ -64,13 +60,6 @@ def _described(place: int, rule: Rule) -> dict[str, object]:
         name: value for name, value in plain_terms(rule.terms).items() if name == "mode" or value != defaults.get(name)
     }
     return {"position": place, "match": plain_match(rule.match), **terms}
-
-
-def _rule(name: str, old: Rule, new: Rule) -> Iterator[Change]:
-    yield from _fields(name, {"match": plain_match(old.match)}, {"match": plain_match(new.match)})
-    yield from _fields(name, plain_terms(old.terms), plain_terms(new.terms))
-    labels = [{"description": rule.description, "owner": rule.owner} for rule in (old, new)]
-    yield from _fields(name, *labels, effective=False)
 
 
 def _fields(
@@ -123,8 +112,7 @@ class Tried:
 
     rule: str
     outcome: Outcome
-    why: str = ""
-    """The first condition that does not hold."""
+    why: str = ""  # the first condition that does not hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,11 +121,9 @@ class Explanation:
 
     policy_version: str
     tried: tuple[Tried, ...]
-    rule: str
-    """The rule that matched, or the default."""
+    rule: str  # the rule that matched, or the default
     terms: Terms
-    conflict: Conflict | None
-    """The request would be refused, so there is no decision."""
+    conflict: Conflict | None  # the request would be refused, so there is no decision
     decision: Decision | None
 
 
@@ -149,12 +135,9 @@ class ExplainedRequest:
     rules: list[Tried]
     rule: str
     terms: dict[str, object]
-    refused: dict[str, str] | None
-    """Parameter and message of the refusal."""
-    in_effect: dict[str, object] | None
-    """None: the request is refused."""
-    facts: dict[str, object]
-    """Facts of the request that rules may use; an unlimited length is null."""
+    refused: dict[str, str] | None  # parameter and message of the refusal
+    in_effect: dict[str, Any] | None  # None: the request is refused
+    facts: dict[str, object]  # facts of the request that rules may use; an unlimited length is null
 
 
 def explain(policy: Policy, facts: RequestFacts, requested: SpeculationRequest = UNSTATED) -> Explanation:

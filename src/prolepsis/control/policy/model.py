@@ -30,8 +30,7 @@ from prolepsis.core.validation import Name, Number, Part, VersionedPart, one_or_
 class AuditTerms(Part):
     """In place of `audit_sample` and `audit_content` of the server."""
 
-    percentage: Annotated[Number, Field(ge=0, le=100)] = 100.0
-    """Percent of the requests."""
+    percentage: Annotated[Number, Field(ge=0, le=100)] = 100.0  # percent of the requests
     content: AuditContent = "digests"
 
 
@@ -153,8 +152,7 @@ def control_terms(terms: Terms) -> Terms:
 class GivenTerms(Terms):
     """Terms as the file gives them; what is not given is the preset's, else the default of `Terms`."""
 
-    use: PresetName | None = None
-    """A preset whose terms these begin with."""
+    use: PresetName | None = None  # a preset whose terms these begin with
 
     def in_full(self) -> Terms:
         """Return the terms with preset and defaults filled in, each field as a whole."""
@@ -177,8 +175,7 @@ PRESETS: dict[PresetName, Terms] = {
     "batch": Terms(mode="on", proposers=_FREE, num_speculative_tokens=4),
 }
 
-DEFAULT_RULE = "default"
-"""The name of the default terms; no rule has this name."""
+DEFAULT_RULE = "default"  # the name of the default terms; no rule has this name
 
 
 class Rule(GivenTerms):
@@ -186,8 +183,7 @@ class Rule(GivenTerms):
 
     name: Name
     description: str = ""
-    owner: str = ""
-    """Who answers for it and is called; nothing depends on it."""
+    owner: str = ""  # who answers for it and is called; nothing depends on it
     match: Match
 
     @cached_property
@@ -199,8 +195,7 @@ class Policy(VersionedPart):
     """The content of one file. Its digest does not depend on descriptions, owners and the spelling of terms."""
 
     description: str = ""
-    owner: str = ""
-    """Of the policy, and of rules that name none."""
+    owner: str = ""  # of the policy, and of rules that name none
     default: GivenTerms = GivenTerms()
     rules: Annotated[tuple[Rule, ...], BeforeValidator(lambda v: tuple(v) if isinstance(v, list) else v)] = ()
 

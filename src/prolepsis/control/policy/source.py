@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from prolepsis.control.audit import chain
 from prolepsis.control.policy import versions
@@ -18,30 +18,7 @@ from prolepsis.core.files import LastGood, Reload
 NUM_LISTED = 100
 NOT_READ = Policy(version="not-read")
 """In use until the store could be read once: it is not known what may speculate, so nothing does."""
-
-
 SourceKind = Literal["file", "store", "none"]
-
-
-class PolicySource(Protocol):
-    """A file, the store, or neither."""
-
-    kind: SourceKind
-
-    @property
-    def policy(self) -> Policy | None:
-        """The last good policy; None before the first."""
-
-    @property
-    def name(self) -> str:
-        """The source's name in messages."""
-
-    @property
-    def fault(self) -> str:
-        """Reason why the source's present content is not in use; empty if it is."""
-
-    def poll(self) -> Reload:
-        """Take over new content; may block, and raises nothing."""
 
 
 class PolicyFile(LastGood[Policy]):
@@ -107,8 +84,7 @@ class StoredPolicy:
         """None: the store has no version yet, so callers decide alone."""
         self.version: int | None = None
         """The version of `policy`, `NO_VERSION` before the first; None: not known yet."""
-        self.fault = ""
-        """Reason why the version in the store is not known, or not in use here."""
+        self.fault = ""  # reason why the version in the store is not known, or not in use here
         self._database = database
         self._known = known
         self._refused: int | None = None
@@ -212,3 +188,7 @@ class StoredPolicy:
             version = versions.current_version(connection)
             known = (NO_VERSION, self.version, self._refused, self._applied[0] if self._applied else None)
             return version, None if version in known else versions.get(connection, version)
+
+
+PolicySource = PolicyFile | StoredPolicy | GivenPolicy
+"""Each has the last good policy, its name in messages, the fault of its present content, and `poll` to follow it."""

@@ -20,8 +20,7 @@ _MARKS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     )
 )
 _HEADER = re.compile(r"(?m)^[\w \"]{1,40}(?:([,;\t|])[\w \"]{1,40}){1,30}$")
-_MOST_ROWS = 10_000
-"""Rows of a table that are looked at."""
+_MOST_ROWS = 10_000  # rows of a table that are looked at
 
 
 def without_columns(text: str) -> str:

@@ -97,8 +97,7 @@ ENDS_AS_SURNAMES = re.compile(
     r".{2,}(?:ova?|eva?|sk[aiy]|skaya|ck[ai]|cz[ay]k|wicz|vi[cć]|ić|ss[eo]n|sen|d[oó]ttir|o[gğ]lu|enko|shvili|[ai]dze|"
     r"yan|poulos|opoulou|akis|escu|str[oö]m|[qk]vist|quist|lund|g(?:aar|år)d|[aäi]nen|mann|ez)"
 )
-_BEFORE = 40
-"""Characters before a word that may announce it."""
+_BEFORE = 40  # characters before a word that may announce it
 
 
 def is_title(word: str) -> bool:

@@ -12,8 +12,7 @@ from prolepsis.control.redaction.lower_case_names import without_lower_case_name
 from prolepsis.control.redaction.name_cues import ENDS_AS_SURNAMES, MARK, NOT_GREETED, Cue, cue, is_title, marked
 from prolepsis.control.redaction.name_lists import NameLists, name_lists
 
-MAX_WORDS = 4
-"""Words of a name, small ones and initials not counted."""
+MAX_WORDS = 4  # words of a name, small ones and initials not counted
 _MAX_TOKENS = 12
 
 _SMALL_TEXT = """

@@ -95,8 +95,7 @@ _HEX = re.compile(r"\b(?:[0-9a-f]{32,}|[0-9A-F]{32,})\b")
 _OF_SECRETS = re.compile(rf"(?i)(?:\b|_)(?:{_KEYS}|{_PASSWORDS})(?:\b|_|s\b|id\b)")
 _OF_DIGESTS = re.compile(r"(?i)sha-?\d|md5|digest|checksum|commit|e-?tag|uuid|fingerprint|hash|revision")
 _MIN_TOKEN = 8
-_BEFORE = 48
-"""Characters before a hexadecimal number in which a word says what it is."""
+_BEFORE = 48  # characters before a hexadecimal number in which a word says what it is
 _NO_PASSWORDS_TEXT = """
     a about again already also always an and as at being case-sensitive changed changing correct das dass de der die
     different empty enabled encrypted expired expiring for forgotten good hashed important in incorrect invalid is it

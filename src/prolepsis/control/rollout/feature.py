@@ -5,11 +5,10 @@ from functools import partial
 
 from prolepsis.control.policy.runtime import Policies
 from prolepsis.control.replicas.registry import ReplicaRegistry
-from prolepsis.control.rollout.deployment import deployment_id, instances_of
 from prolepsis.control.rollout.routes import rollout_routes
 from prolepsis.control.rollout.runtime import Rollouts, audit_event
 from prolepsis.control.rollout.shadow_runtime import ShadowFeature
-from prolepsis.control.rollout.silences import OFF, Silences
+from prolepsis.control.rollout.silences import OFF, Silences, deployment_id, instances_of
 from prolepsis.control.rollout.store import RolloutStore
 from prolepsis.control.store.controls import ControlTable
 from prolepsis.control.web.context import Context

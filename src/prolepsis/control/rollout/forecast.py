@@ -13,8 +13,7 @@ from prolepsis.control.statistics.planning import AssumedScores, Wait, expected_
 from prolepsis.control.statistics.quantiles import QuantileLimit, QuantileRatio
 
 _REPLAYED: Value = "correctness"
-SPREAD = 0.45
-"""Assumed standard deviation of the logarithm of times."""
+SPREAD = 0.45  # assumed standard deviation of the logarithm of times
 ASSUMED = (
     "a canary that is no different; rates half as far from zero (or one) as their limit allows; times and "
     f"costs lognormal with deviation {SPREAD}, a limit on them at twice what is served; twice the tokens a step beyond "
@@ -27,10 +26,8 @@ class Forecast:
     """Expected time until a stage passes."""
 
     stage: str
-    wait: Wait | None
-    """None: no guardrail in it decides, so only an operator can promote it."""
-    longest_s: float
-    """After that it is held or rolled back."""
+    wait: Wait | None  # None: no guardrail in it decides, so only an operator can promote it
+    longest_s: float  # after that it is held or rolled back
 
 
 def forecast(settings: RolloutSettings, requests_per_s: float, replay_sample: float = 1.0) -> tuple[Forecast, ...]:

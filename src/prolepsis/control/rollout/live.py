@@ -29,8 +29,7 @@ from prolepsis.core.ended import AssignedArm, Assignment, run_name
 from prolepsis.core.facts import position
 from prolepsis.core.stats import Mode
 
-Histories = Mapping[str, Histogram]
-"""Values of plain requests since the stage began, by metric."""
+Histories = Mapping[str, Histogram]  # values of plain requests since the stage began, by metric
 _DIGEST_LENGTH = 8
 _NO_HISTORY = Histogram()
 
@@ -73,20 +72,21 @@ class RolloutTarget:
 def targets_of(policy: Policy, model: str) -> Mapping[str, RolloutTarget]:
     """Return the rules of a policy that are rolled out, by name; `model` is the one served."""
     conditions: dict[str, object] = {rule.name: plain_match(rule.match) for rule in policy.rules}
-    return {
-        name: RolloutTarget(
-            rollout_id=f"{name}@{_digest([model, conditions.get(name), _drafting(terms)])}",
-            rule=name,
-            settings=settings_of(terms),
-            starts_itself=terms.rollout.gate == "automatic",
-            unit=terms.rollout.unit,
-            against=terms.rollout.against.changes if terms.rollout.against is not None else None,
-            heads=_heads(terms, DRAFT_HEAD),
-            named_heads=_heads(terms),
-        )
-        for name, terms in policy.named_terms()
-        if terms.rollout is not None
-    }
+    targets = {}
+    for name, terms in policy.named_terms():
+        if terms.rollout is not None:
+            content = json.dumps([model, conditions.get(name), _drafting(terms)], sort_keys=True)
+            targets[name] = RolloutTarget(
+                rollout_id=f"{name}@{sha256(content.encode()).hexdigest()[:_DIGEST_LENGTH]}",
+                rule=name,
+                settings=settings_of(terms),
+                starts_itself=terms.rollout.gate == "automatic",
+                unit=terms.rollout.unit,
+                against=terms.rollout.against.changes if terms.rollout.against is not None else None,
+                heads=_heads(terms, DRAFT_HEAD),
+                named_heads=_heads(terms),
+            )
+    return targets
 
 
 def _heads(terms: Terms, *unless_named: str) -> frozenset[str]:
@@ -107,10 +107,6 @@ def _drafting(terms: Terms) -> dict[str, object]:
     left_out |= {"assign_by"} if terms.rollout.assign_by == "request" else set()
     left_out |= {"against"} if terms.rollout.against is None else set()
     return {**plain, "rollout": terms.rollout.model_dump(mode="json", exclude=left_out)}
-
-
-def _digest(content: object) -> str:
-    return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:_DIGEST_LENGTH]
 
 
 class LiveRollout:

@@ -13,8 +13,7 @@ from prolepsis.core.json_value import JsonValue
 Phase = Literal["off", "running", "gate", "held", "on", "rolled_back"]
 ACTIVE: tuple[Phase, ...] = ("running", "gate", "held")
 """Phases in which requests go to the canary of a stage."""
-JUDGED: tuple[Phase, ...] = (*ACTIVE, "on")
-"""Phases in which harm takes the rollout back."""
+JUDGED: tuple[Phase, ...] = (*ACTIVE, "on")  # phases in which harm takes the rollout back
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +126,7 @@ def change(
 
 
 Result = TypeVar("Result")
-_UNFIT = ("measurement_errors", "uneven_arms")
-"""Reasons that no further evidence will change."""
+_UNFIT = ("measurement_errors", "uneven_arms")  # reasons that no further evidence will change
 
 
 def step(state: RolloutState, evidence: Evidence | None, now: float, settings: RolloutSettings) -> Transition:
@@ -144,7 +142,9 @@ def step(state: RolloutState, evidence: Evidence | None, now: float, settings: R
     verdict = verdict_on(state, evidence, settings)
     if verdict is not None and verdict.outcome == "fail":
         if state.phase == "on" and settings.on_harm == "last_stage":
-            return _step_back(state, stage, now, ", ".join(verdict.failed), verdict)
+            reason = ", ".join(verdict.failed)  # as another run: drafting stops in flight, and evidence begins again
+            after = state.changed("running").at_stage(state.stage, now, run=state.run + 1)
+            return change("stepped_back", state, after, stage=stage.name, now=now, reason=reason, verdict=verdict)
         return _roll_back(state, stage, now, ", ".join(verdict.failed), verdict)
     return _run(state, verdict, now, settings) if state.phase == "running" else (state, ())
 
@@ -203,7 +203,11 @@ def _run(state: RolloutState, verdict: Verdict | None, now: float, settings: Rol
     stage = settings.stages[state.stage]
     lasted = now - state.stage_since
     if verdict is not None and verdict.outcome == "pass" and lasted >= stage.minimum_s:
-        return _pass(state, verdict, now, settings)
+        reason = verdict.reason
+        if not stage.manual_gate:
+            return promote(state, now, settings, reason, verdict)
+        gate = state.changed("gate")
+        return change("gate_reached", state, gate, stage=stage.name, now=now, reason=reason, verdict=verdict)
     if verdict is not None and verdict.reason in _UNFIT:
         return _hold(state, stage, now, verdict.reason, verdict)
     if lasted < stage.maximum_s:
@@ -212,23 +216,9 @@ def _run(state: RolloutState, verdict: Verdict | None, now: float, settings: Rol
     return end(state, stage, now, "no verdict in time", verdict)
 
 
-def _pass(state: RolloutState, verdict: Verdict, now: float, settings: RolloutSettings) -> Transition:
-    stage = settings.stages[state.stage]
-    if not stage.manual_gate:
-        return promote(state, now, settings, verdict.reason, verdict)
-    after = state.changed("gate")
-    return change("gate_reached", state, after, stage=stage.name, now=now, reason=verdict.reason, verdict=verdict)
-
-
 def _roll_back(state: RolloutState, stage: Stage, now: float, reason: str, verdict: Verdict | None) -> Transition:
     after = state.changed("rolled_back")
     return change("rolled_back", state, after, stage=stage.name, now=now, reason=reason, verdict=verdict)
-
-
-def _step_back(state: RolloutState, stage: Stage, now: float, reason: str, verdict: Verdict) -> Transition:
-    """Return to the last stage, as another run: requests in flight stop drafting, and evidence begins again."""
-    after = state.changed("running").at_stage(state.stage, now, run=state.run + 1)
-    return change("stepped_back", state, after, stage=stage.name, now=now, reason=reason, verdict=verdict)
 
 
 def _hold(state: RolloutState, stage: Stage, now: float, reason: str, verdict: Verdict | None) -> Transition:
@@ -265,19 +255,17 @@ def command(
     if what == "promote":
         after, events = promote(state, now, settings, reason)
     else:
-        kind, after = _after(state, what, now)
+        kind: Kind
+        if what == "start":
+            kind, after = "started", state.changed("running").at_stage(0, now, run=state.run + 1)
+        elif what == "hold":
+            kind, after = "held", replace(state.changed("held"), held_at=now, resumes_to=state.phase)
+        elif what == "rollback":
+            kind, after = "rolled_back", state.changed("rolled_back")
+        elif state.held_at is None:
+            kind, after = "resumed", replace(state.changed("running"), stage_since=now)
+        else:
+            moved = state.stage_since + now - state.held_at
+            kind, after = "resumed", replace(state.changed(state.resumes_to), stage_since=moved, held_at=None)
         after, events = change(kind, state, after, stage=settings.stages[after.stage].name, now=now, reason=reason)
     return after, tuple(replace(event, by=by) for event in events)
-
-
-def _after(state: RolloutState, what: Command, now: float) -> tuple[Kind, RolloutState]:
-    if what == "start":
-        return "started", state.changed("running").at_stage(0, now, run=state.run + 1)
-    if what == "hold":
-        return "held", replace(state.changed("held"), held_at=now, resumes_to=state.phase)
-    if what == "rollback":
-        return "rolled_back", state.changed("rolled_back")
-    if state.held_at is None:
-        return "resumed", replace(state.changed("running"), stage_since=now)
-    moved = state.stage_since + now - state.held_at
-    return "resumed", replace(state.changed(state.resumes_to), stage_since=moved, held_at=None)

@@ -4,17 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from prolepsis.core.ended import PromptEnded, RequestEnded
-from prolepsis.core.stats import EffectiveReason, ProposerCounts
-
-_STOPPED: tuple[EffectiveReason, ...] = (
-    "killed",
-    "plan_off",
-    "overload_plain",
-    "overload_batch_waits",
-    "overload_low_refused",
-    "pool_down",
-)
-"""Reasons that have nothing to do with the rule: how far drafts would have got is not known."""
+from prolepsis.core.reasons import STOPPED
+from prolepsis.core.stats import ProposerCounts
 
 
 def observed(ended: RequestEnded) -> Mapping[str, float] | None:
@@ -37,7 +28,8 @@ def observed(ended: RequestEnded) -> Mapping[str, float] | None:
     if None not in forms:
         values["validity"] = float(all(forms))
     calls = [whole for prompt in prompts for whole in prompt.whole_calls]
-    if calls and not _is_stopped(prompts):
+    is_stopped = any("content_filter" in prompt.finish_reasons for prompt in prompts)  # by an output policy
+    if calls and not is_stopped:
         values["tool_calls"] = float(all(calls))
     return values
 
@@ -49,11 +41,6 @@ def _shown(prompt: PromptEnded) -> PromptEnded:
     return replace(prompt, stats=replace(prompt.stats, num_output_tokens=prompt.num_shown_tokens))
 
 
-def _is_stopped(prompts: Sequence[PromptEnded]) -> bool:
-    """Return whether an output policy ended an answer."""
-    return any("content_filter" in prompt.finish_reasons for prompt in prompts)
-
-
 def values_of(prompts: Sequence[PromptEnded]) -> dict[str, float]:
     """Return a request's values by `rollout_terms.Value`, from the counts of its prompts; the longest time in ms."""
     stats = [prompt.stats for prompt in prompts]
@@ -63,7 +50,7 @@ def values_of(prompts: Sequence[PromptEnded]) -> dict[str, float]:
     if drafted:
         values["acceptance"] = sum(c.num_accepted for c in counts) / drafted
     num_steps = sum(s.num_steps for s in stats)
-    if num_steps and not any(s.mode.reason in _STOPPED for s in stats):
+    if num_steps and not any(s.mode.reason in STOPPED for s in stats):
         values["acceptance_length"] = sum(s.num_output_tokens for s in stats) / num_steps
     firsts = [s.first_token_s for s in stats if s.first_token_s is not None]
     if firsts:

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from prolepsis.control.rollout.machine import Command, Phase
 from prolepsis.control.rollout.other_rules import other_rules
-from prolepsis.control.rollout.runtime import RolloutHistory, RolloutView
+from prolepsis.control.rollout.runtime import RolloutView
 from prolepsis.control.statistics.guardrail import GuardrailResult
 from prolepsis.control.traffic.feature import TrafficReply
-from prolepsis.control.web.drawing import Interval, interval
+from prolepsis.control.web.drawing import IntervalPlaces, interval
 from prolepsis.control.web.page import FeaturePages, Page, PageRoute, Visit
 from prolepsis.core.terminal.resource import Act
 
@@ -43,11 +43,11 @@ class GuardrailView:
     """One guardrail with its numbers and their places in a drawing."""
 
     result: GuardrailResult
-    places: Interval
+    places: IntervalPlaces
 
 
 async def _rollout(visit: Visit) -> Page:
-    one = await visit.read(RolloutHistory, "/admin/rollouts/{rollout_id}", rollout_id=visit.names["rollout_id"])
+    one = await visit.read(RolloutView, "/admin/rollouts/{rollout_id}", rollout_id=visit.names["rollout_id"])
     traffic = await visit.section(TrafficReply, "/admin/traffic")
     values = {
         "one": one,
@@ -56,7 +56,7 @@ async def _rollout(visit: Visit) -> Page:
         "buttons": BUTTONS,
         "offered": OFFERED[one.phase],
         "evidence": evidence(one),
-        "events": one.events[::-1],
+        "events": (one.events or [])[::-1],
         "may_act": visit.may("POST", "/admin/rollouts/{rollout_id}/{command}"),
     }
     return Page("control/rollout/templates/rollout.html", f"Rollout of {one.rule}", values)

@@ -1,14 +1,18 @@
-"""Checks whether a stage may be promoted without force, and says what it lacks."""
+"""Says of a stage what it lacks to be promoted, and whether its guardrails can still decide in the time that it has."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 
 from prolepsis.control.rollout.machine import RolloutState, guardrails_of, verdict_on
 from prolepsis.control.rollout.settings import RolloutSettings
 from prolepsis.control.statistics.guardrail import Guardrail, GuardrailResult
 from prolepsis.control.statistics.judge import Evidence, Reason, Verdict
+from prolepsis.control.statistics.means import NUM_STAKES
 from prolepsis.core.errors import InvalidParameter
-from prolepsis.core.units import figure
+from prolepsis.core.units import duration, figure
 
+_AFTER: dict[str, str] = {"hold": "the rollout is held", "rollback": "the rollout is rolled back"}
+_MIXED = math.log(NUM_STAKES)  # what evidence lacks at first, as stakes are mixed
 _UNFIT: Mapping[Reason, str] = {
     "uneven_arms": "the arms do not have the stated shares",
     "measurement_errors": "measuring failed",
@@ -48,3 +52,48 @@ def _missing(guardrail: Guardrail, result: GuardrailResult) -> str:
         return f"{guardrail.name} waits for earlier figures of the control"
     state = "shows harm" if result.outcome == "fail" else "is not shown to be within its bound"
     return f"{guardrail.name} {state}: {figure(result.estimate, 4)} seen, {figure(result.allowed, 4)} allowed"
+
+
+def outlook(state: RolloutState, verdict: Verdict | None, settings: RolloutSettings, now: float) -> list[str]:
+    """Return, in words, which guardrails are not expected to decide before the longest time of a stage that runs.
+
+    Evidence grows with requests as it did so far. `now` is Unix time in seconds.
+    """
+    if state.phase != "running" or verdict is None or verdict.outcome == "pass":
+        return []
+    stage, lasted = settings.stages[state.stage], now - state.stage_since
+    results = {result.name: result for result in verdict.guardrails if result.outcome == "inconclusive"}
+    guardrails = [g for g in guardrails_of(state, settings) if not g.dry_run and g.name in results]
+    left, found = stage.maximum_s - lasted, []
+    for guardrail in guardrails:
+        takes = _takes_s(guardrail, results[guardrail.name], guardrails, settings, lasted)
+        if takes > left:
+            expected = (
+                "no verdict is in sight" if math.isinf(takes) else f"a verdict takes about {duration(takes)} more"
+            )
+            found.append(
+                f"{guardrail.name} can neither pass nor fail in the {duration(max(0.0, left))} left, after which "
+                f"{_AFTER[settings.on_inconclusive]}: {expected} with requests like these"
+            )
+    return found
+
+
+def _takes_s(
+    guardrail: Guardrail,
+    result: GuardrailResult,
+    guardrails: Sequence[Guardrail],
+    settings: RolloutSettings,
+    lasted: float,
+) -> float:
+    """Return after how many more seconds evidence of harm or safety decides; 0 while too little is known to say."""
+    counted = [result.num_canary, *([result.num_control] if guardrail.measure.has_control else [])]
+    if min(counted) < guardrail.minimum_samples or not guardrail.measure.ready:
+        return 0.0
+    levels = settings.levels
+    needed = {result.harm_evidence: levels.fail_alpha(guardrails), result.safety_evidence: levels.pass_alpha}
+    times = [
+        lasted * ((_MIXED - math.log(alpha)) / (evidence + _MIXED) - 1.0)
+        for evidence, alpha in needed.items()
+        if evidence + _MIXED > 0.0
+    ]
+    return max(0.0, min(times, default=math.inf))

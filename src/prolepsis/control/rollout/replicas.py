@@ -23,8 +23,7 @@ class ReplicaExchange:
 
     def __init__(self, store: RolloutStore, clock: Callable[[], float]) -> None:
         """A store that cannot be read now is read by the next `read_states`."""
-        self.states: dict[str, RolloutState] = {}
-        """As stored, by rollout."""
+        self.states: dict[str, RolloutState] = {}  # as stored, by rollout
         self._store = store
         self._clock = clock
         self._pending: dict[str, Sequence[RolloutEvent]] = {}

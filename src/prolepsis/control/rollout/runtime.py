@@ -5,7 +5,7 @@ import json
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import structlog
 from prometheus_client import CollectorRegistry
@@ -26,13 +26,12 @@ from prolepsis.control.rollout.machine import (
 )
 from prolepsis.control.rollout.metrics import RolloutMetrics
 from prolepsis.control.rollout.observation import observed
-from prolepsis.control.rollout.outlook import outlook
-from prolepsis.control.rollout.promotion import check, missing
+from prolepsis.control.rollout.promotion import check, missing, outlook
 from prolepsis.control.rollout.replicas import ReplicaExchange
 from prolepsis.control.rollout.store import RolloutStore
 from prolepsis.control.rollout.units import UnitKey, Units
-from prolepsis.control.statistics.guardrail import GuardrailResult, Outcome
-from prolepsis.control.statistics.judge import Evidence, Verdict
+from prolepsis.control.statistics.guardrail import Outcome
+from prolepsis.control.statistics.judge import Verdict
 from prolepsis.control.statistics.window import MINUTE_S, WINDOW_MINUTES
 from prolepsis.control.web.feature import Feature
 from prolepsis.core.audit_event import SERVER, AuditEvent
@@ -41,8 +40,7 @@ from prolepsis.core.ended import Assignment, RequestEnded
 from prolepsis.core.errors import InvalidParameter, RolloutConflict, RolloutNotFound, StoreUnavailable
 from prolepsis.core.messages import Control, StopRun
 
-MAX_LEFT = 32
-"""Rollouts of earlier policies that are kept in memory, in case their rules return."""
+MAX_LEFT = 32  # rollouts of earlier policies that are kept in memory, in case their rules return
 
 log = structlog.get_logger(__name__)
 
@@ -81,13 +79,8 @@ class RolloutView:
     verdict: Verdict | None
     missing: tuple[str, ...]
     """What the verdict waits for, in words, and which guardrails are not expected to decide in time."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutHistory(RolloutView):
-    """One rollout with its events, oldest first."""
-
-    events: list[RolloutEvent]
+    events: list[RolloutEvent] | None = None
+    """Oldest first; null in the list of all, and where the store is away."""
 
 
 class Rollouts(Feature):
@@ -125,8 +118,7 @@ class Rollouts(Feature):
         self._weights_of = weights_of
         self._has_head = has_head
         self._clock = clock or SteadyClock()
-        self._live: dict[str, LiveRollout] = {}
-        """By rule."""
+        self._live: dict[str, LiveRollout] = {}  # by rule
         self._left: tuple[LiveRollout, ...] = ()
         """The last rollouts whose rules the policy lost: if a rule returns, its rollout continues with its evidence."""
         self._exchange = ReplicaExchange(store, self._clock)
@@ -233,6 +225,8 @@ class Rollouts(Feature):
             if not await self._change(live, transition):
                 message = f"rollout {rollout_id} was not changed: another server was first, or it cannot be stored"
                 raise RolloutConflict(message)
+        with suppress(StoreUnavailable):  # a rollback takes effect without the store
+            return await self.history(rollout_id)
         return await self.view(rollout_id)
 
     async def view(self, rollout_id: str) -> RolloutView:
@@ -242,6 +236,8 @@ class Rollouts(Feature):
         state, settings, evidence = live.state, live.settings, live.all_evidence(now)
         is_judged = state.phase in JUDGED
         verdict = await asyncio.to_thread(verdict_on, state, evidence, settings) if is_judged else None
+        empty = sorted(name for name in live.target.named_heads if not self._has_head(name))
+        swap = "prolepsis heads swap NAME@VERSION --proposer"
         return RolloutView(
             id=state.rollout_id,
             rule=live.target.rule,
@@ -263,23 +259,19 @@ class Rollouts(Feature):
             num_control=evidence.num_control,
             verdict=verdict,
             missing=(
-                *self._without_head(live),
+                *(
+                    f"{name} has no draft head, so the arm that names it drafts without: `{swap} {name}`"
+                    for name in empty
+                ),
                 *missing(state, verdict, settings),
                 *outlook(state, verdict, settings, now),
                 *live.left_out,
             ),
         )
 
-    def _without_head(self, live: LiveRollout) -> list[str]:
-        """Return the draft heads that an arm names and that are not loaded: it drafts with nothing of theirs."""
-        empty = sorted(name for name in live.target.named_heads if not self._has_head(name))
-        swap = "prolepsis heads swap NAME@VERSION --proposer"
-        return [f"{name} has no draft head, so the arm that names it drafts without: `{swap} {name}`" for name in empty]
-
-    async def history(self, rollout_id: str) -> RolloutHistory:
+    async def history(self, rollout_id: str) -> RolloutView:
         """Return one rollout with its events; raises `RolloutNotFound` and `StoreUnavailable`."""
-        view, events = await self.view(rollout_id), await self.events(rollout_id)
-        return RolloutHistory(**{f.name: getattr(view, f.name) for f in fields(RolloutView)}, events=[*events])
+        return replace(await self.view(rollout_id), events=[*await self.events(rollout_id)])
 
     async def views(self) -> Sequence[RolloutView]:
         return [await self.view(live.target.rollout_id) for live in list(self._live.values())]
@@ -338,7 +330,15 @@ class Rollouts(Feature):
     async def _step(self, rule: str, live: LiveRollout) -> None:
         before, now = live.state, self._clock()
         evidence = live.all_evidence(now)
-        transition, outcome = await asyncio.to_thread(_stepped, live, before, evidence, now)
+
+        def stepped() -> tuple[Transition, Outcome]:
+            if before.phase == "off" and live.target.starts_itself:
+                transition = _by_hand(live, before, "start", now, "by the policy: its gate is automatic")
+            else:
+                transition = step_with_references(before, evidence, live.histories, now, live.settings)
+            return transition, outcome_on(before, evidence, live.settings)
+
+        transition, outcome = await asyncio.to_thread(stepped)
         if transition[0] != before:
             await self._change(live, transition)
             outcome = await asyncio.to_thread(outcome_on, live.state, live.all_evidence(now), live.settings)
@@ -379,7 +379,17 @@ class Rollouts(Feature):
                 reason=event.reason,
                 by=event.by or SERVER,
                 policy=event.policy_version,
-                guardrails=[_logged(one) for one in event.verdict.guardrails] if event.verdict else [],
+                guardrails=[
+                    {
+                        "guardrail": result.name,
+                        "outcome": result.outcome,
+                        "estimate": round(result.estimate, 4),
+                        "allowed": round(result.allowed, 4),
+                        "canary": result.num_canary,
+                        "control": result.num_control,
+                    }
+                    for result in (event.verdict.guardrails if event.verdict else ())
+                ],
             )
 
     def _ours(self, state: RolloutState) -> RolloutState:
@@ -407,32 +417,12 @@ def _by_hand(
     return referenced(before, after, live.histories, live.settings), events
 
 
-def _stepped(live: LiveRollout, before: RolloutState, evidence: Evidence, now: float) -> tuple[Transition, Outcome]:
-    """Return the next step of a rollout, and the outcome of its present stage."""
-    if before.phase == "off" and live.target.starts_itself:
-        transition = _by_hand(live, before, "start", now, "by the policy: its gate is automatic")
-    else:
-        transition = step_with_references(before, evidence, live.histories, now, live.settings)
-    return transition, outcome_on(before, evidence, live.settings)
-
-
 async def _contained(event: str, work: Awaitable[None]) -> None:
     """Await a part of the control loop; if it fails, the last states stay."""
     try:
         await work
     except Exception as error:  # contained: a failure of control must not affect requests
         log.error(event, error=f"{type(error).__name__}: {error}")
-
-
-def _logged(result: GuardrailResult) -> dict[str, object]:
-    return {
-        "guardrail": result.name,
-        "outcome": result.outcome,
-        "estimate": round(result.estimate, 4),
-        "allowed": round(result.allowed, 4),
-        "canary": result.num_canary,
-        "control": result.num_control,
-    }
 
 
 def audit_event(event: RolloutEvent) -> AuditEvent:

@@ -2,58 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import sqrt
 
 from prolepsis.core.facts import rule_of_class
 from prolepsis.core.stats import ProposerCounts, RequestStats
-
-Z = 1.96
-"""Standard errors of a 95 % interval."""
-LEAST_REQUESTS = 20
-"""With fewer requests there is no interval."""
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """A ratio with its 95 % interval; None if there are too few requests for an interval."""
-
-    value: float
-    low: float | None = None
-    high: float | None = None
-
-
-@dataclass(slots=True)
-class RatioSums:
-    """A ratio of sums over requests; its size does not depend on how many there were.
-
-    Its variance is that of the linearised ratio (Cochran, Sampling Techniques, 1977, section 6.3): requests differ, and
-    tokens of one request resemble each other, so the request is what counts as one observation.
-    """
-
-    number: int = 0
-    x: float = 0.0
-    n: float = 0.0
-    xx: float = 0.0
-    xn: float = 0.0
-    nn: float = 0.0
-
-    def add(self, x: float, n: float) -> None:
-        """Process one request's part of numerator and denominator."""
-        self.number += 1
-        self.x, self.n = self.x + x, self.n + n
-        self.xx, self.xn, self.nn = self.xx + x * x, self.xn + x * n, self.nn + n * n
-
-    @property
-    def estimate(self) -> Estimate | None:
-        """None if the denominator is 0."""
-        if self.n <= 0.0:
-            return None
-        ratio = self.x / self.n
-        if self.number < LEAST_REQUESTS:
-            return Estimate(ratio)
-        squares = max(0.0, self.xx - 2.0 * ratio * self.xn + ratio * ratio * self.nn)
-        spread = Z * sqrt(squares * self.number / (self.number - 1)) / self.n
-        return Estimate(ratio, ratio - spread, ratio + spread)
+from prolepsis.core.traffic_sums import Interval, RatioSums
 
 
 @dataclass(slots=True)
@@ -79,13 +31,10 @@ class TrafficClassEvidence:
     """Share of a request's time that drafting in shadow took."""
 
     @property
-    def speedup(self) -> Estimate | None:
+    def speedup(self) -> Interval | None:
         """Tokens per second with speculation over without: each accepted token saves the time of a plain one."""
-        saved = self.saved.estimate
-        if saved is None:
-            return None
-        bounds = [None if share is None else _speedup(share) for share in (saved.low, saved.high)]
-        return Estimate(_speedup(saved.value), *bounds)
+        saved = self.saved.interval
+        return saved and saved.mapped(lambda share: 1.0 / max(1e-3, 1.0 - share))
 
     def add(self, stats: RequestStats) -> None:
         """Process a request that has ended."""
@@ -100,7 +49,9 @@ class TrafficClassEvidence:
         """Requests without a draft of it save nothing, and so do the requests before its first draft."""
         known = self.proposers.get(name)
         if known is None:
-            known = self.proposers[name] = ProposerEvidence(saved=_nothing_saved(self.saved, num_tokens))
+            number, n = self.saved.number - 1, self.saved.n - num_tokens
+            before = RatioSums(number, n=n, nn=self.saved.nn - float(num_tokens) * num_tokens)
+            known = self.proposers[name] = ProposerEvidence(saved=before)
         counts = shadow.get(name, ProposerCounts())
         known.saved.add(_saved(counts), num_tokens)
         if counts.num_draft_tokens:
@@ -113,17 +64,6 @@ class TrafficClassEvidence:
 
 def _saved(counts: ProposerCounts) -> float:
     return counts.num_accepted - counts.drafting - counts.verifying
-
-
-def _speedup(share: float) -> float:
-    return 1.0 / max(1e-3, 1.0 - share)
-
-
-def _nothing_saved(all_requests: RatioSums, num_tokens: int) -> RatioSums:
-    """Return the sums of the requests so far without the last one, which had this many tokens, with nothing saved."""
-    return RatioSums(
-        all_requests.number - 1, n=all_requests.n - num_tokens, nn=all_requests.nn - float(num_tokens) * num_tokens
-    )
 
 
 class ShadowEvidence:

@@ -5,13 +5,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from prolepsis.control.rollout.commands import SHADOW
-from prolepsis.control.rollout.shadow import Estimate, ShadowEvidence, TrafficClassEvidence
+from prolepsis.control.rollout.shadow import ShadowEvidence, TrafficClassEvidence
 from prolepsis.control.web.feature import Feature
 from prolepsis.control.web.routes import READERS, shown
 from prolepsis.core.config import CANDIDATE_HEAD, DRAFT_HEAD
 from prolepsis.core.ended import RequestEnded
 from prolepsis.core.engine_client import EngineInfo
-from prolepsis.core.stats import EffectiveReason
+from prolepsis.core.reasons import EffectiveReason
+from prolepsis.core.traffic_sums import Interval
 
 _CONCLUSIVE: tuple[EffectiveReason, ...] = (
     "compared",
@@ -34,8 +35,8 @@ class ShadowProposer:
     num_draft_tokens: int
     num_accepted: int
     """Draft tokens that verification would have accepted."""
-    acceptance_rate: Estimate | None
-    saved: Estimate | None
+    acceptance_rate: Interval | None
+    saved: Interval | None
     """Share of the requests' time: accepted tokens, less the cost of drafting and verifying, over emitted tokens."""
 
 
@@ -45,9 +46,9 @@ class ShadowFigures:
 
     num_requests: int
     num_tokens: int
-    expected_speedup: Estimate | None
+    expected_speedup: Interval | None
     """Tokens per second with speculation over without."""
-    cost: Estimate | None
+    cost: Interval | None
     """Share of the requests' time that drafting in shadow took."""
 
 
@@ -66,8 +67,7 @@ class ShadowRule(ShadowFigures):
 
 @dataclass(frozen=True, slots=True)
 class ShadowReply:
-    version: str
-    """Version of draft heads and policy that all figures belong to."""
+    version: str  # version of draft heads and policy that all figures belong to
     traffic_classes: list[ShadowTrafficClass]
     rules: list[ShadowRule]
 
@@ -109,8 +109,8 @@ class ShadowFeature(Feature):
                         num_drafts=known.counts.num_drafts,
                         num_draft_tokens=known.counts.num_draft_tokens,
                         num_accepted=known.counts.num_accepted,
-                        acceptance_rate=known.accepted.estimate,
-                        saved=known.saved.estimate,
+                        acceptance_rate=known.accepted.interval,
+                        saved=known.saved.interval,
                     )
                     for proposer, known in sorted(one.proposers.items())
                 ],
@@ -126,5 +126,5 @@ def _figures(one: TrafficClassEvidence) -> dict[str, Any]:
         "num_requests": one.saved.number,
         "num_tokens": one.num_tokens,
         "expected_speedup": one.speedup,
-        "cost": one.drafting.estimate,
+        "cost": one.drafting.interval,
     }

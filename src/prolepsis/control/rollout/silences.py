@@ -1,21 +1,24 @@
 """Silences in Alertmanager: tickets about acceptance are muted while a stage of a rollout changes it."""
 
 import asyncio
+import re
+import socket
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from urllib.parse import quote
+from uuid import uuid4
 
 import httpx
 import structlog
 from prometheus_client import CollectorRegistry
 from pydantic import BaseModel, Field, TypeAdapter
 
-from prolepsis.control.rollout.deployment import matchers_of
 from prolepsis.control.rollout.live import LiveRollout
 from prolepsis.control.rollout.machine import Kind, RolloutEvent
+from prolepsis.control.store.controls import Control, ControlTable, control_key
 from prolepsis.control.web.feature import Feature
 from prolepsis.control.web.skipped import Skipped
 from prolepsis.core.audit_event import SERVER, AuditEvent, Emit
@@ -29,11 +32,16 @@ MUTED: Mapping[str, str] = {"cause": "acceptance", "severity": "ticket"}
 """Labels of the alerts that a stage explains. Pages always get through."""
 BEGINS: frozenset[Kind] = frozenset({"started", "promoted", "resumed"})
 """Changes that begin a stage. All others end it, and with it the silence."""
-MOST_S = 4 * 3600.0
-"""Longest silence: a stage that has no verdict by then deserves a look."""
+MOST_S = 4 * 3600.0  # longest silence: a stage that has no verdict by then deserves a look
 TRIES = 5
 TIMEOUT_S = 5.0
 _PATH = "api/v2/silence"
+
+_KEY = control_key("deployment", "id")
+_ADDED = frozenset({"model", "region"})
+"""Labels that no rule of ours gives an alert: Prometheus adds them to all of its own, or to none."""
+_SPECIAL = r"([.+*?()|\[\]{}^$\\])"
+"""Characters that are quoted for RE2, which refuses the quotes of some others that Python quotes."""
 
 log = structlog.get_logger(__name__)
 
@@ -65,7 +73,7 @@ class _Due:
 
     @property
     def is_over(self) -> bool:
-        """Return whether another change followed, here or on another replica."""
+        """Whether another change followed, here or on another replica."""
         return self.rollout.state.version != self.event.version
 
 
@@ -103,8 +111,7 @@ class Silences(Feature):
         self._deployment = deployment
         self._labels = labels
         self._skipped = skipped or Skipped()
-        self._due: dict[str, _Due] = {}
-        """By rollout: the last change that was made here."""
+        self._due: dict[str, _Due] = {}  # by rollout: the last change that was made here
         text = "Silences of rollouts in Alertmanager: posted, expired, failed (given up)"
         self._results = counter(registry, "rollout_silences", text, "result")
         for result in ("posted", "expired", "failed"):
@@ -119,18 +126,15 @@ class Silences(Feature):
         for rollout_id in self._skipped.due(self.name, self._due, str):
             with self._skipped.contained(self.name, rollout_id, self._due[rollout_id].rollout.target.rule):
                 due = self._due[rollout_id]
-                if due.is_over or await self._sent(due):
-                    self._drop(rollout_id, due)
+                is_done = due.is_over or await self._sent(due)
+                if is_done and self._due.get(rollout_id) is due:  # no other change came meanwhile
+                    del self._due[rollout_id]
 
     async def close(self) -> None:
         """Send what is due, within the time of one call: a stop does not wait for an Alertmanager that hangs."""
         with suppress(TimeoutError):
             async with asyncio.timeout(TIMEOUT_S):
                 await self.tick()
-
-    def _drop(self, rollout_id: str, due: _Due) -> None:
-        if self._due.get(rollout_id) is due:  # no other change came meanwhile
-            del self._due[rollout_id]
 
     async def _sent(self, due: _Due) -> bool:
         """Send a change; return whether it arrived or was given up."""
@@ -142,11 +146,7 @@ class Silences(Feature):
                 await self._expire(http, due.event, author)
                 if due.event.kind in BEGINS:
                     await self._post(http, due, author)
-        except (
-            httpx.HTTPError,
-            ValueError,
-            StoreUnavailable,
-        ) as error:  # contained: without its silence a rollout continues
+        except (httpx.HTTPError, ValueError, StoreUnavailable) as error:  # contained: a rollout continues without
             due.tries_left -= 1
             status = error.response.status_code if isinstance(error, httpx.HTTPStatusError) else None
             log.warning(
@@ -210,6 +210,49 @@ def author_of(deployment: str, rollout_id: str) -> str:
     Deployments of one policy and model have rollouts of the same name.
     """
     return f"prolepsis {deployment} rollout {rollout_id}"
+
+
+def deployment_id(table: ControlTable) -> str:
+    """Return the name of the deployment in its store, made by the first server that asks; raises `StoreUnavailable`."""
+    found = table.read().get(_KEY)
+    if found is None:
+        first_wins = -time.time()  # of two that make one at once, the earlier has the larger number
+        found = table.exchange({_KEY: Control(uuid4().hex[:12], first_wins)})[_KEY]
+    assert found.value is not None, "nothing removes it"
+    return found.value
+
+
+def instances_of(addresses: Collection[str]) -> list[str]:
+    """Return what Prometheus may call servers at these URLs: HOST:PORT, of this machine by its other names too."""
+    found: set[str] = set()
+    for url in addresses:
+        host, _, port = url.partition("://")[2].rpartition(":")
+        hosts = {host.strip("[]")}
+        if host == socket.gethostname():
+            hosts |= {"127.0.0.1", "localhost", socket.getfqdn(), *_numbers(host)}
+        found |= {f"[{one}]:{port}" if ":" in one else f"{one}:{port}" for one in hosts}
+    return sorted(found)
+
+
+def _numbers(host: str) -> set[str]:
+    try:
+        return {str(one[4][0]) for one in socket.getaddrinfo(host, None)}
+    except OSError:
+        return set()
+
+
+def matchers_of(labels: Mapping[str, Collection[str]]) -> list[dict[str, object]]:
+    """Return Alertmanager's matchers of alerts that have one of these values in each label.
+
+    A label without a value is not matched: Prometheus may add one of its own. Those of `_ADDED` may also be missing.
+    """
+    found: list[dict[str, object]] = []
+    for name, values in labels.items():
+        if any(values):
+            any_of = "|".join(re.sub(_SPECIAL, r"\\\1", value) for value in sorted(values))
+            value = f"({any_of}){'?' if name in _ADDED else ''}"
+            found.append({"name": name, "value": value, "isRegex": True, "isEqual": True})
+    return found
 
 
 def check_alertmanager(url: str) -> None:

@@ -13,12 +13,9 @@ from typing import NamedTuple
 
 from prolepsis.core.ended import Assignment
 
-WINDOW_S = 60.0
-"""Time after a key's first request in which its requests are taken together."""
-MAX_COUNTED = 65536
-"""Keys that are remembered as counted; the store remembers them all."""
-MAX_OPEN = 65536
-"""Keys that wait to be counted, which they do for as long as the store is away."""
+WINDOW_S = 60.0  # time after a key's first request in which its requests are taken together
+MAX_COUNTED = 65536  # keys that are remembered as counted; the store remembers them all
+MAX_OPEN = 65536  # keys that wait to be counted, which they do for as long as the store is away
 
 
 def unit_of(sticky: str, weights: str = "") -> str:
@@ -64,8 +61,7 @@ class Units:
     def __init__(self) -> None:
         self._open: dict[UnitKey, UnitValues] = {}
         self._counted: dict[UnitKey, float] = {}
-        self.num_lost = 0
-        """Requests that were not counted, as too many keys waited."""
+        self.num_lost = 0  # requests that were not counted, as too many keys waited
 
     def add(
         self, assignment: Assignment, values: Mapping[str, float], now: float, *, late: bool, again_s: float = inf

@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # imported for a database that needs it: it takes a third of 
     from alembic.config import Config
     from alembic.script import ScriptDirectory
 
-NEWEST = "0005"
+NEWEST = "0001"
 """The revision that this version makes and needs: that of the last file in `migrations/versions`."""
 _FOLDER = Path(__file__).parent / "migrations"
 _LOCK = 0x70726F6C

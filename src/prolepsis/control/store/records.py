@@ -3,8 +3,8 @@
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import ClassVar, Self, get_args
+from dataclasses import dataclass, field
+from typing import ClassVar, Self
 from uuid import uuid4
 
 from sqlalchemy import ColumnElement, Connection, delete, func, insert, or_, select
@@ -14,7 +14,7 @@ from prolepsis.control.store.database import Database
 from prolepsis.control.store.queue import Kind, QueueItem
 from prolepsis.control.store.tables import NAMES, request_records
 from prolepsis.core.ended import PromptEnded, RequestAbout
-from prolepsis.core.stats import DeviceKind, ProposerCounts
+from prolepsis.core.request_figures import figures_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,44 +37,12 @@ class RequestRecord(QueueItem):
 
 def request_record(about: RequestAbout, prompt: PromptEnded, *, prices_version: str | None = None) -> RequestRecord:
     """Return the record of a prompt of a request that ends now; `prices_version` names the price in use."""
-    stats, assignment = prompt.stats, about.assignment
-    device = stats.device if prompt.answer != "unreported" else None
+    now, row = time.time(), figures_of(about, prompt)
+    if prompt.answer == "cached":
+        row["canary_share"] = None  # nothing was decoded, so it is in no comparison
     return RequestRecord(
-        {
-            "record_id": uuid4().hex,
-            "ended_at": time.time(),
-            "request_id": prompt.request.request_id,
-            "traffic_class": prompt.request.traffic_class or None,
-            "rollout_run": assignment.rollout_run if assignment else None,
-            "arm": assignment.arm if assignment else None,
-            "terminal": prompt.end,
-            "error": prompt.error,
-            "proposers": _plain(stats.proposers),
-            "shadow": _plain(stats.shadow),
-            "predicted_plain_s": device.predicted_plain if device else None,
-            "prices_version": prices_version,
-            "http_request_id": about.http_request_id or None,
-            "trace_id": about.trace_id or None,
-            "seed": prompt.request.params.seed,
-            "canary_share": about.canary_share if prompt.answer != "cached" else None,
-            "kept_form": prompt.kept_form,
-            **_named(about, "answer_id tenant key_id tier route model policy_rule policy_version flags"),
-            **_named(stats.mode, "mode reason plan_version"),
-            **_named(stats, "num_prompt_tokens num_cached_tokens num_output_tokens num_steps num_preemptions"),
-            **_named(stats, "num_drafts num_draft_tokens num_accepted queue_s compute_s first_token_s total_s"),
-            **{f"device_{kind}_s": getattr(device, kind, None) for kind in get_args(DeviceKind)},
-        },
-        time.time() - about.age_s,
+        {"record_id": uuid4().hex, "ended_at": now, "prices_version": prices_version, **row}, now - about.age_s
     )
-
-
-def _named(source: object, names: str) -> dict[str, object]:
-    """Return the attributes that have the name of their column."""
-    return {name: getattr(source, name) for name in names.split()}
-
-
-def _plain(counts: Mapping[str, ProposerCounts]) -> dict[str, dict[str, object]]:
-    return {name: asdict(count) for name, count in counts.items()}
 
 
 DELETE_BATCH = 1000

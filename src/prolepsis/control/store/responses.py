@@ -11,9 +11,9 @@ from sqlalchemy import ColumnElement, Connection, RowMapping, delete, func, inse
 
 from prolepsis.control.store.batches import LEASE_S
 from prolepsis.control.store.database import Database, database_time, hold
-from prolepsis.control.store.forgotten import not_forgotten
 from prolepsis.control.store.pages import first_of
 from prolepsis.control.store.tables import response_events, responses
+from prolepsis.control.store.turns import not_forgotten
 from prolepsis.core.errors import InvalidParameter
 
 RUNNING = ("queued", "in_progress")

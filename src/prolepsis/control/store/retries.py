@@ -2,21 +2,23 @@
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import ClassVar, Self
-from uuid import uuid4
 
-from sqlalchemy import ColumnElement, Connection, delete, insert, or_, select
+from sqlalchemy import Connection, or_
 
+from prolepsis.control.store import documents as of
 from prolepsis.control.store.database import Database
+from prolepsis.control.store.documents import Documents, StoredDocument
 from prolepsis.control.store.queue import Kind, QueueItem
-from prolepsis.control.store.tables import request_retries
+
+_RETRIES = Documents("retry", str, str)
+"""Ids of answers by digest of a retry's name and the id; `by`: the tenant. Kept as long as request records."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRetry(QueueItem):
-    """One row of `request_retries`."""
-
     kind: ClassVar[Kind] = "retry"
 
     answer_id: str
@@ -26,7 +28,6 @@ class RequestRetry(QueueItem):
     trace_id: str | None
     tenant: str
     retried_at: float = field(default_factory=time.time)
-    retry_id: str = field(default_factory=lambda: uuid4().hex)
 
     @property
     def began_at(self) -> float:
@@ -34,31 +35,34 @@ class RequestRetry(QueueItem):
 
     @classmethod
     def write(cls, connection: Connection, items: Sequence[Self]) -> None:
-        """Write retries; existing ones stay as they are, so a batch with an unknown outcome can be repeated."""
-        ids = request_retries.c.retry_id
-        known = set(connection.scalars(select(ids).where(ids.in_([item.retry_id for item in items]))))
-        rows = [asdict(item) for item in items if item.retry_id not in known]
-        if rows:
-            connection.execute(insert(request_retries), rows)
+        """Write retries; a batch with an unknown outcome can be repeated."""
+        found = {
+            f"{_digest(name)} {item.answer_id}": item
+            for item in items
+            for name in (item.http_request_id, item.trace_id)
+            if name
+        }
+        rows = [StoredDocument(key, item.answer_id, item.retried_at, by=item.tenant) for key, item in found.items()]
+        _RETRIES.put(connection, rows)
 
 
 def answer_ids(connection: Connection, names: Iterable[str], limit: int) -> set[str]:
     """Return the ids of the answers that retries with one of these names got."""
-    given, of = list(names), request_retries.c
-    has_name = or_(of.http_request_id.in_(given), of.trace_id.in_(given))
-    return set(connection.scalars(select(of.answer_id).where(has_name).distinct().limit(limit)))
+    has_name = or_(*(of.begins(f"{_digest(name)} ") for name in names))
+    return {retry.value for retry in _RETRIES.list(connection, has_name, limit=limit)}
 
 
 def prune(database: Database, before: float) -> None:
     """Delete the retries that came before a Unix time; raises `StoreUnavailable`."""
-    _delete(database, request_retries.c.retried_at < before)
+    with database.write() as connection:
+        _RETRIES.remove(connection, of.at < before)
 
 
 def forget(database: Database, tenant: str) -> None:
     """Delete the retries of a tenant; raises `StoreUnavailable`."""
-    _delete(database, request_retries.c.tenant == tenant)
-
-
-def _delete(database: Database, which: ColumnElement[bool]) -> None:
     with database.write() as connection:
-        connection.execute(delete(request_retries).where(which))
+        _RETRIES.remove(connection, of.by == tenant)
+
+
+def _digest(name: str) -> str:
+    return sha256(name.encode("utf-8", "replace")).hexdigest()

@@ -12,10 +12,10 @@ from datetime import UTC, datetime
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import structlog
-from sqlalchemy import Connection, Row
+from sqlalchemy import Connection
 
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import ConfigError
@@ -200,23 +200,6 @@ def found_keys(config: ServerConfig) -> FoundKeys:
     except ConfigError as error:
         return FoundKeys(None, str(error))
     return FoundKeys(keys)
-
-
-def signed_columns(head: SignedHead | None) -> dict[str, str | None]:
-    """Return the columns of a table's head; None: it is not signed."""
-    return {
-        "signed_at": None if head is None else head.at,
-        "key_id": None if head is None else head.key_id,
-        "signature": None if head is None else head.signature,
-    }
-
-
-def signed_row(chain: ChainName, row: Row[Any] | None) -> SignedHead | None:
-    """Return the signed head that a row of a table of heads holds, None if it is not signed."""
-    if row is None or row.signature is None:
-        return None
-    at, key = row.signed_at or "", row.key_id or ""
-    return SignedHead(chain=chain, seq=row.seq, digest=row.digest, at=at, key_id=key, signature=row.signature)
 
 
 def keys_of(connection: Connection) -> AuditKeys | None:

@@ -11,10 +11,9 @@ from prometheus_client import CollectorRegistry
 
 from prolepsis.control.store import records
 from prolepsis.control.store.database import Database
-from prolepsis.control.store.forgotten import not_forgotten
 from prolepsis.control.store.migrate import upgrade
 from prolepsis.control.store.queue import KINDS, DropReason, Kind, QueueItem, StoreHealth, StoreMetrics
-from prolepsis.control.store.replicas import PeriodicWork
+from prolepsis.control.store.turns import PeriodicWork, not_forgotten
 from prolepsis.core.errors import ProlepsisError, StoreUnavailable
 
 UPKEEP = "upkeep"

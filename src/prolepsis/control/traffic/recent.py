@@ -20,10 +20,10 @@ from prolepsis.control.web.feature import Feature
 from prolepsis.control.web.fields import Body
 from prolepsis.control.web.routes import FINDERS, Route, Routes
 from prolepsis.core.ended import Keep, PromptEnded, RequestAbout, RequestEnded
+from prolepsis.core.reasons import PlainReason
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.rounds import Round
 from prolepsis.core.stages import StageSeconds, stages_of
-from prolepsis.core.stats import PlainReason
 
 MAX_RECENT = 512
 """Each has at most `MAX_ROUNDS` rounds of some 310 bytes: about 10 MB, if every request is that long."""

@@ -114,7 +114,7 @@ def _latest(line: Line) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Interval:
+class IntervalPlaces:
     """An estimate with its bounds next to what is allowed, in percent of the width."""
 
     lower: float
@@ -129,7 +129,7 @@ class Interval:
         return max(0.5, self.upper - self.lower)
 
 
-def interval(estimate: float, lower: float, upper: float, allowed: float) -> Interval:
+def interval(estimate: float, lower: float, upper: float, allowed: float) -> IntervalPlaces:
     """Return the places of four values on one scale that shows all of them, and 0 if it is near."""
     values = sorted((estimate, lower, upper, allowed, 0.0))
     low, high = values[0], values[-1]
@@ -139,4 +139,4 @@ def interval(estimate: float, lower: float, upper: float, allowed: float) -> Int
     def place(value: float) -> float:
         return round(100.0 * (value - low) / (high - low), 2)
 
-    return Interval(place(lower), place(upper), place(estimate), place(allowed), place(0.0))
+    return IntervalPlaces(place(lower), place(upper), place(estimate), place(allowed), place(0.0))

@@ -1,9 +1,10 @@
-"""Metrics of the engine's steps, and of the tokens of requests that have ended."""
+"""Metrics of an engine: its start, its load and its steps, and the tokens of requests that have ended."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from prometheus_client import CollectorRegistry
 
+from prolepsis.core.request_figures import FIGURES
 from prolepsis.core.stats import RequestStats
 from prolepsis.core.telemetry.declare import TOKEN_BUCKETS, counter, gauge
 from prolepsis.core.telemetry.distribution import Distribution
@@ -11,6 +12,7 @@ from prolepsis.core.telemetry.distribution import Distribution
 _STEP_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
 _REQUEST_TOKENS = (1, 4, 16, 64, 256, 512, 1024, 2048, 4096, 8192, 32768, 131072)
 _STAGE_BUCKETS = (0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5)
+STAGES = ("schedule", "propose", "forward", "verify", "commit", "learn")
 
 
 class EngineLoad:
@@ -44,9 +46,6 @@ class EngineLoad:
             self._stages[stage].add(spent)
 
 
-STAGES = ("schedule", "propose", "forward", "verify", "commit", "learn")
-
-
 class TokenCounts:
     """Tokens of requests in the engine, including requests whose clients left."""
 
@@ -54,27 +53,40 @@ class TokenCounts:
         text = "Requests of the engine by what speculation did"
         self._effective = counter(registry, "requests_effective", text, "mode", "reason")
         self._sums = {
-            counter(registry, name, text): field
-            for name, text, field in (
-                ("prompt_tokens", "Prompt tokens of ended requests", "num_prompt_tokens"),
-                ("generation_tokens", "Tokens generated for ended requests", "num_output_tokens"),
-                ("num_preemptions", "Preemptions of ended requests", "num_preemptions"),
-                ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache", "num_prompt_tokens"),
-                ("prefix_cache_hits", "Prompt tokens found in the prefix cache", "num_cached_tokens"),
-            )
+            counter(registry, name, text): figure.read
+            for figure in FIGURES
+            for name, text in (figure.counters or {}).items()
         }
         self._device = counter(registry, "device_seconds", "Device time charged to ended requests, by purpose", "kind")
         text = "Prompt tokens of a request"
-        self._prompt = Distribution(registry, "request_prompt_tokens", text, buckets=_REQUEST_TOKENS)
+        self._prompt = Distribution(registry, "request_prompt_tokens", text, buckets=_REQUEST_TOKENS).labels()
         text = "Tokens generated for a request"
-        self._generation = Distribution(registry, "request_generation_tokens", text, buckets=_REQUEST_TOKENS)
+        self._generation = Distribution(registry, "request_generation_tokens", text, buckets=_REQUEST_TOKENS).labels()
         self.replayed = counter(registry, "replay_tokens", "Tokens decoded for replays")
 
     def count(self, stats: RequestStats) -> None:
         self._effective.labels(stats.mode.mode, stats.mode.reason).inc()
-        for sums, name in self._sums.items():
-            sums.inc(getattr(stats, name))
-        self._prompt.labels().add(stats.num_prompt_tokens)
-        self._generation.labels().add(stats.num_output_tokens)
+        for sums, read in self._sums.items():
+            sums.inc(read(stats))
+        self._prompt.add(stats.num_prompt_tokens)
+        self._generation.add(stats.num_output_tokens)
         for kind, seconds in stats.device.by_kind().items():
             self._device.labels(kind).inc(seconds)
+
+
+class Startup:
+    """Duration of a cold start; a process starts once."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        text = "Time from the start until the model was loaded, of compiling in it, and until the engine was ready"
+        self._seconds = gauge(registry, "startup_seconds", text, "stage")
+        self._compiled = counter(registry, "compilations", "Native libraries that were compiled")
+        self.cold_requests = counter(registry, "cold_requests", "Requests that ended before the engine was ready")
+
+    def loaded(self, seconds: float, compilations: Sequence[float]) -> None:
+        self._seconds.labels("load").set(seconds)
+        self._seconds.labels("compile").set(sum(compilations))
+        self._compiled.inc(len(compilations))
+
+    def ready(self, seconds: float) -> None:
+        self._seconds.labels("prepare").set(seconds)

@@ -5,7 +5,7 @@ queries: acceptance rate = accepted / draft tokens, acceptance length = 1 + acce
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import structlog
 from prometheus_client import ProcessCollector
@@ -16,16 +16,27 @@ from prometheus_client.registry import Collector
 from prolepsis.core.extras import GPU
 from prolepsis.core.figures import FaultCount, Figure, RequestDone, StepDone
 from prolepsis.core.rounds import RemoteRounds
-from prolepsis.core.stats import RequestStats
-from prolepsis.core.telemetry.declare import LabelUse, MetricsRegistry, counter
+from prolepsis.core.telemetry.declare import LabelUse, MetricsRegistry, counter, info
 from prolepsis.core.telemetry.device import DeviceCollector
-from prolepsis.core.telemetry.engine import EngineLoad, TokenCounts
-from prolepsis.core.telemetry.requests import RequestMetrics
-from prolepsis.core.telemetry.spec_decode import RemoteMetrics, ShadowCounters, SpecDecodeCounters
-from prolepsis.core.telemetry.startup import Build, BuildInfo, Startup
+from prolepsis.core.telemetry.engine import EngineLoad, Startup, TokenCounts
+from prolepsis.core.telemetry.requests import NONE, RequestMetrics
+from prolepsis.core.telemetry.spec_decode import RemoteMetrics, SpecDecodeCounters
 from prolepsis.core.telemetry.vllm_names import under_vllm_names
 
 log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class BuildInfo:
+    """The build that serves: labels of `prolepsis_build_info`, with which other series are joined. Empty: none."""
+
+    version: str  # version of this software
+    model: str  # the target
+    forward: str
+    exactness: str
+    draft_head: str
+    policy: str  # version of the policy in use
+    region: str
 
 
 class Metrics:
@@ -36,53 +47,41 @@ class Metrics:
         self.registry = MetricsRegistry(tenants)
         self.requests = RequestMetrics(self.registry)
         self.spec_decode = SpecDecodeCounters(self.registry)
-        self._shadow = ShadowCounters(self.registry)
+        self.startup = Startup(self.registry)
         self._tokens = TokenCounts(self.registry)
         self._engine = EngineLoad(self.registry)
         self._remote = RemoteMetrics(self.registry)
         text = "HTTP responses by route and status"
         self._http = counter(self.registry, "http_requests", text, "route", "status", most=300)
-        self.startup = Startup(self.registry)
-        self._build = Build(self.registry)
+        self._build = info(self.registry, "build", "What this process serves", tuple(BuildInfo.__dataclass_fields__))
         LabelUse(self.registry)
         ProcessCollector(registry=self.registry)
         _show_devices(self.registry)
 
     def describe(self, build: BuildInfo) -> None:
-        """Say what serves now: the labels of `prolepsis_build_info`."""
-        self._build.show(build)
+        """Say what serves from now on."""
+        self._build.info({name: value or NONE for name, value in asdict(build).items()})
 
     def observe(self, figure: Figure) -> None:
-        """Count what an engine reports of its steps, requests and faults."""
+        """Count what an engine reports of its steps, requests and faults; a replay is no request."""
         match figure:
             case StepDone(seconds, num_tokens):
                 self._engine.step_done(seconds, num_tokens)
+            case RequestDone(stats) if stats.mode.reason == "replay":
+                self._tokens.replayed.inc(stats.num_output_tokens)
             case RequestDone(stats):
-                self._request_ended(stats)
+                self._tokens.count(stats)
+                self.spec_decode.count(stats)
             case RemoteRounds():
                 self._remote.count(figure)
-            case FaultCount():
-                self._failed(figure)
-
-    def _request_ended(self, stats: RequestStats) -> None:
-        """Count what the engine did for one request that has ended; a replay is not one."""
-        if stats.mode.reason == "replay":
-            self._tokens.replayed.inc(stats.num_output_tokens)
-            return
-        self._tokens.count(stats)
-        self.spec_decode.count(stats)
-        self._shadow.count(stats.shadow)
-
-    def _failed(self, fault: FaultCount) -> None:
-        match fault.kind:
-            case "proposer":
-                self.spec_decode.failures.labels(fault.name).inc(fault.number)
-            case "contained":
-                self._engine.contained_faults.labels(fault.name).inc(fault.number)
-            case "grammar":
-                self._engine.grammar_failures.inc(fault.number)
-            case "not_finite":
-                self._engine.not_finite_failures.inc(fault.number)
+            case FaultCount("proposer", name, number):
+                self.spec_decode.failures.labels(name).inc(number)
+            case FaultCount("contained", name, number):
+                self._engine.contained_faults.labels(name).inc(number)
+            case FaultCount("grammar", _, number):
+                self._engine.grammar_failures.inc(number)
+            case FaultCount("not_finite", _, number):
+                self._engine.not_finite_failures.inc(number)
 
     def set_load(self, num_running: int, num_waiting: int, kv_usage: float, *, ready: bool) -> None:
         """Set the gauges; `kv_usage`: share of KV pages in use, 0 to 1, `ready`: whether the engine takes steps."""

@@ -1,137 +1,102 @@
-"""Metrics of speculation, from the counts of requests that have ended; raw counts only, ratios are left to queries."""
+"""Metrics of speculation, from the counts of requests that have ended; raw counts only, ratios are left to queries.
 
-from collections.abc import Mapping
+A draft counts for the proposer that brought its first token, each token for the proposer that brought it.
+"""
+
+from functools import partial
 from itertools import pairwise
 
 from prometheus_client import CollectorRegistry
 
 from prolepsis.core.rounds import RemoteRounds
-from prolepsis.core.stats import ProposerCounts, RequestStats
-from prolepsis.core.telemetry.declare import BoundedCounter, counter, gauge
+from prolepsis.core.stats import RequestStats
+from prolepsis.core.telemetry.declare import counter, gauge
 from prolepsis.core.telemetry.distribution import Distribution
 
 _DEPTHS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 32)
 _PASSES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 5000)
 _TOKENS_PER_PASS = (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0)
-_MOST_PAIRS = 80
-"""Most pairs of proposer and traffic class."""
-
-
-class ShadowCounters:
-    """Drafts that were compared with plain decoding's tokens and not verified, counted apart from verified ones."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._drafts = counter(registry, "shadow_drafts", "Drafts compared in shadow", "proposer")
-        self._drafted = counter(registry, "shadow_drafted_tokens", "Draft tokens compared in shadow", "proposer")
-        self._accepted = counter(
-            registry, "shadow_accepted_tokens", "Draft tokens that would have been accepted", "proposer"
-        )
-
-    def count(self, proposers: Mapping[str, ProposerCounts]) -> None:
-        """Add one request's counts."""
-        for name, counts in proposers.items():
-            self._drafts.labels(name).inc(counts.num_drafts)
-            self._drafted.labels(name).inc(counts.num_draft_tokens)
-            self._accepted.labels(name).inc(counts.num_accepted)
+_MOST_PAIRS = 80  # most pairs of proposer and traffic class
 
 
 class SpecDecodeCounters:
-    """By proposer and traffic class, by position, and over all drafts."""
+    """By proposer and traffic class, by position, and over all drafts; of drafts in shadow by proposer."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
+        made = partial(counter, registry)
+        pairs = partial(counter, registry, most=_MOST_PAIRS)
+        by, by_position = ("proposer", "traffic_class"), ("proposer", "position")
         text = "Proposer calls that raised or returned nonsense"
-        self.failures = counter(registry, "spec_decode_proposer_failures", text, "proposer")
+        self.failures = made("spec_decode_proposer_failures", text, "proposer")
         text = "Decoding steps of a sample without a draft, by why"
-        self._plain_steps = counter(registry, "spec_decode_num_plain_steps", text, "reason")
-        self._acceptance = _Acceptance(registry)
-        self._depth = _Depth(registry)
-        self._cost = _Cost(registry)
+        self._plain_steps = made("spec_decode_num_plain_steps", text, "reason")
+        self._drafts = pairs("spec_decode_num_drafts", "Drafts verified", *by)
+        self._drafted = pairs("spec_decode_num_draft_tokens", "Draft tokens verified", *by)
+        self._accepted = pairs("spec_decode_num_accepted_tokens", "Draft tokens accepted", *by)
+        text = "Drafts whose first token was rejected"
+        self._failed_first = pairs("spec_decode_num_first_token_failures", text, *by)
+        text = "Draft tokens verified by position in the draft"
+        self._drafted_per_pos = made("spec_decode_num_draft_tokens_per_pos", text, *by_position, most=160)
+        text = "Draft tokens accepted by position in the draft"
+        self._accepted_per_pos = made("spec_decode_num_accepted_tokens_per_pos", text, *by_position, most=160)
+        self._depths = [
+            Distribution(registry, f"spec_decode_{kind}_depth_tokens", text, buckets=_DEPTHS).labels()
+            for kind, text in (("draft", "Tokens of a draft"), ("accepted", "Tokens of a draft that were accepted"))
+        ]
+        text = "Device time of making and verifying drafts"
+        self._spent = made("spec_decode_seconds", text, "traffic_class")
+        text = "Of this, the part of the draft tokens that were rejected"
+        self._rejected = made("spec_decode_correction_seconds", text, "traffic_class")
         text = "Passes of the target that emitted tokens of a request"
         self._passes = Distribution(registry, "request_target_passes", text, "mode", buckets=_PASSES)
         text = "Mean tokens of a pass of the target, per request"
         self._per_pass = Distribution(registry, "request_tokens_per_pass", text, "mode", buckets=_TOKENS_PER_PASS)
+        self._shadow = {
+            made("shadow_drafts", "Drafts compared in shadow", "proposer"): "num_drafts",
+            made("shadow_drafted_tokens", "Draft tokens compared in shadow", "proposer"): "num_draft_tokens",
+            made("shadow_accepted_tokens", "Draft tokens that would have been accepted", "proposer"): "num_accepted",
+        }
 
     def count(self, stats: RequestStats) -> None:
-        """Add one request's counts."""
         for reason, count in stats.plain_steps.items():
             self._plain_steps.labels(reason).inc(count)
         if stats.num_steps:
             self._passes.labels(stats.mode.mode).add(stats.num_steps)
             self._per_pass.labels(stats.mode.mode).add(stats.acceptance_length)
         if stats.proposers:
-            for name, counts in stats.proposers.items():
-                self._acceptance.count(name, stats.traffic_class or "none", counts)
-            self._depth.count(stats)
-            self._cost.count(stats)
+            self._count_drafts(stats)
+            self._count_depths(stats)
+        for name, counts in stats.shadow.items():
+            for series, field in self._shadow.items():
+                series.labels(name).inc(getattr(counts, field))
 
+    def _count_drafts(self, stats: RequestStats) -> None:
+        traffic_class, spent = stats.traffic_class or "none", stats.device.speculation
+        for name, counts in stats.proposers.items():
+            self._drafts.labels(name, traffic_class).inc(counts.num_drafts)
+            self._drafted.labels(name, traffic_class).inc(counts.num_draft_tokens)
+            self._accepted.labels(name, traffic_class).inc(counts.num_accepted)
+            if counts.per_position:
+                drafted, accepted = counts.per_position[0]
+                self._failed_first.labels(name, traffic_class).inc(drafted - accepted)
+            for position, (drafted, accepted) in enumerate(counts.per_position):
+                self._drafted_per_pos.labels(name, str(position)).inc(drafted)
+                self._accepted_per_pos.labels(name, str(position)).inc(accepted)
+        self._spent.labels(traffic_class).inc(spent)
+        if stats.num_draft_tokens:
+            self._rejected.labels(traffic_class).inc(spent * (1.0 - stats.num_accepted / stats.num_draft_tokens))
 
-class _Acceptance:
-    """A draft counts for the proposer that brought its first token, each token for the proposer that brought it."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        by = ("proposer", "traffic_class")
-
-        def pairs(name: str, text: str) -> BoundedCounter:
-            return counter(registry, f"spec_decode_num_{name}", text, *by, most=_MOST_PAIRS)
-
-        def positions(name: str, text: str) -> BoundedCounter:
-            return counter(registry, f"spec_decode_num_{name}_per_pos", text, "proposer", "position", most=160)
-
-        self._drafts = pairs("drafts", "Drafts verified")
-        self._draft_tokens = pairs("draft_tokens", "Draft tokens verified")
-        self._accepted = pairs("accepted_tokens", "Draft tokens accepted")
-        self._failed_first = pairs("first_token_failures", "Drafts whose first token was rejected")
-        self._drafted_per_pos = positions("draft_tokens", "Draft tokens verified by position in the draft")
-        self._accepted_per_pos = positions("accepted_tokens", "Draft tokens accepted by position in the draft")
-
-    def count(self, proposer: str, traffic_class: str, counts: ProposerCounts) -> None:
-        pair = (proposer, traffic_class)
-        self._drafts.labels(*pair).inc(counts.num_drafts)
-        self._draft_tokens.labels(*pair).inc(counts.num_draft_tokens)
-        self._accepted.labels(*pair).inc(counts.num_accepted)
-        if counts.per_position:
-            drafted, accepted = counts.per_position[0]
-            self._failed_first.labels(*pair).inc(drafted - accepted)
-        for position, (drafted, accepted) in enumerate(counts.per_position):
-            self._drafted_per_pos.labels(proposer, str(position)).inc(drafted)
-            self._accepted_per_pos.labels(proposer, str(position)).inc(accepted)
-
-
-class _Depth:
-    """Lengths of drafts and of their accepted parts; positions of a merged draft count for several proposers."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        text = "Tokens of a draft"
-        self._drafted = Distribution(registry, "spec_decode_draft_depth_tokens", text, buckets=_DEPTHS)
-        text = "Tokens of a draft that were accepted"
-        self._accepted = Distribution(registry, "spec_decode_accepted_depth_tokens", text, buckets=_DEPTHS)
-
-    def count(self, stats: RequestStats) -> None:
+    def _count_depths(self, stats: RequestStats) -> None:
+        """Count lengths of drafts and of their accepted parts; positions of a merged draft have several proposers."""
         positions = [counts.per_position for counts in stats.proposers.values()]
         if not any(positions):  # of an upstream engine's drafts they are not known
             return
-        for kind, shown in enumerate((self._drafted, self._accepted)):
+        for kind, depths in enumerate(self._depths):
             reached = [stats.num_drafts]
             for place in range(max(map(len, positions))):
-                reached.append(sum(one[place][kind] for one in positions if place < len(one)))
+                reached.append(sum(each[place][kind] for each in positions if place < len(each)))
             for depth, (number, farther) in enumerate(pairwise([*reached, 0])):
-                shown.labels().add(depth, number - farther)
-
-
-class _Cost:
-    """Device time of speculation, and the part of it for rejected tokens."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        text = "Device time of making and verifying drafts"
-        self._spent = counter(registry, "spec_decode_seconds", text, "traffic_class")
-        text = "Of this, the part of the draft tokens that were rejected"
-        self._rejected = counter(registry, "spec_decode_correction_seconds", text, "traffic_class")
-
-    def count(self, stats: RequestStats) -> None:
-        name, spent = stats.traffic_class or "none", stats.device.speculation
-        self._spent.labels(name).inc(spent)
-        if stats.num_draft_tokens:
-            self._rejected.labels(name).inc(spent * (1.0 - stats.num_accepted / stats.num_draft_tokens))
+                depths.add(depth, number - farther)
 
 
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
@@ -149,7 +114,6 @@ class RemoteMetrics:
         self._connected = gauge(registry, "remote_proposer_connected", text, "proposer")
 
     def count(self, rounds: RemoteRounds) -> None:
-        """Add what was reported."""
         self._connected.labels("remote").set(rounds.is_connected)
         for outcome, number in rounds.outcomes.items():
             self._drafts.labels(outcome).inc(number)

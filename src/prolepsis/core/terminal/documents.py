@@ -23,8 +23,6 @@ WARNINGS = ("fault", "not_saved", "warnings")
 _TIMES = ("at", "since")
 _PERCENTAGES = ("share", "rate", "holdout")
 _SECONDS = re.compile(r"_s(?=_per|_ago|\.|$)")
-_ESTIMATE = (("value", "estimate"), ("low", "lower"), ("high", "upper"))
-"""Keys of an estimate and of its bounds."""
 _EMPTY = {"tenants": "all"}
 """What an empty list of these stands for."""
 _GROUPED = 10_000
@@ -161,9 +159,10 @@ def _shown_number(name: str, value: float) -> str:
 
 
 def _shown_mapping(name: str, value: Mapping[str, Any]) -> str:
-    """Return an estimate as 'VALUE (LOW to HIGH)', other numbers each with its name."""
-    estimate, low, high = (value.get(key, value.get(other)) for key, other in _ESTIMATE)
-    if value.keys() & {"value", "estimate"}:
-        return shown(name, estimate) + ("" if low is None else f" ({shown(name, low)} to {shown(name, high)})")
+    """Return an estimate as 'ESTIMATE (LOWER to UPPER)', other numbers each with its name."""
+    if "estimate" in value:
+        low, high = value.get("lower"), value.get("upper")
+        bounds = "" if low is None else f" ({shown(name, low)} to {shown(name, high)})"
+        return shown(name, value["estimate"]) + bounds
     unit = name if _SECONDS.search(name) else ""
     return ", ".join(f"{_label(key)} {shown(unit or key, one)}" for key, one in value.items()) or "none"

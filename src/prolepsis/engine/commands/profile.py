@@ -10,7 +10,7 @@ from prolepsis.core.terminal.output import note
 
 if TYPE_CHECKING:
     from prolepsis.engine.drafting.cost import CostCurve
-    from prolepsis.engine.drafting.paying_loads import PayingLoads
+    from prolepsis.engine.drafting.window import PayingLoads
     from prolepsis.engine.models.files.quality import MeasuredQuality
 
 
@@ -36,7 +36,7 @@ class Profile:
     @property
     def loads(self) -> "PayingLoads":
         """At which loads drafts can pay."""
-        from prolepsis.engine.drafting.paying_loads import paying_loads
+        from prolepsis.engine.drafting.window import paying_loads
 
         return paying_loads(self.curve)
 

@@ -87,9 +87,8 @@ class AcceptanceEstimator:
             depth = 0 if parent == ROOT else depths[parent] + 1
             depths.append(depth)
             cell = cells.get(buckets[i])
-            rates.append(
-                cell.rate(depth if depth < _MAX_POSITION else _MAX_POSITION) if cell else self._expected(draft, i)
-            )
+            position = depth if depth < _MAX_POSITION else _MAX_POSITION
+            rates.append(cell.rate(position) if cell else self._expected(draft, i))
         return rates
 
     def record(self, draft: Draft, node: int, depth: int, *, hit: bool, first: bool = True) -> None:
@@ -112,17 +111,14 @@ class AcceptanceEstimator:
         self._cells.pop(proposer, None)
 
     def trials(self, proposer: str, bucket: int, position: int) -> tuple[float, float]:
-        """Return the decayed hits and trials of one position."""
         cell = self._cells.get(proposer, {}).get(bucket)
         hits, trials = cell.positions[position] if cell else (0.0, 0.0)
         return hits, trials
 
     def _expected(self, draft: Draft, node: int) -> float:
-        estimate = draft.conditional(node)
-        return self._pooled(draft.proposer) if estimate is None else estimate
-
-    def _pooled(self, proposer: str) -> float:
-        pool = self._pools.get(proposer)
+        if (estimate := draft.conditional(node)) is not None:
+            return estimate
+        pool = self._pools.get(draft.proposer)
         return pool.overall if pool else self._prior
 
 
@@ -136,8 +132,7 @@ def survivals(draft: Draft, rates: Sequence[float]) -> tuple[float, ...]:
 
 
 _MAX_PENDING = 64  # drafts of one sequence
-FIRST_JUDGED = 4
-"""Judged drafts of a sequence and proposer that are counted apart (`Scoreboard.commit`)."""
+FIRST_JUDGED = 4  # judged drafts of a sequence and proposer that are counted apart (`Scoreboard.commit`)
 
 
 @dataclass(slots=True)
@@ -175,8 +170,8 @@ class Scoreboard:
         if not pending:
             return ()
         self._pending[sequence.key] = [entry for entry in pending if self._judge(entry, sequence)]
-        found, self._first_judged = self._first_judged, []
-        return found
+        judged, self._first_judged = self._first_judged, []
+        return judged
 
     def drop(self, sequence: SequenceView) -> None:
         """Forget a sequence that ended; undecided drafts stay uncounted."""
@@ -194,25 +189,18 @@ class Scoreboard:
         """Advance one draft of the sequence over its tokens; return whether it is still undecided."""
         parents, tokens = entry.draft.parents, sequence.tokens
         while entry.next_index < len(tokens):
+            follower = self._trials(entry, tokens[entry.next_index])
             if entry.depth == 0:
-                follower = self._first_trials(entry, sequence, tokens[entry.next_index])
-            else:
-                follower = self._trials(entry, tokens[entry.next_index])
+                proposer, right = entry.draft.proposer, follower is not None
+                self.ledger.judge(proposer, entry.origin, right=right)
+                num_judged = self._num_judged[sequence.key]
+                if num_judged[proposer] < FIRST_JUDGED:
+                    num_judged[proposer] += 1
+                    self._first_judged.append((proposer, JudgedDraft(right, entry.draft.first_chance)))
             if follower is None or follower not in parents:
                 return False
             entry.node, entry.depth, entry.next_index = follower, entry.depth + 1, entry.next_index + 1
         return True
-
-    def _first_trials(self, entry: _Pending, sequence: SequenceView, token: int) -> int | None:
-        """Do `_trials` for the first token of a draft, and count them in the ledger."""
-        draft, follower = entry.draft, self._trials(entry, token)
-        right = follower is not None
-        self.ledger.judge(draft.proposer, entry.origin, right=right)
-        num_judged = self._num_judged[sequence.key]
-        if num_judged[draft.proposer] < FIRST_JUDGED:
-            num_judged[draft.proposer] += 1
-            self._first_judged.append((draft.proposer, JudgedDraft(right, draft.first_chance)))
-        return follower
 
     def _trials(self, entry: _Pending, token: int) -> int | None:
         """Record a trial for each child of the entry's node; return the child that was committed."""

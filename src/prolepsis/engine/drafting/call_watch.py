@@ -12,8 +12,7 @@ from typing import Protocol
 
 from prolepsis.engine.drafting.proposer import SequenceView
 
-_FADING = 0.9
-"""Factor on the longest pass with each later pass."""
+_FADING = 0.9  # factor on the longest pass with each later pass
 
 
 class Superseded(BaseException):
@@ -21,23 +20,16 @@ class Superseded(BaseException):
 
 
 class Watched(Protocol):
-    """The function to call."""
-
     name: str
     free: bool
 
 
 @dataclass(slots=True)
 class WatchedCall:
-    """A call that runs."""
-
     proposer: Watched
     sequences: Sequence[SequenceView]
-    """Those that it is for."""
-    began: float
-    """Later by the time in which the process stood still."""
-    returned: bool = False
-    """An overdue call came back after all: its proposer may be called again."""
+    began: float  # later by the time in which the process stood still
+    returned: bool = False  # an overdue call came back after all: its proposer may be called again
     _undecided: list[None] = field(default_factory=lambda: [None])
     """Empty once it ended or is overdue; `list.pop` is atomic, so only one of both can happen."""
 
@@ -70,7 +62,6 @@ class CallWatch:
         self._call: WatchedCall | None = None
 
     def passed(self, seconds: float) -> None:
-        """Learn what a pass took."""
         self.pass_s = max(seconds, _FADING * self.pass_s)
 
     def enter(self, proposer: Watched, sequences: Sequence[SequenceView]) -> WatchedCall | None:

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log
 
-from prolepsis.core.stats import PlainReason
+from prolepsis.core.reasons import PlainReason
 from prolepsis.engine.drafting.acceptance import Scoreboard, survivals
 from prolepsis.engine.drafting.draft import ROOT, Draft, principal_first
 from prolepsis.engine.drafting.effort import value
-from prolepsis.engine.drafting.kernel import draft_kernel
 from prolepsis.engine.drafting.proposer import SequenceView
-from prolepsis.engine.grammar.matcher import Matcher
+from prolepsis.engine.native.build import draft_kernel
+from prolepsis.engine.text.grammar.matcher import Matcher
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,10 +18,8 @@ class ScoredDraft:
     """A draft with its expected acceptance for one sequence."""
 
     draft: Draft
-    survivals: tuple[float, ...]
-    """Chance of each node to be accepted with all its ancestors."""
-    gain: float
-    """Expected accepted tokens, less the marginal cost of verifying them."""
+    survivals: tuple[float, ...]  # chance of each node to be accepted with all its ancestors
+    gain: float  # expected accepted tokens, less the marginal cost of verifying them
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +27,10 @@ class DraftRequest:
     """Limits on the draft of one decoding sequence in a step."""
 
     sequence: SequenceView
-    limit: int
-    """Most draft nodes, by its own ceiling, its context and the tokens it may still emit; 0: none."""
-    allowed: tuple[str, ...] | None = None
-    """Proposers that may draft; None: every proposer of the plan."""
-    always_verify: bool = False
-    """Its draft is verified whole, whether or not the cost curve says that it pays."""
-    insists_on: tuple[str, ...] = ()
-    """Proposers that are asked even if their time does not pay."""
+    limit: int  # most draft nodes, by its own ceiling, its context and the tokens it may still emit; 0: none
+    allowed: tuple[str, ...] | None = None  # proposers that may draft; None: every proposer of the plan
+    always_verify: bool = False  # its draft is verified whole, whether or not the cost curve says that it pays
+    insists_on: tuple[str, ...] = ()  # proposers that are asked even if their time does not pay
 
     def allows(self, proposer: str) -> bool:
         return self.allowed is None or proposer in self.allowed
@@ -44,22 +38,15 @@ class DraftRequest:
 
 @dataclass(slots=True)
 class DraftCandidate:
-    """A sequence while proposers compete for it."""
-
     request: DraftRequest
-    limit: int
-    """Most draft nodes in this step; 0: none."""
-    judged: bool
-    """Its drafts are scored against the tokens to come: among many sequences, each every few steps."""
+    limit: int  # most draft nodes in this step; 0: none
+    judged: bool  # its drafts are scored against the tokens to come: among many sequences, each every few steps
     is_counted: bool
     """Its drafts may be verified where they pay, so that their cost counts for its traffic class."""
     best: ScoredDraft | None = None
-    asked: bool = False
-    """Some proposer was called for it."""
-    skipped_cost: bool = False
-    """A costly proposer was not called, as its time would not pay."""
-    in_backoff: bool = False
-    """A proposer that may draft for it backs off after failures."""
+    asked: bool = False  # some proposer was called for it
+    skipped_cost: bool = False  # a costly proposer was not called, as its time would not pay
+    in_backoff: bool = False  # a proposer that may draft for it backs off after failures
 
     @property
     def sequence(self) -> SequenceView:
@@ -92,7 +79,6 @@ class DraftCandidate:
         return self.best.survivals if self.best else ()
 
     def selected(self, nodes: Sequence[int]) -> Draft | None:
-        """Return these nodes of the best draft."""
         return self.draft.select(nodes) if self.draft is not None and nodes else None
 
     def compete(self, draft: Draft, board: Scoreboard, token_cost: float) -> ScoredDraft | None:
@@ -138,8 +124,7 @@ class DraftCandidate:
         return ScoredDraft(draft, alive, value(alive, token_cost))
 
 
-MERGED = "merged"
-"""Signs merged drafts; their nodes' proposers are in `Draft.sources`."""
+MERGED = "merged"  # signs merged drafts; their nodes' proposers are in `Draft.sources`
 _LEVELS = 17  # steps of a rate's log-odds, in buckets: chains multiply rates near 1, where a step must be small
 _GRID = 256
 _LEVEL = [  # by rate in steps of the grid
@@ -153,24 +138,31 @@ def merge(first: ScoredDraft, second: ScoredDraft, limit: int) -> Draft:
     kernel = draft_kernel()
     if kernel is None:
         return merge_in_python(first, second, limit)
-    one, other = first.draft, second.draft
-    parts = (one.tokens, one.parents, first.survivals, other.tokens, other.parents, second.survivals)
+    drafts = (first.draft, second.draft)
+    parts = (
+        drafts[0].tokens,
+        drafts[0].parents,
+        first.survivals,
+        drafts[1].tokens,
+        drafts[1].parents,
+        second.survivals,
+    )
     (tokens, parents, survival, buckets), origins = kernel.merge(*parts, limit)
-    sources = (
-        *(one.sources or (one.proposer,) * len(one.tokens)),
-        *(other.sources or (other.proposer,) * len(other.tokens)),
-    )
-    return Draft(
-        tokens, parents, MERGED, survival, buckets=buckets, sources=tuple([sources[origin] for origin in origins])
-    )
+    names = [name for draft in drafts for name in draft.sources or (draft.proposer,) * len(draft.tokens)]
+    sources = tuple([names[origin] for origin in origins])
+    return Draft(tokens, parents, MERGED, survival, buckets=buckets, sources=sources)
 
 
 def merge_in_python(first: ScoredDraft, second: ScoredDraft, limit: int) -> Draft:
     """Do `merge` where nothing can be compiled: the readable reference of `engine/native/merge.h`."""
-    nodes, contested = _union(first, second)
-    likeliest = sorted(range(len(nodes)), key=lambda i: -nodes[i].survival)[
-        :limit
-    ]  # parents stay before their children
+    nodes: list[_Node] = []  # those that only the second draft has are last
+    known: dict[tuple[int, int], int] = {}
+    above = [_add(nodes, known, scored, kind) for scored, kind in ((first, _FIRST), (second, _SECOND))]
+    for node in nodes:
+        node.survival = node.rate if node.parent == ROOT else node.rate * nodes[node.parent].survival
+        if node.kind != _SHARED and node.parent in above[0] & above[1]:  # the other draft has another token there
+            node.kind += _CONTESTED
+    likeliest = sorted(range(len(nodes)), key=lambda i: -nodes[i].survival)[:limit]  # parents stay before children
     place = {node: i for i, node in enumerate(likeliest)} | {ROOT: ROOT}
     kept = [nodes[i] for i in likeliest]
     union = Draft(
@@ -178,7 +170,7 @@ def merge_in_python(first: ScoredDraft, second: ScoredDraft, limit: int) -> Draf
         tuple([place[node.parent] for node in kept]),
         MERGED,
         tuple([node.survival for node in kept]),
-        buckets=tuple([_bucket(node, contested) for node in kept]),
+        buckets=tuple([node.kind * _LEVELS + _LEVEL[int(_GRID * node.rate)] for node in kept]),
         sources=tuple([node.source for node in kept]),
     )
     return union.reorder(principal_first(union.parents))
@@ -196,26 +188,7 @@ class _Node:
     survival: float = 0.0
 
 
-def _bucket(node: _Node, contested: set[int]) -> int:
-    """Return the calibration bucket: shared, or whose it is and whether the other draft has another token there."""
-    kind = node.kind
-    if kind != _SHARED and node.parent in contested:
-        kind += _CONTESTED
-    return kind * _LEVELS + _LEVEL[int(_GRID * node.rate)]
-
-
-def _union(first: ScoredDraft, second: ScoredDraft) -> tuple[list[_Node], set[int]]:
-    """Return the nodes, those that only the second draft has last, and the parents that have children in both."""
-    nodes: list[_Node] = []
-    known: dict[tuple[int, int], int] = {}
-    above = [_add(nodes, known, scored, kind) for scored, kind in ((first, _FIRST), (second, _SECOND))]
-    for node in nodes:
-        node.survival = node.rate if node.parent == ROOT else node.rate * nodes[node.parent].survival
-    return nodes, above[0] & above[1]
-
-
 def _add(nodes: list[_Node], known: dict[tuple[int, int], int], scored: ScoredDraft, kind: int) -> set[int]:
-    """Add a draft's nodes and return their parents."""
     draft, survivals = scored.draft, scored.survivals
     places: list[int] = []
     above: set[int] = set()
@@ -244,10 +217,15 @@ def within_grammar(draft: Draft, matcher: Matcher) -> Draft | None:
 
     None also if the grammar fails: then verification fails too, and reports it.
     """
+    kept, inner = set[int](), set(draft.parents)
     try:
-        kept: set[int] = set()
-        for path in _paths(draft):
-            kept.update(path[: matcher.accepted([draft.tokens[node] for node in path])])
+        for leaf in range(len(draft.tokens)):
+            if leaf not in inner:
+                path = [leaf]
+                while (parent := draft.parents[path[-1]]) != ROOT:
+                    path.append(parent)
+                path.reverse()
+                kept.update(path[: matcher.accepted([draft.tokens[node] for node in path])])
     except Exception:  # contained: see above
         return None
     return draft.select(sorted(kept)) if kept else None
@@ -261,19 +239,6 @@ def forced_nodes(draft: Draft, matcher: Matcher) -> list[int]:
             nodes.append(node)
             above = node
     return nodes
-
-
-def _paths(draft: Draft) -> list[list[int]]:
-    """Return the nodes from the root to each leaf."""
-    paths: list[list[int]] = []
-    inner = set(draft.parents)
-    for leaf in range(len(draft.tokens)):
-        if leaf not in inner:
-            path = [leaf]
-            while (parent := draft.parents[path[-1]]) != ROOT:
-                path.append(parent)
-            paths.append(path[::-1])
-    return paths
 
 
 def levels(draft: Draft, alive: Sequence[float]) -> tuple[float, ...]:

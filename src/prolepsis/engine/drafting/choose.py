@@ -8,7 +8,8 @@ from functools import partial
 
 from prolepsis.core.messages import SetCorpora
 from prolepsis.core.plan import SpecPlan
-from prolepsis.core.stats import JudgedDraft, PlainReason, ProposerCounts, ProposerMemory, count_draft
+from prolepsis.core.reasons import PlainReason
+from prolepsis.core.stats import JudgedDraft, ProposerCounts, ProposerMemory, count_draft
 from prolepsis.engine.drafting.acceptance import AcceptanceEstimator, Scoreboard
 from prolepsis.engine.drafting.call_watch import CallWatch, WatchedCall
 from prolepsis.engine.drafting.candidate import MERGED, DraftCandidate, DraftRequest, levels
@@ -36,16 +37,9 @@ class ChosenDraft:
     draft: Draft | None
     plain: PlainReason | None
     shadow_cost: ShadowCost = ()
-    """Cost of a draft that is only compared."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProposerKind:
-    """As in `Proposer`."""
-
-    free: bool
-    one_pass: bool
-    takes_states: bool
+_NO_CAPACITY = ChosenDraft(None, "no_capacity")
 
 
 class ProposerSet:
@@ -77,69 +71,56 @@ class ProposerSet:
         self.watch = watch or CallWatch()
         self.explore = explore or Explore()
         """The budget of calls that are not expected to pay; the engine's, so that `Payback` takes from it too."""
-        self.names = tuple(p.name for p in proposers)
+        self.names = tuple(proposer.name for proposer in proposers)
         assert len(set(self.names)) == len(self.names), "proposers have different names"
         self.counts = {name: ProposerCounts() for name in self.names}
-        """Verified drafts of each proposer."""
         self.ledger = Ledger(self.names)
-        """Cost and gain of each proposer, by traffic class."""
+        self.records = DraftRecords()
+        self.contained: list[ContainedProposer] = []
+        """The proposers in the order in which they are asked: free ones first, as they decide whether others pay."""
+        self._efforts: dict[str, Effort] = {}  # of the costly ones
         self._contain = partial(
             ContainedProposer, vocab_size=vocab_size, clock=clock, ledger=self.ledger, watch=self.watch
         )
         self._window = window
-        self._acceptance = acceptance
         self._board = Scoreboard(acceptance, self.ledger)
-        free_first = sorted(proposers, key=lambda p: not p.free)  # whether the others pay depends on free drafts
-        self.records = DraftRecords()
-        self._drafters = [self._drafter(self._contain(proposer)) for proposer in free_first]
         self._removed: dict[str, ContainedProposer] = {}
-        self._untold: deque[Callable[[], None]] = deque()
+        self._notifications: deque[Callable[[], None]] = deque()
         """Calls of `commit` or `forget` that are still to be made."""
         self._paid: MarginalCost | None = None  # of the last step's drafts; None where they were not weighed
         self._num_proposed = 0
         self._kept: dict[str, int] = {}  # nodes of each live sequence's last draft that were worth verifying
+        for proposer in sorted(proposers, key=lambda proposer: not proposer.free):
+            self._add(self._contain(proposer))
 
-    @property
-    def kinds(self) -> dict[str, ProposerKind]:
-        """How each one drafts."""
-        proposers = [drafter.proposer for drafter in self._drafters]
-        return {one.name: ProposerKind(one.free, one.one_pass, one.takes_states) for one in proposers}
-
-    @property
-    def free(self) -> frozenset[str]:
-        """Names of those whose drafts cost next to nothing."""
-        return frozenset(drafter.name for drafter in self._drafters if drafter.proposer.free)
-
-    @property
-    def out(self) -> frozenset[str]:
-        """Names of those that back off after failures, or whose last call has not come back."""
-        return frozenset(drafter.name for drafter in self._drafters if drafter.proposer.is_out)
+    def _add(self, proposer: ContainedProposer) -> None:
+        self.contained.append(proposer)
+        if not proposer.free:
+            self._efforts[proposer.name] = Effort(self.explore, one_pass=proposer.one_pass)
 
     @property
     def failures(self) -> dict[str, int]:
         """Contained faults of each proposer: calls that raised, drafts that were nonsense."""
-        return {drafter.name: drafter.proposer.num_failures for drafter in self._drafters}
-
-    @property
-    def cost(self) -> CostCurve:
-        """The cost of a pass, as profiled."""
-        return self._window.cost
+        return {proposer.name: proposer.num_failures for proposer in self.contained}
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Time spent inside each proposer."""
-        return {drafter.name: drafter.proposer.seconds for drafter in self._drafters}
+        return {proposer.name: proposer.seconds for proposer in self.contained}
+
+    @property
+    def cost(self) -> CostCurve:
+        return self._window.cost
 
     def lose(self, call: WatchedCall) -> None:
-        """Do without the proposer of an overdue call until it comes back; give the others what they missed."""
-        for drafter in self._drafters:
-            if drafter.proposer is call.proposer:
-                drafter.proposer.lose(call)
-        self._tell_rest()
+        """Do without the proposer of an overdue call until it comes back; notify the others of what they missed."""
+        for proposer in self.contained:
+            if proposer is call.proposer:
+                proposer.lose(call)
+        self._notify()
 
     def memory(self) -> tuple[ProposerMemory, ...]:
         """Return the memory that each proposer takes besides the target's, from any thread."""
-        return tuple(drafter.proposer.memory() for drafter in self._drafters)
+        return tuple(proposer.memory() for proposer in self.contained)
 
     def exchange(self, name: str, proposer: Proposer | None) -> None:
         """Between two steps, replace the proposer called `name` by `proposer`, or remove it.
@@ -147,20 +128,22 @@ class ProposerSet:
         The estimates of its drafts, also of those merged with others', start over; its counters continue.
         """
         assert proposer is None or proposer.name == name, "a proposer is exchanged for one of its name"
-        self._removed.update({old.name: old.proposer for old in self._drafters if old.name == name})
-        self._drafters = [other for other in self._drafters if other.name != name]
+        self._removed.update({old.name: old for old in self.contained if old.name == name})
+        self.contained = [other for other in self.contained if other.name != name]
         for forgotten in (name, MERGED):
-            self._acceptance.forget(forgotten)
+            self._board.acceptance.forget(forgotten)
             self._board.forget(forgotten)
         self.ledger.exchange(name)
         self._kept.clear()
+        self.names = tuple(other for other in self.names if other != name)
         if proposer is not None:
             contained = self._contain(proposer)
-            contained.succeed(self._removed.pop(name, None))
             assert not contained.free, "a free proposer is asked before the others"
-            self._drafters.append(self._drafter(contained))
+            if (before := self._removed.pop(name, None)) is not None:
+                contained.num_failures, contained.seconds = before.num_failures, before.seconds
+            self._add(contained)
             self.counts.setdefault(name, ProposerCounts())
-        self.names = (*(n for n in self.names if n != name), *([name] if proposer is not None else []))
+            self.names += (name,)
 
     def propose(
         self, requests: Sequence[DraftRequest], plan: SpecPlan, load: StepLoad | None = None
@@ -220,51 +203,37 @@ class ProposerSet:
 
     def commit(self, sequence: SequenceView, num_new: int) -> None:
         """Notify every proposer that the last `num_new` tokens are committed."""
-        self._will_commit(sequence, num_new)
-        self._tell_rest()
+        learning = (proposer for proposer in self.contained if proposer.learns)
+        self._notifications += [partial(proposer.commit, sequence, num_new) for proposer in learning]
+        self._notify()
 
     def forget(self, sequence: SequenceView, num_new: int = 0) -> None:
         """Notify every proposer of the last `num_new` tokens of a sequence, and of its end."""
         self._board.drop(sequence)
         self._kept.pop(sequence.key, None)
-        if num_new:
-            self._will_commit(sequence, num_new)
-        self._untold += [partial(drafter.proposer.forget, sequence) for drafter in self._drafters]
-        self._tell_rest()
-
-    @property
-    def contained(self) -> Sequence[ContainedProposer]:
-        """The proposers themselves, for drills."""
-        return [drafter.proposer for drafter in self._drafters]
+        learning = (proposer for proposer in self.contained if proposer.learns and num_new)
+        self._notifications += [partial(proposer.commit, sequence, num_new) for proposer in learning]
+        self._notifications += [partial(proposer.forget, sequence) for proposer in self.contained]
+        self._notify()
 
     def take_corpora(self, message: SetCorpora) -> None:
-        """Have the proposers draft from the texts of an owner."""
-        for drafter in self._drafters:
-            drafter.proposer.take_corpora(message)
+        for proposer in self.contained:
+            proposer.take_corpora(message)
 
     def close(self) -> None:
-        """The engine ended: let every proposer go."""
-        for drafter in self._drafters:
-            drafter.proposer.close()
+        for proposer in self.contained:
+            proposer.close()
 
-    def _drafter(self, proposer: ContainedProposer) -> "_Drafter":
-        return _Drafter(proposer, self._board, self.explore, self.records)
-
-    def _will_commit(self, sequence: SequenceView, num_new: int) -> None:
-        for drafter in self._drafters:
-            if drafter.proposer.learns:
-                self._untold.append(partial(drafter.proposer.commit, sequence, num_new))
-
-    def _tell_rest(self) -> None:
+    def _notify(self) -> None:
         """Make the calls that are left, each once: a thread whose call is overdue leaves those after it (`lose`)."""
-        while self._untold:
-            self._untold.popleft()()
+        while self._notifications:
+            self._notifications.popleft()()
 
     def _limits(self, requests: Sequence[DraftRequest], plan: SpecPlan) -> list[int]:
         """Return the most nodes of each draft; among many, drafts start short and grow where they are kept."""
         if len(requests) <= _FEW or plan.fixed_depth is not None:
             return [request.limit for request in requests]
-        return [min(each.limit, _SHORT + 2 * self._kept.get(each.sequence.key, 0)) for each in requests]
+        return [min(request.limit, _SHORT + 2 * self._kept.get(request.sequence.key, 0)) for request in requests]
 
     def _costs(self, requests: Sequence[DraftRequest], load: StepLoad, plan: SpecPlan) -> MarginalCost | None:
         """Return the cost of the step's time if all is decoded plainly; None if drafts are not weighed by it."""
@@ -276,31 +245,31 @@ class ProposerSet:
     def _chosen(
         self, candidates: Sequence[DraftCandidate], plan: SpecPlan, load: StepLoad, costs: MarginalCost | None
     ) -> list[ChosenDraft]:
-        """Return the best draft of each candidate; `costs` None: whole, as far as all fit the pass."""
+        """Let the proposers of the plan compete; return the best draft of each candidate.
+
+        `costs` None: whole drafts, as far as all fit the pass.
+        """
         if not any(candidate.limit > 0 for candidate in candidates):
             return [_NO_CAPACITY] * len(candidates)
-        spent_ms = self._contest(candidates, plan, costs)
-        drafts = (
-            [candidate.draft for candidate in candidates] if costs is None else self._cut(candidates, load, spent_ms)
-        )
-        drafts = _within_budget(drafts, load.max_draft_tokens)
-        return [
-            ChosenDraft(draft, candidate.plain(draft, weighed=costs is not None))
-            for candidate, draft in zip(candidates, drafts, strict=True)
-        ]
-
-    def _contest(self, candidates: Sequence[DraftCandidate], plan: SpecPlan, costs: MarginalCost | None) -> float:
-        """Let the proposers of the plan compete for every sequence that may draft; return the ms of costly ones."""
         spent_ms = 0.0
-        for drafter in self._drafters:
-            if plan.proposers is not None and drafter.name not in plan.proposers:
+        for proposer in self.contained:
+            if plan.proposers is not None and proposer.name not in plan.proposers:
                 continue
-            if not drafter.proposer.backs_off():
-                spent_ms += drafter.draft(candidates, costs)
+            if not proposer.backs_off():
+                spent_ms += self._draft(proposer, candidates, costs)
                 continue
             for candidate in candidates:
-                candidate.in_backoff |= candidate.allows(drafter.name)
-        return spent_ms
+                candidate.in_backoff |= candidate.allows(proposer.name)
+        drafts = [candidate.draft for candidate in candidates]
+        if costs is not None:
+            drafts = self._cut(candidates, load, spent_ms)
+        chosen, room = list[ChosenDraft](), load.max_draft_tokens
+        for candidate, draft in zip(candidates, drafts, strict=True):
+            size = min(len(draft.tokens), room) if draft else 0
+            room -= size
+            fitting = draft.cut(size) if draft and size else None
+            chosen.append(ChosenDraft(fitting, candidate.plain(fitting, weighed=costs is not None)))
+        return chosen
 
     def _cut(self, candidates: Sequence[DraftCandidate], load: StepLoad, spent_ms: float) -> list[Draft | None]:
         """Return the part of each best draft that pays, or all of it where it is verified in any case."""
@@ -317,7 +286,7 @@ class ProposerSet:
         self, chosen: Sequence[ChosenDraft], before: Mapping[str, float], costs: MarginalCost
     ) -> list[ChosenDraft]:
         """Return drafts with each one's equal part of all proposers' time, and what verifying it would cost."""
-        number = sum(each.draft is not None for each in chosen) or 1
+        number = sum(choice.draft is not None for choice in chosen) or 1
         seconds = {name: now - before[name] for name, now in self.seconds.items() if now > before[name]}
         drafting = {name: 1000.0 * spent * costs.ms / number for name, spent in seconds.items()}
 
@@ -328,44 +297,39 @@ class ProposerSet:
             names = sorted(drafting.keys() | nodes.keys())
             return tuple((name, drafting.get(name, 0.0), nodes[name] * costs.token) for name in names)
 
-        return [replace(each, shadow_cost=cost(each.draft)) for each in chosen]
+        return [replace(choice, shadow_cost=cost(choice.draft)) for choice in chosen]
 
-
-class _Drafter:
-    """One proposer with the effort it is worth: a free one drafts always, a costly one as deep as it pays."""
-
-    def __init__(self, proposer: ContainedProposer, board: Scoreboard, explore: Explore, records: DraftRecords) -> None:
-        self.proposer = proposer
-        self.name = proposer.name
-        self._board = board
-        self._records = records
-        self._effort = None if proposer.free else Effort(explore, one_pass=proposer.one_pass)
-
-    def draft(self, candidates: Sequence[DraftCandidate], costs: MarginalCost | None) -> float:
+    def _draft(
+        self, proposer: ContainedProposer, candidates: Sequence[DraftCandidate], costs: MarginalCost | None
+    ) -> float:
         """Draft for the candidates that allow it; return the milliseconds that a costly proposer took.
 
         `costs` None: the depth is fixed, and drafts are neither weighed against their cost nor merged.
         """
-        serves = self.proposer.serves
-        served = [each for each in candidates if each.allows(self.name) and serves(each.sequence)]
+        served = [each for each in candidates if each.allows(proposer.name) and proposer.serves(each.sequence)]
         if not served:
             return 0.0
-        if self._effort is not None and costs is not None:
-            return self._draft_where_it_pays(self._effort, served, costs)
-        drafts, ms = self._propose(served, [candidate.limit for candidate in served], costs)
+        effort = self._efforts.get(proposer.name)
+        if effort is not None and costs is not None:
+            return self._draft_where_it_pays(proposer, effort, served, costs)
+        drafts, ms = self._ask(proposer, served, [candidate.limit for candidate in served], costs)
         for candidate, draft in zip(served, drafts, strict=True):
             if draft is not None:
                 candidate.compete(draft, self._board, costs.token if costs else 0.0)
         return ms
 
-    def _draft_where_it_pays(self, effort: Effort, candidates: Sequence[DraftCandidate], costs: MarginalCost) -> float:
-        longest = max(candidate.limit for candidate in candidates)
-        alive = self._board.acceptance.survival(self.name, max(2, longest))
-        decision = effort.decide([_expected(each, alive) for each in candidates], costs)
+    def _draft_where_it_pays(
+        self, proposer: ContainedProposer, effort: Effort, candidates: Sequence[DraftCandidate], costs: MarginalCost
+    ) -> float:
+        """Draft as deep as it pays; for all candidates alike, each as far as it may go."""
+        alive = self._board.acceptance.survival(proposer.name, max(2, *(candidate.limit for candidate in candidates)))
+        bests = [(candidate.limit, candidate.best) for candidate in candidates]
+        free = [(limit, levels(best.draft, best.survivals) if best else ()) for limit, best in bests]
+        decision = effort.decide([ExpectedDraft(alive[:limit], chances) for limit, chances in free], costs)
         chosen: list[DraftCandidate] = []
         depth, is_forced = decision.depth, False
         for candidate, is_asked in zip(candidates, decision.asked, strict=True):
-            if is_asked or self.name in candidate.request.insists_on:
+            if is_asked or proposer.name in candidate.request.insists_on:
                 chosen.append(candidate)
                 is_forced |= not is_asked
             else:
@@ -374,57 +338,37 @@ class _Drafter:
             return 0.0
         threshold = 0.0 if is_forced else effort.threshold(len(chosen), costs) / max(_LEAST_RATE, alive[1] / alive[0])
         depth = max(depth, RETRY_DEPTH) if is_forced else depth
-        drafts, ms = self._propose(chosen, [min(depth, each.limit) for each in chosen], costs, threshold)
+        drafts, ms = self._ask(proposer, chosen, [min(depth, each.limit) for each in chosen], costs, threshold)
         for candidate, draft in zip(chosen, drafts, strict=True):
             if draft is not None:
                 candidate.join(draft, self._board, costs.token)
         return ms
 
-    def _propose(
+    def _ask(
         self,
+        proposer: ContainedProposer,
         candidates: Sequence[DraftCandidate],
         depths: Sequence[int],
         costs: MarginalCost | None,
         threshold: float = 0.0,
     ) -> tuple[Sequence[Draft | None], float]:
-        """Return the drafts and, of a costly proposer, the milliseconds they took."""
+        """Return a proposer's drafts and, of a costly one, the milliseconds they took."""
         for candidate in candidates:
             candidate.asked = True
-        before = self.proposer.seconds
+        before = proposer.seconds
         sequences, limits = [each.sequence for each in candidates], [each.limit for each in candidates]
-        drafts = self.proposer.propose(sequences, depths, limits, threshold)
-        seconds = self.proposer.seconds - before
-        self._records.made(self.name, sequences, depths, drafts, seconds)
-        weighed = costs if all(each.is_counted for each in candidates) else None
-        origins = [origin_of(sequence) for sequence in sequences]
-        self._board.ledger.ask(self.name, origins, seconds, weighed)
-        if self._effort is None:
+        drafts = proposer.propose(sequences, depths, limits, threshold)
+        seconds = proposer.seconds - before
+        self.records.made(proposer.name, sequences, depths, drafts, seconds)
+        weighed = costs if all(candidate.is_counted for candidate in candidates) else None
+        self.ledger.ask(proposer.name, [origin_of(sequence) for sequence in sequences], seconds, weighed)
+        if (effort := self._efforts.get(proposer.name)) is None:
             return drafts, 0.0
-        ms = 1000.0 * seconds
         deepest = max((draft.depth for draft in drafts if draft is not None), default=0)
-        self._effort.cost.learn(self._effort.paid(deepest), ms)
-        return drafts, ms
-
-
-def _expected(candidate: DraftCandidate, alive: Sequence[float]) -> ExpectedDraft:
-    """Return the draft to expect for a sequence: that for all sequences, as far as it may go."""
-    best = candidate.best
-    return ExpectedDraft(alive[: candidate.limit], levels(best.draft, best.survivals) if best else ())
-
-
-_NO_CAPACITY = ChosenDraft(None, "no_capacity")
+        effort.cost.learn(effort.paid(deepest), 1000.0 * seconds)
+        return drafts, 1000.0 * seconds
 
 
 def _own_load(requests: Sequence[DraftRequest]) -> StepLoad:
     num_context = sum(len(request.sequence.tokens) for request in requests)
     return StepLoad(len(requests), num_context, sum(request.limit for request in requests))
-
-
-def _within_budget(drafts: Sequence[Draft | None], budget: int) -> list[Draft | None]:
-    """Return the drafts, the last ones cut to the room in the pass."""
-    kept: list[Draft | None] = []
-    for draft in drafts:
-        size = min(len(draft.tokens), budget) if draft else 0
-        budget -= size
-        kept.append(draft.cut(size) if draft and size else None)
-    return kept

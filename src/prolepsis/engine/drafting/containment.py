@@ -50,21 +50,14 @@ class ContainedProposer:
         self._backoff = 0
         self._watch = CallWatch() if watch is None or proposer.shares_target else watch
         self._overdue: WatchedCall | None = None
-        self.fault: Fault | None = None
-        """Makes calls for drafts fail, while a drill runs."""
-        self._missed: list[SequenceView] = []
-        """Sequences that ended while a call was overdue."""
+        self.fault: Fault | None = None  # makes calls for drafts fail, while a drill runs
+        self._missed: list[SequenceView] = []  # sequences that ended while a call was overdue
         self.learns = type(proposer).commit is not Proposer.commit
         """Whether its `commit` is called with committed tokens."""
 
     def drill(self, fault: Fault | None) -> None:
         """Have calls for drafts fail from now on; None: no more, and it need not back off for those that did."""
         self.fault, self._failed_in_row, self._backoff = fault, 0, 0
-
-    def succeed(self, other: "ContainedProposer | None") -> None:
-        """Continue with the counters of the proposer that this one replaces."""
-        if other is not None:
-            self.num_failures, self.seconds = other.num_failures, other.seconds
 
     def serves(self, sequence: SequenceView) -> bool:
         """Return whether the proposer may draft for the sequence; one that raises is called, and fails there."""
@@ -75,7 +68,6 @@ class ContainedProposer:
 
     @property
     def is_out(self) -> bool:
-        """Whether it drafts nothing for now."""
         return self._backoff > 0 or self._overdue is not None
 
     def backs_off(self) -> bool:
@@ -141,14 +133,12 @@ class ContainedProposer:
             log.exception("corpora_not_taken", proposer=self.name)
 
     def close(self) -> None:
-        """The engine ended."""
         try:
             self._proposer.close()
         except Exception:  # contained: nothing is left that it could harm
             log.exception("proposer_close_failed", proposer=self.name)
 
     def memory(self) -> ProposerMemory:
-        """Return the memory it takes, from any thread."""
         return self._proposer.memory()
 
     def _ask(self, asked: Sequence[_Asked], threshold: float, call: WatchedCall | None) -> list[Draft | None]:

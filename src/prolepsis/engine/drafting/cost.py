@@ -39,7 +39,10 @@ class CostCurve:
         self.tokens = tuple(tokens)
         self.contexts = tuple(contexts)
         self.profiled = tuple(tuple(line) for line in ms)
-        self._grid = _monotone(self.profiled)
+        lines = [list(accumulate(line, max)) for line in self.profiled]
+        self._grid = [
+            list(line) for line in accumulate(lines, lambda a, b: [max(x, y) for x, y in zip(a, b, strict=True)])
+        ]
         self._token_slope = statistics.mean(_slope(tokens, column) for column in zip(*self._grid, strict=True))
         self._context_slope = statistics.mean(_slope(contexts, line) for line in self._grid)
         self._tables: dict[int, list[float]] = {}
@@ -52,7 +55,9 @@ class CostCurve:
         """
         if num_tokens <= _TABLE_TOKENS:
             return self.table(num_tokens, num_context)[num_tokens]
-        return self._predict(num_tokens, _rounded(num_context) * _CONTEXT_STEP)
+        first = max(0, min(bisect_left(self.tokens, num_tokens) - 1, len(self.tokens) - 2))
+        near = slice(first, first + 2)
+        return self._at(self._column(_rounded(num_context) * _CONTEXT_STEP, near), num_tokens, near)
 
     def table(self, num_tokens: int, num_context: int) -> list[float]:
         """Return a list, indexed by tokens up to at least `num_tokens`, of milliseconds at about `num_context`."""
@@ -62,11 +67,12 @@ class CostCurve:
             if len(self._tables) >= _MAX_TABLES:
                 self._tables.clear()
             size = max(_TABLE_TOKENS, 1 << num_tokens.bit_length())
-            table = self._tables[step] = self._build(size, step * _CONTEXT_STEP)
+            column = self._column(step * _CONTEXT_STEP)
+            ms = [self._at(column, tokens) for tokens in range(1, size + 1)]
+            table = self._tables[step] = list(accumulate([ms[0], *ms], max))
         return table
 
     def to_json(self) -> str:
-        """Return the profiled points."""
         return json.dumps({"tokens": self.tokens, "contexts": self.contexts, "ms": self.profiled})
 
     @classmethod
@@ -78,17 +84,6 @@ class CostCurve:
             return cls(tokens, contexts, [[float(x) for x in line] for line in data["ms"]])
         except (KeyError, TypeError, AssertionError) as error:
             raise ValueError(f"not a stored cost curve: {error}") from error
-
-    def _build(self, size: int, context: int) -> list[float]:
-        column = self._column(context)
-        ms = [self._at(column, tokens) for tokens in range(1, size + 1)]
-        return list(accumulate([ms[0], *ms], max))
-
-    def _predict(self, num_tokens: int, num_context: int) -> float:
-        """Return the value of the whole column, from the two profiled points around `num_tokens`."""
-        first = max(0, min(bisect_left(self.tokens, num_tokens) - 1, len(self.tokens) - 2))
-        near = slice(first, first + 2)
-        return self._at(self._column(num_context, near), num_tokens, near)
 
     def _column(self, num_context: int, lines: slice = _ALL) -> list[float]:
         """Return the milliseconds of each of these profiled numbers of tokens at `num_context`."""
@@ -130,17 +125,11 @@ def profile_cost(
 
 
 def _rounded(num_context: int) -> int:
-    """Return a context in steps of tables."""
     return (num_context + _CONTEXT_STEP // 2) // _CONTEXT_STEP
 
 
 def _ascends(values: Sequence[int]) -> bool:
     return bool(values) and all(a < b for a, b in pairwise(values))
-
-
-def _monotone(ms: Sequence[Sequence[float]]) -> list[list[float]]:
-    lines = [list(accumulate(line, max)) for line in ms]
-    return [list(line) for line in accumulate(lines, lambda a, b: [max(x, y) for x, y in zip(a, b, strict=True)])]
 
 
 def _slope(knots: Sequence[int], values: Sequence[float]) -> float:

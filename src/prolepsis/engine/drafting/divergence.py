@@ -14,8 +14,7 @@ from torch import Tensor
 from prolepsis.engine.sampling.sampler import Sampler, SamplingRow
 
 BF16_FRACTION_BITS = 7
-NEAR_TIE_ULPS = 2.0
-"""Each of the two logits may be off by one unit in the last place of bfloat16."""
+NEAR_TIE_ULPS = 2.0  # each of the two logits may be off by one unit in the last place of bfloat16
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +22,8 @@ class Divergence:
     """The meaning of the first token at which two runs differ."""
 
     kind: Literal["near_tie", "structural"]
-    margin: float
-    """Distance of the two tokens' scores, in logits; infinite if one of them was not allowed."""
-    tolerance: float
-    """Largest margin that rounding explains, in logits."""
+    margin: float  # distance of the two tokens' scores, in logits; infinite if one of them was not allowed
+    tolerance: float  # largest margin that rounding explains, in logits
 
 
 def bf16_spacing(magnitude: float) -> float:

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-ROOT = -1
-"""Parent index of a node that follows the last committed token directly."""
+ROOT = -1  # parent index of a node that follows the last committed token directly
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +32,11 @@ class Draft:
 
     @property
     def principal(self) -> tuple[int, ...]:
-        """Tokens of the principal chain."""
         length = next((i for i, parent in enumerate(self.parents) if parent != i - 1), len(self.parents))
         return self.tokens[:length]
 
     @property
     def depth(self) -> int:
-        """Tokens of its longest path."""
         return max(self.depths(), default=0)
 
     def depths(self) -> tuple[int, ...]:
@@ -50,7 +47,6 @@ class Draft:
         return tuple(depths)
 
     def cut(self, size: int) -> "Draft":
-        """Return the draft with its first `size` nodes only."""
         return self.select(range(min(size, len(self.tokens))))
 
     def select(self, nodes: Sequence[int]) -> "Draft":
@@ -71,7 +67,6 @@ class Draft:
         )
 
     def child(self, node: int, token: int) -> int | None:
-        """Return the child of `node` that carries `token`."""
         tokens, parents = self.tokens, self.parents
         for i in range(node + 1, len(tokens)):
             if tokens[i] == token and parents[i] == node:
@@ -96,9 +91,9 @@ class Draft:
         path = self.follow(tokens)
         if len(path) < len(tokens):
             return None
-        return self._below(path[-1]) if path else self
-
-    def _below(self, top: int) -> "Draft":
+        if not path:
+            return self
+        top = path[-1]
         inside, nodes = {top}, list[int]()
         for node in range(top + 1, len(self.tokens)):
             if self.parents[node] in inside:
@@ -106,7 +101,7 @@ class Draft:
                 nodes.append(node)
         below = self.reorder(nodes, root=top)
         alive = self.survival[top] if self.survival else 0.0
-        below = replace(below, survival=tuple([min(1.0, one / alive) for one in below.survival]) if alive else ())
+        below = replace(below, survival=tuple([min(1.0, each / alive) for each in below.survival]) if alive else ())
         return below if below.is_chain else below.reorder(principal_first(below.parents))
 
     def likeliest(self, size: int) -> "Draft":
@@ -128,7 +123,6 @@ class Draft:
         return tuple(self.sources[node] for node in nodes)
 
     def bucket_of(self, node: int) -> int:
-        """Return the calibration bucket of one node."""
         return self.buckets[node] if self.buckets else self.bucket
 
     def conditional(self, node: int) -> float | None:
@@ -166,7 +160,6 @@ class Draft:
 
 
 def chain(tokens: tuple[int, ...], proposer: str, survival: tuple[float, ...] = (), bucket: int = 0) -> Draft:
-    """Return a chain draft: each token follows the one before."""
     return Draft(tokens, tuple(range(-1, len(tokens) - 1)), proposer, survival, bucket)
 
 

@@ -44,8 +44,7 @@ class LevelCost:
         self._ms = _LEVEL_DECAY * self._ms + ms
 
 
-RETRY_DEPTH = 3
-"""Levels of a draft whose gain is not known to pay."""
+RETRY_DEPTH = 3  # levels of a draft whose gain is not known to pay
 _RETRIED = 4  # sequences at most: a head reads the whole prompt of each that it never drafted for
 
 
@@ -53,20 +52,16 @@ _RETRIED = 4  # sequences at most: a head reads the whole prompt of each that it
 class MarginalCost:
     """Cost of a step's time, in emitted tokens."""
 
-    token: float
-    """One more token in the pass: the survival at which verifying it just pays."""
-    ms: float
-    """One millisecond: the tokens that the step emits in it."""
+    token: float  # one more token in the pass: the survival at which verifying it just pays
+    ms: float  # one millisecond: the tokens that the step emits in it
 
 
 @dataclass(frozen=True, slots=True)
 class ExpectedDraft:
     """Expected draft of a proposer for one sequence, by depth, up to its limit."""
 
-    survivals: Sequence[float]
-    """Chance that the likeliest node at a depth is accepted."""
-    free: Sequence[float] = ()
-    """Chance that some node of the sequence's free draft is accepted there."""
+    survivals: Sequence[float]  # chance that the likeliest node at a depth is accepted
+    free: Sequence[float] = ()  # chance that some node of the sequence's free draft is accepted there
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +91,13 @@ class Effort:
         nets = [(sum(_at(each, depth) for each in gains) - self._tokens(depth, costs), -depth) for depth in depths]
         net, depth = max(nets, default=(0.0, 0))
         if net <= 0.0:
-            return self._retry(len(expected), costs)
+            num_sequences = len(expected)
+            if not self._explore.grant("retry", self._tokens(RETRY_DEPTH, costs)):
+                return DepthDecision(0, (False,) * num_sequences)
+            first, number = self._num_retries * _RETRIED, min(_RETRIED, num_sequences)
+            self._num_retries += 1
+            retried = {(first + i) % num_sequences for i in range(number)}
+            return DepthDecision(RETRY_DEPTH, tuple(i in retried for i in range(num_sequences)))
         return DepthDecision(-depth, tuple(_at(each, -depth) > 0.0 for each in gains))
 
     def threshold(self, num_sequences: int, costs: MarginalCost) -> float:
@@ -108,17 +109,7 @@ class Effort:
         return min(depth, 1) if self._one_pass else depth
 
     def _tokens(self, depth: int, costs: MarginalCost) -> float:
-        """Return what a call of this depth costs."""
         return self.paid(depth) * self.cost.ms * costs.ms
-
-    def _retry(self, num_sequences: int, costs: MarginalCost) -> DepthDecision:
-        """Return a call for a few sequences, others each time, if the budget lets there be one."""
-        if not self._explore.grant("retry", self._tokens(RETRY_DEPTH, costs)):
-            return DepthDecision(0, (False,) * num_sequences)
-        first, number = self._num_retries * _RETRIED, min(_RETRIED, num_sequences)
-        self._num_retries += 1
-        retried = {(first + i) % num_sequences for i in range(number)}
-        return DepthDecision(RETRY_DEPTH, tuple(i in retried for i in range(num_sequences)))
 
 
 def _gains(expected: ExpectedDraft, token_cost: float) -> list[float]:

@@ -17,13 +17,10 @@ _MOST, _MOST_OWED = 1.0, 8.0  # tokens
 
 
 class Explore:
-    """The budget of one engine."""
-
     def __init__(self) -> None:
         self.start_over()
 
     def start_over(self) -> None:
-        """Forget what was spent."""
         self._credit = dict.fromkeys(SHARES, _MOST)
 
     def earn(self, num_tokens: int) -> None:

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, fields
 
 from prolepsis.core.kill_scope import killed_proposers
 from prolepsis.core.plan import DisabledProposer, SpecPlan
+from prolepsis.core.reasons import PlainReason
 from prolepsis.core.requests import UNCOUNTED_CLASS
-from prolepsis.core.stats import PlainReason, TenantCounts, TrafficClassCounts
+from prolepsis.core.stats import TenantCounts, TrafficClassCounts
 from prolepsis.engine.drafting.draft import Draft
 from prolepsis.engine.drafting.effort import MarginalCost
 from prolepsis.engine.drafting.proposer import SequenceView
@@ -37,8 +38,7 @@ class _Part:
 
 @dataclass(slots=True)
 class _TenantPart(_Part):
-    counted_at: int = 0
-    """When it was counted last, in counts of all tenants."""
+    counted_at: int = 0  # when it was counted last, in counts of all tenants
 
 
 @dataclass(slots=True)
@@ -75,12 +75,11 @@ class _Tally(_Part):
         )
 
 
-_PARTS = tuple(one.name for one in fields(_Part))
-_COUNTS = tuple(one.name for one in fields(_Tally) if one.name not in ("tenants", "num_counted"))
+_PARTS = tuple(field.name for field in fields(_Part))
+_COUNTS = tuple(field.name for field in fields(_Tally) if field.name not in ("tenants", "num_counted"))
 
 
-Origin = tuple[str, str]
-"""Traffic class and tenant of a sequence."""
+Origin = tuple[str, str]  # traffic class and tenant of a sequence
 
 
 def origin_of(sequence: SequenceView) -> Origin:
@@ -107,10 +106,7 @@ class Ledger:
         return sum(part.num_asked for tenant, part in tally.tenants.items() if tenant in tenants)
 
     def exchange(self, proposer: str) -> None:
-        """Start over for another proposer of this name.
-
-        Its counts stay, at zero, so that those who read them see that they fell: one that is disabled counts nothing.
-        """
+        """Start over for another proposer of this name. Its counts stay, at zero, so that readers see them fall."""
         self._names.add(proposer)
         self._tallies = {key: _Tally() if key[0] == proposer else tally for key, tally in self._tallies.items()}
 
@@ -151,7 +147,6 @@ class Ledger:
                     part.gained_squared += gained * gained
 
     def fail(self, proposer: str, traffic_class: str) -> None:
-        """Count a fault of the proposer."""
         if (tally := self._of(proposer, traffic_class)) is not None:
             tally.num_errors += 1
             tally.errors_in_row += 1
@@ -164,13 +159,11 @@ class Ledger:
                 tally.is_lost = True
 
     def find(self, proposer: str) -> None:
-        """The overdue call of a proposer came back."""
         for key, tally in self._tallies.items():
             if key[0] == proposer:
                 tally.is_lost = False
 
     def succeed(self, proposer: str, traffic_class: str) -> None:
-        """It returned a sound draft."""
         tally = self._tallies.get((proposer, traffic_class))
         if tally is not None:
             tally.errors_in_row = 0
@@ -183,8 +176,7 @@ class Ledger:
         return tally
 
 
-Grant = tuple[str, str, frozenset[str], int]
-"""Proposer, traffic class, tenants, number of the half-open round."""
+Grant = tuple[str, str, frozenset[str], int]  # proposer, traffic class, tenants, number of the half-open round
 
 
 class DisabledProposers:
@@ -201,23 +193,27 @@ class DisabledProposers:
         self._killed: frozenset[str] = frozenset()
 
     def allowed(
-        self,
-        origin: Origin,
-        names: tuple[str, ...],
-        plan: SpecPlan,
-        *,
-        compared: bool = False,
+        self, origin: Origin, names: tuple[str, ...], plan: SpecPlan, *, compared: bool = False
     ) -> tuple[str, ...]:
         """Return the proposers of `names` that are not disabled; `compared`: their drafts are only compared."""
         if plan is not self._plan:
-            self._take(plan)
+            self._plan, self._by_traffic_class = plan, {}
+            self._killed = killed_proposers(plan.killed)
+            granted: dict[Grant, int] = {}
+            for entry in plan.disabled:
+                self._by_traffic_class.setdefault(entry.traffic_class, []).append(entry)
+                key = _grant(entry)
+                granted[key] = self._granted_at[key] if key in self._granted_at else self._num_asked(entry)
+            self._granted_at = granted
         traffic_class, tenant = origin
         disabled = {
             entry.proposer
             for entry in self._by_traffic_class.get(traffic_class, ())
             if (not entry.tenants or tenant in entry.tenants)
             and not (compared and entry.compared)
-            and not self._has_trial(entry)
+            and not (
+                entry.num_trials > 0 and self._num_asked(entry) - self._granted_at[_grant(entry)] < entry.num_trials
+            )
         }
         disabled |= self._killed
         return tuple(name for name in names if name not in disabled) if disabled else names
@@ -230,22 +226,6 @@ class DisabledProposers:
         """Another proposer has this name, and its counts began again: grants to it begin now."""
         self._granted_at = {grant: number for grant, number in self._granted_at.items() if grant[0] != proposer}
         self._plan = None
-
-    def _take(self, plan: SpecPlan) -> None:
-        self._plan, self._by_traffic_class = plan, {}
-        self._killed = killed_proposers(plan.killed)
-        granted: dict[Grant, int] = {}
-        for entry in plan.disabled:
-            self._by_traffic_class.setdefault(entry.traffic_class, []).append(entry)
-            key = _grant(entry)
-            granted[key] = self._granted_at[key] if key in self._granted_at else self._num_asked(entry)
-        self._granted_at = granted
-
-    def _has_trial(self, entry: DisabledProposer) -> bool:
-        """Return whether a half-open trial is left of the entry's grant."""
-        if not entry.num_trials:
-            return False
-        return self._num_asked(entry) - self._granted_at[_grant(entry)] < entry.num_trials
 
     def _num_asked(self, entry: DisabledProposer) -> int:
         return self._ledger.num_asked(entry.proposer, entry.traffic_class, entry.tenants)

@@ -71,30 +71,21 @@ class _History:
     net: float = 0.0
     """Decayed sums over steps in which it was drafted for: their number, and tokens gained less their cost."""
     last: float | None = None
-    """Net gain of the step before."""
-    num_new: int = _NEW
-    """Steps left in which it counts as new."""
+    num_new: int = _NEW  # steps left in which it counts as new
     trial: int = 0
-    """Steps left of its trial."""
-    charged: float = 0.0
-    """Tokens of the budget that its trial may still lose."""
+    charged: float = 0.0  # tokens of the budget that its trial may still lose
     is_charged: bool = False
-    """Its trial loses tokens of the budget."""
     paused: bool = False
-    until: int = 0
-    """Step at which its pause or idle back-off ends."""
+    until: int = 0  # step at which its pause or idle back-off ends
     band: int = 0
     """Load band in which its trial or pause began: a lower band ends a pause early, a higher one restarts a trial."""
     pause: int = _FIRST_PAUSE
-    """Steps of its next pause."""
-    idle_cost: float = 0.0
-    """Tokens that looking for drafts cost since one was worth verifying."""
+    idle_cost: float = 0.0  # tokens that looking for drafts cost since one was worth verifying
     backoff: int = _FIRST_BACKOFF
-    """Steps of its next idle back-off."""
 
 
 class Pauses:
-    """The histories of live sequences, and what is known by load."""
+    """Per-sequence state (active, paused, on trial) and the expected gain per load band."""
 
     def __init__(self, explore: Explore) -> None:
         self._explore = explore
@@ -134,8 +125,13 @@ class Pauses:
             return
         band = load_band(num_sequences)
         new = self._new[band]
-        if band == 0:
-            self._back_off(history, num_nodes, net)
+        if band == 0:  # looking for drafts in vain backs off, longer each time
+            history.idle_cost -= net
+            if num_nodes:
+                history.idle_cost, history.backoff = 0.0, _FIRST_BACKOFF
+            elif history.idle_cost > _IDLE_COST:
+                history.until = self._step + 1 + history.backoff
+                history.backoff = min(_LONGEST_BACKOFF, 2 * history.backoff)
         if history.last is not None and (history.num_new or history.trial):
             new.add(net, history.last)
         history.num_new, history.last = max(0, history.num_new - 1), net
@@ -146,13 +142,15 @@ class Pauses:
         loss_limit = _LOSS_LIMIT_ALONE if band == 0 else _LOSS_LIMIT
         if history.trial <= _TRIAL - _LEAST_STEPS and history.net + new.prior < -loss_limit:
             self._settle(history)
-            self._pause(history)
+            # pauses end together, as steps without any drafts are the cheapest
+            history.until = -(-(self._step + history.pause) // _FIRST_PAUSE) * _FIRST_PAUSE
+            history.paused, history.band = True, self._band
+            history.pause = min(_LONGEST_PAUSE, 2 * history.pause)
         elif history.is_charged and not history.trial:
             self._settle(history)
             history.pause = _FIRST_PAUSE
 
     def forget(self, key: str) -> None:
-        """The sequence ended."""
         history = self._histories.pop(key, None)
         if history is not None:
             self._settle(history)
@@ -169,23 +167,8 @@ class Pauses:
         factor = min(1.0, _KEPT_WEIGHT / history.steps) if history.steps else 1.0
         history.steps, history.net = factor * history.steps, factor * history.net
 
-    def _back_off(self, history: _History, num_nodes: int, net: float) -> None:
-        if num_nodes:
-            history.idle_cost, history.backoff = 0.0, _FIRST_BACKOFF
-            return
-        history.idle_cost -= net
-        if history.idle_cost > _IDLE_COST:
-            history.until = self._step + 1 + history.backoff
-            history.backoff = min(_LONGEST_BACKOFF, 2 * history.backoff)
-
     def _settle(self, history: _History) -> None:
         """Give back what a trial did not lose, or take what it lost beyond."""
         if history.is_charged:
             self._explore.charge("trial", -history.charged)
             history.is_charged = False
-
-    def _pause(self, history: _History) -> None:
-        """Pause; pauses end together, as steps without any drafts are the cheapest."""
-        history.until = -(-(self._step + history.pause) // _FIRST_PAUSE) * _FIRST_PAUSE
-        history.paused, history.band = True, self._band
-        history.pause = min(_LONGEST_PAUSE, 2 * history.pause)

@@ -25,14 +25,11 @@ class Payback:
         self.start_over()
 
     def start_over(self) -> None:
-        """Forget all that was learned."""
         self.explore.start_over()
         self._comparison = StepComparison(self.explore)
         self._pauses = Pauses(self.explore)
         self._longest_ms = 0.0
-        """Recent time of making drafts in a step."""
-        self._num_paused_steps = 0
-        """Steps in a row in which all sequences paused."""
+        self._num_paused_steps = 0  # steps in a row in which all sequences paused
 
     def begin(self, keys: Sequence[str], num_sequences: int, *, only_decodes: bool = True) -> frozenset[str]:
         """Return which of the sequences `keys`, of `num_sequences` that decode, may draft in this step.
@@ -55,7 +52,6 @@ class Payback:
         return self._comparison.correction(num_sequences)
 
     def drops_states(self, key: str) -> bool:
-        """Return whether no hidden states of the sequence need be kept for now."""
         return self._pauses.drops_states(key)
 
     def observe(self, step: StepCost, drafts: Mapping[str, tuple[int, int]]) -> None:
@@ -82,5 +78,4 @@ class Payback:
         return replace(step, ms=step.ms - excess, drafting_ms=longest) if excess else step
 
     def forget(self, key: str) -> None:
-        """The sequence ended."""
         self._pauses.forget(key)

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from prolepsis.core.client_draft import ClientDraft
@@ -14,7 +14,7 @@ from prolepsis.engine.drafting.draft import Draft
 if TYPE_CHECKING:  # the package itself exports Proposer and imports no torch
     from torch import Tensor
 
-    from prolepsis.engine.grammar.matcher import Matcher
+    from prolepsis.engine.text.grammar.matcher import Matcher
 
 
 class SequenceView(Protocol):
@@ -67,13 +67,30 @@ class SequenceView(Protocol):
         """64-bit key of the sequence's keyed noise (`engine.sampling.noise`), for proposers that share it."""
 
 
+@dataclass(slots=True)
+class SequenceFields:
+    """A `SequenceView` of plain values, for sequences of engines elsewhere; what is not known of them is empty."""
+
+    key: str
+    tokens: list[int]
+    num_prompt_tokens: int
+    params: SamplingParams = field(default_factory=SamplingParams)
+    noise_key: int = 0
+    cache_salt: str = ""
+    tenant: str = ""
+    traffic_class: str = ""
+    pages: Sequence[int] = ()
+    prediction: Sequence[int] = ()
+    client_draft: ClientDraft | None = None
+    matcher: "Matcher | None" = None
+
+
 @dataclass(frozen=True, slots=True)
 class HiddenStates:
     """The target's hidden states of one sequence in one step, at tokens that stand."""
 
     sequence: SequenceView
-    start: int
-    """Position of the first of `tokens` in the sequence."""
+    start: int  # position of the first of `tokens` in the sequence
     tokens: Sequence[int]
     """Prompt tokens, the last committed token and accepted draft tokens; `sequence.tokens` lacks the accepted ones."""
     features: "Tensor"  # [len(tokens), aux_layers * hidden] bfloat16
@@ -102,8 +119,7 @@ class Proposer(ABC):
     name: str
     free: bool = False
     """A draft costs next to nothing: the proposer drafts every step and is judged on every committed token."""
-    one_pass: bool = False
-    """A draft costs the same however deep it is."""
+    one_pass: bool = False  # a draft costs the same however deep it is
     shares_target: bool = False
     """It computes with the target's threads, cache or device, so no pass may run meanwhile: a call that is late is
     waited for. Calls of other proposers are left to themselves when they are late (`engine.drafting.call_watch`)."""

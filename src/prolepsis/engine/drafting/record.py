@@ -12,7 +12,6 @@ from prolepsis.engine.drafting.proposer import SequenceView
 class _Made:
     proposer: str
     start: int
-    """Tokens of the sequence when it was made."""
     depth: int
     draft: Draft | None
 
@@ -30,7 +29,6 @@ class ProposerCall:
     proposer: str
     num_sequences: int
     depth: int
-    """Levels of the deepest draft that was made."""
     seconds: float
 
 
@@ -43,7 +41,6 @@ class DraftRecords:
         """Calls of proposers, while somebody measures them and empties the list."""
 
     def begin(self, sequence: SequenceView) -> None:
-        """Record the drafts of a sequence from here on."""
         self._sequences.setdefault(sequence.key, _Recorded())
 
     def made(
@@ -67,7 +64,6 @@ class DraftRecords:
                 recorded.made.append(_Made(proposer, len(sequence.tokens), depth, draft))
 
     def end(self, sequence: SequenceView, sample: int) -> dict[str, list[RecordedDraft]]:
-        """Return the drafts of a sequence that has ended, by proposer."""
         recorded, found = self._sequences.pop(sequence.key, None), dict[str, list[RecordedDraft]]()
         classes, start = dict[int, int](), -1
         for made in recorded.made if recorded else ():

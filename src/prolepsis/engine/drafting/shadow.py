@@ -16,8 +16,7 @@ class ShadowDraft:
 
     def __init__(self, draft: Draft) -> None:
         self.draft = draft
-        self.path: list[int] = []
-        """Nodes of the draft whose tokens were emitted, from the root down."""
+        self.path: list[int] = []  # nodes of the draft whose tokens were emitted, from the root down
 
     def follow(self, tokens: Sequence[int]) -> bool:
         """Process the tokens just emitted; return whether the draft is decided: by the first token that leaves it."""
@@ -54,7 +53,9 @@ class ShadowBudget:
 
     def admit(self, request_id: str) -> bool:
         """Return whether a request that begins may draft until it ends."""
-        if self.share < 1.0 and (self._credit_s <= 0.0 or (self._active and not self._one_more_fits)):
+        # the first request shows what one takes
+        one_more_fits = 0.0 < (len(self._active) + 1) * self._each_s <= self.share * self._pass_s
+        if self.share < 1.0 and (self._credit_s <= 0.0 or (self._active and not one_more_fits)):
             return False
         self._active.add(request_id)
         return True
@@ -68,21 +69,16 @@ class ShadowBudget:
             self._next_sample_s = now_s + _SAMPLE_EVERY_S
         return is_due
 
-    @property
-    def _one_more_fits(self) -> bool:
-        """Whether the share is kept with one request more; the first request shows what one takes."""
-        return 0.0 < (len(self._active) + 1) * self._each_s <= self.share * self._pass_s
-
     def end(self, request_id: str) -> None:
-        """A request ended, admitted or not."""
+        """Count the end of a request, admitted or not."""
         self._active.discard(request_id)
 
     def spend(self, seconds: float) -> None:
-        """Drafts that are compared took so long."""
+        """Count the time of drafts that are compared."""
         self._spent_s += seconds
 
     def passed(self, pass_s: float) -> None:
-        """A pass took so many seconds, after the drafts made for it."""
+        """Learn the time of a pass, after the drafts made for it."""
         self._pass_s = _mean(self._pass_s, pass_s)
         if self._active and (self._each_s or self._spent_s):
             self._each_s = _mean(self._each_s, self._spent_s / len(self._active))

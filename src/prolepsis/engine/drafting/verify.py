@@ -13,9 +13,9 @@ from torch import Tensor
 from prolepsis.core.errors import GrammarFailed
 from prolepsis.core.requests import SamplingParams
 from prolepsis.engine.drafting.draft import ROOT, Draft
-from prolepsis.engine.grammar.matcher import Matcher
 from prolepsis.engine.sampling.processors import LogitBias, TokenHistory, is_edited
 from prolepsis.engine.sampling.sampler import DraftRows, Sampler, SamplingRow
+from prolepsis.engine.text.grammar.matcher import Matcher
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +24,7 @@ class SequenceStep:
 
     draft: Draft | None
     params: SamplingParams
-    key: int
-    """64-bit key of the sequence's noise (`engine.sampling.noise.noise_key`)."""
+    key: int  # 64-bit key of the sequence's noise (`engine.sampling.noise.noise_key`)
     position: int
     """Output position of the first token this step emits: the number of output tokens committed so far."""
     first_row: int
@@ -36,31 +35,24 @@ class SequenceStep:
     """Most tokens this step may emit for another reason than `max_tokens` (the context's end); at least 1."""
     matcher: Matcher | None = None
     """The matcher of the sequence's grammar, if it has one, after the last committed token."""
-    bias: LogitBias | None = None
-    """The logit bias of `params`; needed only if there is one."""
+    bias: LogitBias | None = None  # the logit bias of `params`; needed only if there is one
 
     @property
     def limit(self) -> int:
-        """Most tokens this step may emit."""
         left = self.params.max_tokens - self.position
         return left if self.room is None else min(left, self.room)
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyResult:
-    """The result of one step for one sequence."""
-
     tokens: tuple[int, ...]
     """Emitted: the tokens of `path`, then one more of the target's own (recovered, bonus, or the sequence's last)."""
-    path: tuple[int, ...]
-    """Accepted draft nodes from the root down; always one fewer than `tokens`."""
-    end_token: int | None = None
-    """The last emitted token, if it ends the sequence (end of sequence, stop id)."""
+    path: tuple[int, ...]  # accepted draft nodes from the root down; always one fewer than `tokens`
+    end_token: int | None = None  # the last emitted token, if it ends the sequence (end of sequence, stop id)
     last_was_drafted: bool = False
     """The sequence ended (end token or limit) on a token that the draft held too: right, though not in `path`."""
     first_row: int = 0
-    fault: GrammarFailed | None = None
-    """The sequence's grammar gave up behind these tokens; there may be none."""
+    fault: GrammarFailed | None = None  # the sequence's grammar gave up behind these tokens; there may be none
 
     @property
     def num_accepted(self) -> int:
@@ -176,7 +168,6 @@ def _argmax(logits: Tensor, steps: Sequence[SequenceStep], sampler: Sampler) -> 
 def _verify_in_kernel(
     steps: Sequence[SequenceStep], logits: Tensor, sampler: Sampler, _: Sequence[int] | None
 ) -> list[VerifyResult]:
-    """Let the kernel walk down each draft."""
     ends = [sampler.ends(step.params) for step in steps]
     walked = sampler.verify(logits, [_draft_rows(*pair) for pair in zip(steps, ends, strict=True)])
     return [

@@ -30,20 +30,13 @@ _SHORTEST = 8  # steps with drafts between two references
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """Time of a step that computed no prompt."""
-
     num_sequences: int
     num_tokens: int
-    """Emitted."""
-    num_draft_tokens: int
-    """Verified; 0: a step without drafts."""
+    num_draft_tokens: int  # verified; 0: a step without drafts
     ms: float
-    plain_ms: float
-    """Predicted for the same sequences without drafts."""
-    drafting_ms: float
-    """Part of `ms` that was measured for proposing and for learning of proposers."""
-    verifying_ms: float = 0.0
-    """Predicted for the drafts' tokens."""
+    plain_ms: float  # predicted for the same sequences without drafts
+    drafting_ms: float  # part of `ms` that was measured for proposing and for learning of proposers
+    verifying_ms: float = 0.0  # predicted for the drafts' tokens
 
     @property
     def is_sound(self) -> bool:
@@ -57,12 +50,9 @@ class StepCost:
 class CostCorrection:
     """How measured steps differ from predicted ones, at one load."""
 
-    plain: float = 1.0
-    """Ratio for a step without drafts."""
-    verifying: float = 1.0
-    """Ratio for what drafts add to a step, apart from making them: at most `plain`."""
-    token_ms: float = 0.0
-    """What each draft token adds beyond the prediction."""
+    plain: float = 1.0  # ratio for a step without drafts
+    verifying: float = 1.0  # ratio for what drafts add to a step, apart from making them: at most `plain`
+    token_ms: float = 0.0  # what each draft token adds beyond the prediction
 
     def of_drafts(self, predicted_ms: float, num_tokens: int) -> float:
         """Return the milliseconds that so many draft tokens add, of which `predicted_ms` were predicted."""
@@ -80,7 +70,6 @@ class StepComparison:
         self._loads: defaultdict[int, _Load] = defaultdict(_Load)
 
     def correction(self, num_sequences: int) -> CostCorrection:
-        """Return the correction as steps showed it."""
         return self._of(num_sequences).correction
 
     def wants_reference(self, num_sequences: int) -> bool:
@@ -116,28 +105,17 @@ def load_band(num_sequences: int) -> int:
     return (num_sequences - 1).bit_length()
 
 
-@dataclass(frozen=True, slots=True)
-class _Verifying:
-    """What verifying costs: `ratio` times what is predicted, and `token` plain steps for each draft token."""
-
-    ratio: float
-    token: float = 0.0
-
-
 class _Load:
     """One load: a measured plain step over the predicted one, and decayed sums over steps with drafts."""
 
     def __init__(self) -> None:
         self._plain = self._weight = 0.0
-        self.plain_ms = 0.0
-        """Of the last step without its drafts, as measured."""
+        self.plain_ms = 0.0  # of the last step without its drafts, as measured
         self._excess = self._predicted = 0.0  # in plain steps: measured less predicted, and predicted
         self._num_drafted = 0.0  # draft tokens
         self._tokens = self._time = 0.0  # of steps with drafts, in units of plain steps
-        self.num_waited = 0
-        """Steps since the last one without drafts."""
-        self.is_in_doubt = True
-        """The last plain steps were few, or may no longer show the cost of one."""
+        self.num_waited = 0  # steps since the last one without drafts
+        self.is_in_doubt = True  # the last plain steps were few, or may no longer show the cost of one
 
     @property
     def plain_ratio(self) -> float:
@@ -149,17 +127,20 @@ class _Load:
         return self._tokens / self._time - 1.0 if self._time else 0.0
 
     @property
-    def verifying(self) -> _Verifying:
-        """In plain steps, so that the machine's speed does not change it."""
+    def verifying(self) -> tuple[float, float]:
+        """Cost of verifying: a ratio to what is predicted, and plain steps for each draft token.
+
+        In plain steps, so that the machine's speed does not change it.
+        """
         excess = self._excess + _PRIOR * (_FIRST - 1.0)
         if excess > 0.0:
-            return _Verifying(1.0, excess / (self._num_drafted + _PRIOR_TOKENS))
-        return _Verifying(max(0.0, 1.0 + excess / (self._predicted + _PRIOR)))
+            return 1.0, excess / (self._num_drafted + _PRIOR_TOKENS)
+        return max(0.0, 1.0 + excess / (self._predicted + _PRIOR)), 0.0
 
     @property
     def correction(self) -> CostCorrection:
-        plain, verifying = self.plain_ratio or 1.0, self.verifying
-        return CostCorrection(plain, plain * verifying.ratio, self.plain_ms * verifying.token)
+        plain, (ratio, token) = self.plain_ratio or 1.0, self.verifying
+        return CostCorrection(plain, plain * ratio, self.plain_ms * token)
 
     def observe_plain(self, step: StepCost) -> None:
         ratio, known = (step.ms - step.drafting_ms) / step.plain_ms, self.plain_ratio
@@ -180,9 +161,9 @@ class _Load:
             return
         plain_ms = self.plain_ratio * step.plain_ms
         predicted, drafting = step.verifying_ms / step.plain_ms, step.drafting_ms / plain_ms
-        verifying = self.verifying
-        expected = 1.0 + drafting + verifying.ratio * predicted + verifying.token * step.num_draft_tokens
-        time = _within(step.ms / plain_ms, expected)
+        ratio, token = self.verifying
+        expected = 1.0 + drafting + ratio * predicted + token * step.num_draft_tokens
+        time = min(_OUTLIER * expected, max(expected / _OUTLIER, step.ms / plain_ms))
         self.fade()
         self._excess += time - 1.0 - drafting - predicted
         self._predicted += predicted
@@ -198,7 +179,3 @@ class _Load:
         self._num_drafted *= _DECAY
         self._time *= _DECAY
         self._tokens *= _DECAY
-
-
-def _within(value: float, expected: float) -> float:
-    return min(_OUTLIER * expected, max(expected / _OUTLIER, value))

@@ -16,13 +16,9 @@ _LIMITS = ((resource.RLIMIT_AS, "VmSize", ADDRESS_SPACE), (resource.RLIMIT_DATA,
 
 @dataclass(frozen=True, slots=True)
 class FreeMemory:
-    """Memory of one place, in bytes."""
-
     place: str
     free: int
-    """Memory that is available without swapping."""
     held: int
-    """Memory that this process holds already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +28,7 @@ class _CgroupFiles:
     mount: str
     limit: str
     used: str
-    reclaimable: str
-    """Key in memory.stat of cache that is given up before anything is refused."""
+    reclaimable: str  # key in memory.stat of cache that is given up before anything is refused
 
 
 _V1 = _CgroupFiles("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
@@ -55,7 +50,11 @@ def host_memory(root: Path = Path("/")) -> FreeMemory:
 
     `root` stands for the root of the file system. Where it has no /proc/meminfo all memory counts as free.
     """
-    free, place = _machine_free(root), THIS_MACHINE
+    available = _kib(root / "proc/meminfo", "MemAvailable")
+    free, place = (
+        available if available is not None else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        THIS_MACHINE,
+    )
     for in_cgroup in _cgroups_free(root):
         if in_cgroup < free:
             free, place = in_cgroup, CGROUP
@@ -75,11 +74,6 @@ def limited_memory(root: Path = Path("/")) -> FreeMemory | None:
         and (used := _kib(root / "proc/self/status", key)) is not None
     ]
     return min(found, key=lambda memory: memory.free, default=None)
-
-
-def _machine_free(root: Path) -> int:
-    available = _kib(root / "proc/meminfo", "MemAvailable")
-    return available if available is not None else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _cgroups_free(root: Path) -> Iterator[int]:
@@ -116,7 +110,6 @@ def _kib(file: Path, key: str) -> int | None:
 
 
 def _lines(file: Path) -> list[str]:
-    """Return the lines of a file of the kernel's; none if it is not there."""
     try:
         return file.read_text().splitlines()
     except OSError:

@@ -9,10 +9,8 @@ from prolepsis.core.errors import ConfigError, MemoryPlanError
 
 AUTO_PERCENT = 25.0
 """Share of the memory left that `AUTO` takes at most: others on the machine, and servers like this one, need some."""
-AUTO_PERCENT_OF_ONE = 50.0
-"""The same where one sequence of the whole context needs more."""
-LEAST_CONTEXT = 256
-"""Tokens; a context is not cut to fewer."""
+AUTO_PERCENT_OF_ONE = 50.0  # the same where one sequence of the whole context needs more
+LEAST_CONTEXT = 256  # tokens; a context is not cut to fewer
 
 _UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 _PERCENT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
@@ -21,22 +19,17 @@ _AMOUNT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """A part of what an engine takes."""
-
     what: str
     num_bytes: int
-    setting: str = ""
-    """The setting that lowers it; empty: none does."""
+    setting: str = ""  # the setting that lowers it; empty: none does
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
     """The memory of one place, and what must fit there besides the KV cache."""
 
-    place: str
-    """As in error messages: 'this machine', 'cuda:0'."""
-    num_bytes: int
-    """Free memory, and what this process holds already of `uses`."""
+    place: str  # as in error messages: 'this machine', 'cuda:0'
+    num_bytes: int  # free memory, and what this process holds already of `uses`
     uses: Sequence[MemoryUse] = ()
 
     @property
@@ -60,12 +53,8 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class PageShape:
-    """The figures that determine the number of pages."""
-
-    page_bytes: int
-    """Size of one page over all caches that have a page of this number."""
+    page_bytes: int  # size of one page over all caches that have a page of this number
     page_size: int
-    """Tokens."""
     max_model_len: int
     max_requests: int
     is_cuttable: bool = False
@@ -73,7 +62,6 @@ class PageShape:
 
     @property
     def per_sequence(self) -> int:
-        """Pages of the longest sequence."""
         return -(-self.max_model_len // self.page_size)
 
 
@@ -91,10 +79,8 @@ class Budget:
 
     text: str
     num_bytes: int | None = None
-    percent: float = 0.0
-    """For all sequences together."""
-    percent_of_one: float = 0.0
-    """For a sequence of the whole context, if that is more."""
+    percent: float = 0.0  # for all sequences together
+    percent_of_one: float = 0.0  # for a sequence of the whole context, if that is more
 
     def pages(self, shape: PageShape, left: int) -> int:
         """Return the number of pages, at most what `max_requests` sequences use of a share."""
@@ -150,7 +136,9 @@ def plan_pages(budget: str, shape: PageShape, room: Room) -> PagePlan:
     allowed = parse_budget(budget)
     pages = allowed.pages(shape, max(0, room.left))
     if shape.is_cuttable and LEAST_CONTEXT <= pages * shape.page_size < shape.max_model_len:
-        shape = replace(shape, max_model_len=_rounded(pages * shape.page_size))
+        num_tokens = pages * shape.page_size
+        step = 1 << max(0, num_tokens.bit_length() - 4)  # engines with nearly the same room agree on the length
+        shape = replace(shape, max_model_len=num_tokens // step * step)
     needed = shape.per_sequence
     if allowed.num_bytes is None:
         pages = max(pages, needed)
@@ -160,19 +148,10 @@ def plan_pages(budget: str, shape: PageShape, room: Room) -> PagePlan:
             f"kv_memory {budget} holds {pages * shape.page_size} tokens; one sequence of max_model_len "
             f"{shape.max_model_len} needs {format_bytes(needed * shape.page_bytes)}: raise kv_memory to that{lower}"
         )
-    room.check(MemoryUse("KV cache", pages * shape.page_bytes, "kv_memory"), lower=_lower(shape, room))
+    fitting, lower = max(0, room.left) // shape.page_bytes, ""
+    if fitting >= shape.per_sequence:
+        lower = f"lower kv_memory to at most {format_bytes(room.left, up=False)}"
+    elif fitting:
+        lower = f"lower max_model_len to at most {fitting * shape.page_size}, and kv_memory with it"
+    room.check(MemoryUse("KV cache", pages * shape.page_bytes, "kv_memory"), lower=lower)
     return PagePlan(pages, shape.max_model_len)
-
-
-def _rounded(num_tokens: int) -> int:
-    """Return a length with three binary digits behind the first: engines with nearly the same room agree on it."""
-    step = 1 << max(0, num_tokens.bit_length() - 4)
-    return num_tokens // step * step
-
-
-def _lower(shape: PageShape, room: Room) -> str:
-    """Say which KV cache would fit; empty: none would."""
-    pages = max(0, room.left) // shape.page_bytes
-    if pages >= shape.per_sequence:
-        return f"lower kv_memory to at most {format_bytes(room.left, up=False)}"
-    return f"lower max_model_len to at most {pages * shape.page_size}, and kv_memory with it" if pages else ""

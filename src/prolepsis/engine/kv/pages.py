@@ -54,7 +54,6 @@ class PagePool:
         return self.num_pages - self.num_available
 
     def pages_for(self, num_tokens: int) -> int:
-        """Return the number of pages for `num_tokens` tokens."""
         return -(-num_tokens // self.page_size)
 
     def allocate(self, count: int) -> list[int]:
@@ -123,7 +122,6 @@ class PagePool:
             self._index[key] = page
 
     def find(self, key: bytes) -> int | None:
-        """Return the indexed page of a hash."""
         return self._index.get(key)
 
     def drop_cached(self) -> None:

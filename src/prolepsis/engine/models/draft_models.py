@@ -27,12 +27,10 @@ class DraftModelEntry:
 
     @property
     def target(self) -> str:
-        """Name of the target it was trained for; empty if not stated."""
         return self.provenance.target
 
     @property
     def size(self) -> int:
-        """Bytes of its weights."""
         return sum(file.stat().st_size for file in self.folder.glob("*.safetensors"))
 
 

@@ -22,7 +22,6 @@ from prolepsis.engine.models.files.recommended_sampling import default_sampling
 from prolepsis.engine.models.files.source import ModelSource, open_model
 from prolepsis.engine.models.files.store import resolve
 from prolepsis.engine.models.files.stored import Q4_1, Q8_0, quantised
-from prolepsis.engine.models.files.tokenizer import ModelTokenizer
 from prolepsis.engine.models.files.tokenizer_files import load_tokenizer
 from prolepsis.engine.models.files.weight_bytes import least_loaded_bytes
 from prolepsis.engine.models.files.weights import open_checkpoint
@@ -34,13 +33,12 @@ from prolepsis.engine.models.targets.lean_shape import LeanShape, check_layers, 
 from prolepsis.engine.models.targets.lean_weights import check_names
 from prolepsis.engine.models.targets.native import NativeModel
 from prolepsis.engine.native.processor import processor_name
+from prolepsis.engine.text.model_tokenizer import ModelTokenizer
 
 log = structlog.get_logger(__name__)
 
-QUANTISED = {"q8": Q8_0, "q4": Q4_1}
-"""Formats of the setting `weights` that a model is brought to."""
-FLOAT32 = "f32"
-"""The setting `weights` with which nothing is rounded to fewer than 32 bits."""
+QUANTISED = {"q8": Q8_0, "q4": Q4_1}  # formats of the setting `weights` that a model is brought to
+FLOAT32 = "f32"  # the setting `weights` with which nothing is rounded to fewer than 32 bits
 
 IDENTITY_DIGITS = 32
 """Of a target, as a head records it. Heads from before have 16, which the names of files went into."""
@@ -52,12 +50,10 @@ class LoadedModel:
 
     model: TargetModel
     tokenizer: ModelTokenizer
-    fingerprint: str
-    """Hash of tokenizer, weights and forward, 16 hexadecimal digits."""
+    fingerprint: str  # hash of tokenizer, weights and forward, 16 hexadecimal digits
     identity: str = ""
     """Beginning of `weights`, 32 digits, the same for every forward and tokenizer: draft heads are trained for it."""
-    weights: str = ""
-    """`weights_identity`, 64 hexadecimal digits."""
+    weights: str = ""  # `weights_identity`, 64 hexadecimal digits
     default_sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
     """Sampling parameters for requests that leave them out."""
     fallback: str | None = None

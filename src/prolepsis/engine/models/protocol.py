@@ -46,8 +46,7 @@ class SequenceInput:
     token_ids: list[int]
     cached: int
     pages: list[int]
-    parents: list[int] | None = None
-    """None: a chain."""
+    parents: list[int] | None = None  # None: a chain
     keep_last: int = 1
     """Logits are kept for this many of the last tokens; 0 for a prefill chunk that is not the last."""
 
@@ -96,16 +95,14 @@ class ModelInfo:
     vocab_size: int
     max_positions: int
     num_layers: int
-    page_bytes: int
-    """Memory of one KV page over all layers, in bytes."""
+    page_bytes: int  # memory of one KV page over all layers, in bytes
     weight_bytes: int
     eos_token_ids: tuple[int, ...]
     token_bytes: int = 0
     """Memory that a pass takes for each of its tokens, at most: activations and logits, in bytes."""
     device: str = "cpu"
     """Device of weights and KV pages, e.g. 'cpu', 'cuda:0'."""
-    num_experts: int = 0
-    """Experts in each layer of a mixture of experts, 0 for others."""
+    num_experts: int = 0  # experts in each layer of a mixture of experts, 0 for others
     computation: str = ""
     """Rounding, e.g. 'q4_1 weights, int8 activations'; empty if only the forward's dtype rounds."""
     invariant_by: str = ""

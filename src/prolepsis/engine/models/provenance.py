@@ -57,12 +57,10 @@ class Provenance(BaseModel):
     tokenizer_fingerprint: str = ""
     sha256: str = ""
     source: str = ""
-    acceptance: dict[str, Acceptance] = {}
-    """By kind of prompt, and under "all" for all."""
+    acceptance: dict[str, Acceptance] = {}  # by kind of prompt, and under "all" for all
 
     @property
     def training(self) -> Mapping[str, Any]:
-        """Their training: everything else, as plain JSON values."""
         return self.model_extra or {}
 
     @property

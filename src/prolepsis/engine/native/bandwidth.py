@@ -6,8 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 
-SECONDS = 0.3
-"""How long is measured, at least two passes."""
+SECONDS = 0.3  # how long is measured, at least two passes
 
 
 def read_bandwidth(num_bytes: int, threads: int, seconds: float = SECONDS) -> float:

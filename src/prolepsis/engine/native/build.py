@@ -12,6 +12,7 @@ import sysconfig
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -81,6 +82,17 @@ def load_if_possible(name: str, files: Sequence[str], flags: Sequence[str] = ())
     return None
 
 
+@cache
+def draft_kernel() -> ModuleType | None:
+    """Return `drafts.cpp`, built and loaded once for the process; None where that is not possible.
+
+    It offers `SequenceIndex`, `SharedIndex` and `propose` as `engine.drafting.proposers.suffix_index` has them, and
+    `merge(tokens, parents, survivals, the same of another draft, limit)`, which returns those of the merged draft, and
+    for each of its nodes which one of the nodes of both it was (`engine.drafting.candidate`).
+    """
+    return load_if_possible("drafts", ("drafts.cpp",), ("-ffp-contract=off",))
+
+
 def build_key(parts: Iterable[str], sources: Iterable[Path]) -> str:
     """Return a hash, in hexadecimal, of options, sources, compiler and machine: equal keys have equal results."""
     digest = hashlib.sha256()
@@ -118,14 +130,12 @@ def built(name: str, key: str, make: Callable[[Path], None]) -> Path:
 
 
 def run_compiler(arguments: Sequence[str]) -> None:
-    """Run the compiler; raises `RuntimeError` with its output if it fails."""
     result = subprocess.run([*compiler(), *arguments], capture_output=True, text=True, check=False)  # noqa: S603
     if result.returncode:
         raise RuntimeError(f"{' '.join(compiler())} failed with status {result.returncode}:\n{result.stderr.strip()}")
 
 
 def _torch_paths() -> tuple[list[str], list[str]]:
-    """Return the options for compiling and for linking extensions."""
     import torch
 
     root = Path(torch.__file__).parent

@@ -1,9 +1,13 @@
 """The instruction sets of this processor that the kernels are built for."""
 
+import hashlib
 import os
 import platform
 from dataclasses import dataclass
 from pathlib import Path
+
+from prolepsis import __version__
+from prolepsis.core.files import cache_directory
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +61,20 @@ def instruction_sets(flags: frozenset[str]) -> tuple[InstructionSet, ...]:
 
 
 def describe_missing() -> str:
-    """Say which instruction sets the native forward needs."""
     return f"this processor ({platform.machine()}) lacks avx2, fma or f16c"
 
 
 def default_threads() -> int:
-    """Return the number of cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def machine_file(folder: str, fingerprint: str, threads: int, *others: str) -> Path:
+    """Return the file that keeps a result about a model on this machine (self-check, cost of a pass) between starts.
+
+    Another processor, software version or value of `others` has another file.
+    """
+    import torch
+
+    machine = (platform.machine(), platform.node(), processor_name())
+    parts = (fingerprint, str(threads), *machine, torch.__version__, __version__, *others)
+    return cache_directory() / folder / f"{hashlib.sha256(':'.join(parts).encode()).hexdigest()[:16]}.json"

@@ -102,5 +102,4 @@ def _signed(value: int) -> int:
 
 
 def _shift(values: Tensor, bits: int) -> Tensor:
-    """Shift right without the sign."""
     return (values >> bits) & ((1 << (64 - bits)) - 1)

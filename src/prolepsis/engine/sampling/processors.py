@@ -81,12 +81,9 @@ class SamplingRow:
     """Everything besides a row of logits that its token depends on."""
 
     params: SamplingParams
-    key: int
-    """64-bit key of the sample's noise (`noise.noise_key`)."""
+    key: int  # 64-bit key of the sample's noise (`noise.noise_key`)
     position: int
-    """Output position of the token to pick, 0 for the first generated one, with the draft's prefix counted."""
-    history: TokenHistory | None = None
-    """Prompt and committed output; needed only for penalties."""
+    history: TokenHistory | None = None  # prompt and committed output; needed only for penalties
     prefix: tuple[int, ...] = ()
     """The draft's own tokens above this row. They are not committed; `history` ends with the last committed token."""
     allowed: NDArray[np.bool_] | None = field(default=None, compare=False)  # [V]

@@ -23,8 +23,7 @@ from prolepsis.engine.sampling.processors import SamplingRow
 
 __all__ = ["DraftRows", "Sampler", "SamplingRow"]
 
-_HEAD = 1024
-"""Tokens that are sorted first; the whole row is sorted only if they do not contain the nucleus."""
+_HEAD = 1024  # tokens that are sorted first; the whole row is sorted only if they do not contain the nucleus
 
 
 def scale(
@@ -90,16 +89,13 @@ class DraftRows(NamedTuple):
 
     params: SamplingParams
     key: int
-    position: int
-    """Output position of the first token to pick."""
+    position: int  # output position of the first token to pick
     first_row: int
     """Row of the logits after the last committed token; those after node i are in row `first_row + 1 + i`."""
     tokens: Sequence[int]
-    parents: Sequence[int]
-    """Parents of the draft's nodes; -1: the root."""
+    parents: Sequence[int]  # parents of the draft's nodes; -1: the root
     ends: frozenset[int]
-    limit: int
-    """Most tokens to pick, at least 1."""
+    limit: int  # most tokens to pick, at least 1
 
 
 class Sampler:

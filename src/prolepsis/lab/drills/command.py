@@ -59,7 +59,10 @@ class Site:
             while self._hold():
                 time.sleep(self._look_s)
             self._model = self._call("GET", "/v1/models")["data"][0]["id"]
-            self._close_breakers()
+            for one in self._call("GET", "/admin/health")["breakers"]["breakers"]:
+                if one["state"] in ("open", "half_open"):
+                    body = {"proposer": one["proposer"], "traffic_class": one["traffic_class"], "state": "closed"}
+                    self._call("PUT", "/admin/health", body)
             answers, during = self._round(), self._with_fault(verdict)
             self._hold()
             answers += self._round()
@@ -110,13 +113,6 @@ class Site:
         """Hold the drill on, and return how many requests are inside."""
         body = {"drill": self._drill.name, "drain": self._drain, **more}
         return int(self._call("PUT", "/admin/drills", body)["num_inside"])
-
-    def _close_breakers(self) -> None:
-        """Close what an earlier drill opened."""
-        for one in self._call("GET", "/admin/health")["breakers"]["breakers"]:
-            if one["state"] in ("open", "half_open"):
-                body = {"proposer": one["proposer"], "traffic_class": one["traffic_class"], "state": "closed"}
-                self._call("PUT", "/admin/health", body)
 
     def _metrics(self) -> str:
         headers = {"authorization": f"Bearer {self._key}"} if self._key else {}

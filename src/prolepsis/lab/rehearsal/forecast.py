@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 from prolepsis.control.statistics.percentile import percentile
 from prolepsis.core.facts import traffic_class_of
+from prolepsis.lab.measure.arrivals import LatencyGoal
 from prolepsis.lab.rehearsal.check import SHARES, WHOLE, times
 from prolepsis.lab.rehearsal.control import ControlChange
-from prolepsis.lab.rehearsal.goal import LatencyGoal
 from prolepsis.lab.rehearsal.rehearsal import Rehearsal, RehearsedServer, rehearse
 from prolepsis.lab.rehearsal.trace import Trace
 

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from prometheus_client import CollectorRegistry
 from starlette.requests import Request
@@ -21,6 +22,7 @@ from prolepsis.core.kill_scope import request_scopes
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import SpecMode
 from prolepsis.core.stats import RequestStats
+from prolepsis.lab.measure.arrivals import arriving
 from prolepsis.lab.rehearsal.control import ControlChange, rehearsed_control
 from prolepsis.lab.rehearsal.trace import Trace, TraceLine
 from prolepsis.lab.virtual_engine.client import RehearsedClient
@@ -31,10 +33,10 @@ from prolepsis.lab.virtual_engine.virtual_time import VirtualTime
 from prolepsis.server.admission.controller import AdmissionController
 from prolepsis.server.admission.group import RequestGroup
 from prolepsis.server.admission.metrics import AdmissionMetrics
-from prolepsis.server.deltas import Delta
-from prolepsis.server.openai.speculation import check_allowed
-from prolepsis.server.request_account import RequestAccount
-from prolepsis.server.stream import never
+from prolepsis.server.answering.account import RequestAccount
+from prolepsis.server.answering.stream import never
+from prolepsis.server.preparing.speculation import check_allowed
+from prolepsis.server.text.deltas import Delta
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,27 +133,43 @@ class _Play:
             self._control, self._features = control, control.features if control else ()
             shed = control.plan.shed if control else None
             self._gate = AdmissionController(setting.server, client, metrics, plan, loop.time, apply_plan=shed)
-            async with running([self._gate, *self._features]), asyncio.TaskGroup() as tasks:
-                asked, slots = [], asyncio.Semaphore(self._trace.at_once or len(self._trace.lines))
-                for number, line in enumerate(self._trace.lines):
-                    if self._trace.at_once is None:
-                        await asyncio.sleep(max(0.0, line.at - loop.time()))
-                    await slots.acquire()
-                    asked.append(tasks.create_task(self._ask(number, line, slots)))
+            async with running([self._gate, *self._features]):
+                jobs = ((line.at, partial(self._ask, number, line)) for number, line in enumerate(self._trace.lines))
+                outcomes = await arriving(jobs, at_once=self._trace.at_once)
             await client.close()
-        return [task.result() for task in asked], loop.time()
+        return outcomes, loop.time()
 
-    async def _ask(self, number: int, line: TraceLine, slots: asyncio.Semaphore) -> RehearsedRequest:
+    async def _ask(self, number: int, line: TraceLine) -> RehearsedRequest:
         try:
             return await self._served(number, line)
         except (ProlepsisError, RequestRefused) as error:
             return RehearsedRequest(line=line, error=getattr(error, "code", None) or type(error).__name__)
-        finally:
-            slots.release()
 
     async def _served(self, number: int, line: TraceLine) -> RehearsedRequest:
         now, decision = asyncio.get_running_loop().time, await self._decided(number, line)
-        traced, about = self._traced(number, line, decision), _about(number, line, decision, now())
+        traced = TracedRequest(
+            number=number,
+            num_prompt_tokens=line.prompt,
+            num_output_tokens=line.output,
+            blocks=line.blocks,
+            block_size=self._trace.block_size,
+            scope=line.scope,
+            traffic_class=traffic_class_of(line.facts(), decision.class_rule),
+            drafts=line.drafts,
+        )
+        about = RequestAbout(
+            answer_id=str(number),
+            tenant=line.tenant,
+            key_id="",
+            tier=line.tier,
+            route=line.route,
+            model="",
+            policy_rule=decision.rule,
+            policy_version=decision.policy_version,
+            assignment=decision.assignment,
+            is_evidence=decision.is_evidence,
+            arrived=now(),
+        )
         account = RequestAccount(about, whole=False, check=lambda: None, clock=now)
         scopes = request_scopes(line.facts(), traced.traffic_class, decision.rule)
         asked = replace(traced.request(decision.choice), kill_scopes=scopes)
@@ -198,34 +216,6 @@ class _Play:
         key, time = f"{self._setting.seed}-{number}", self._control.policies.now()
         facts = replace(line.facts(), targeting_key=key, time=time)
         return check_allowed(await self._control.decision(requested, facts))
-
-    def _traced(self, number: int, line: TraceLine, decision: Decision) -> TracedRequest:
-        return TracedRequest(
-            number=number,
-            num_prompt_tokens=line.prompt,
-            num_output_tokens=line.output,
-            blocks=line.blocks,
-            block_size=self._trace.block_size,
-            scope=line.scope,
-            traffic_class=traffic_class_of(line.facts(), decision.class_rule),
-            drafts=line.drafts,
-        )
-
-
-def _about(number: int, line: TraceLine, decision: Decision, now: float) -> RequestAbout:
-    return RequestAbout(
-        answer_id=str(number),
-        tenant=line.tenant,
-        key_id="",
-        tier=line.tier,
-        route=line.route,
-        model="",
-        policy_rule=decision.rule,
-        policy_version=decision.policy_version,
-        assignment=decision.assignment,
-        is_evidence=decision.is_evidence,
-        arrived=now,
-    )
 
 
 def _http(line: TraceLine) -> Request:

@@ -6,8 +6,8 @@ from itertools import product
 from typing import Literal
 
 from prolepsis.control.policy.model import DEFAULT_RULE, GivenTerms, Policy, Terms
+from prolepsis.lab.measure.arrivals import LatencyGoal
 from prolepsis.lab.rehearsal.control import without_rollouts
-from prolepsis.lab.rehearsal.goal import LatencyGoal
 from prolepsis.lab.rehearsal.rehearsal import RehearsedServer, rehearse
 from prolepsis.lab.rehearsal.trace import Trace
 from prolepsis.lab.virtual_engine.machine import Machine

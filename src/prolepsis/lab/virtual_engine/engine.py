@@ -17,10 +17,10 @@ from prolepsis.engine.drafting.window import DraftWindow
 from prolepsis.engine.hidden_states import HiddenStateRouter
 from prolepsis.engine.kv.pages import PagePool
 from prolepsis.engine.paging import Paging
-from prolepsis.engine.runner import PassRunner
+from prolepsis.engine.runner import PassRunner, StepVerifier
 from prolepsis.engine.scheduler import Scheduler, SchedulerLimits
 from prolepsis.engine.speculation import Speculation
-from prolepsis.engine.step import Engine, EngineParts, StepVerifier
+from prolepsis.engine.step import Engine, EngineParts
 from prolepsis.lab.virtual_engine.machine import Machine, RehearsedSettings, VirtualClock
 from prolepsis.lab.virtual_engine.replay import KnownAnswers, KnownRequests, RecordedProposer, TimedPass
 from prolepsis.lab.virtual_engine.traced_request import VOCAB_SIZE

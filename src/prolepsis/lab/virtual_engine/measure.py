@@ -1,7 +1,7 @@
 """Measures the parts of an engine's steps while it serves, and fits a `Machine` to them."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -117,7 +117,10 @@ class StepMeter:
             passes=passes,
             expected=drafters.cost,
             engine=self._settings(self._engine),
-            proposers={name: ProposerCost(**asdict(kind)) for name, kind in drafters.kinds.items()},
+            proposers={
+                each.name: ProposerCost(free=each.free, one_pass=each.one_pass, takes_states=each.takes_states)
+                for each in drafters.contained
+            },
         )
         return fitted_machine(bare, passes, measured)
 
@@ -131,7 +134,7 @@ class StepMeter:
             num_pages=pool.num_pages,
             num_speculative_tokens=engine.plan.current.num_speculative_tokens,
             chunk_limit_ms=engine.scheduler.chunk_limit_ms,
-            shadow_cost=engine.speculation.shadow_share,
+            shadow_cost=engine.speculation.shadow_budget.share,
             prefix_cache=pool.prefix_cache,
         )
 

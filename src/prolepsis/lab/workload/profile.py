@@ -20,12 +20,12 @@ from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.core.recorded_draft import RecordedDraft
 from prolepsis.core.traffic_sums import ratio
 from prolepsis.engine.drafting.proposers.prompt_lookup import NgramIndex
+from prolepsis.engine.text.tokenizer import Tokenizer
 from prolepsis.lab.rehearsal.record import BlockNumbers
 from prolepsis.lab.rehearsal.trace import MeasuredTimes, TraceLine, read_trace
-from prolepsis.server.openai.bodies import ChatBody
-from prolepsis.server.openai.constraint import tool_use
-from prolepsis.server.openai.prepare import chat_tokens
-from prolepsis.server.tokenizer import Tokenizer
+from prolepsis.server.preparing.bodies import ChatBody
+from prolepsis.server.preparing.constraint import tool_use
+from prolepsis.server.preparing.prepare import chat_tokens
 
 LOOKUPS = {"5 to 2": (5, 4, 3, 2), **{str(n): (n,) for n in range(1, 6)}}
 """Last tokens that are looked up: as the proposer prompt_lookup does, the longest n-gram first, then so many."""

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from prolepsis.control.audit.entry import SERVED, AuditEntry
-from prolepsis.control.cost.runtime import CostReport, PriceInUse
+from prolepsis.control.cost.prices import PriceInUse
+from prolepsis.control.cost.runtime import CostReport
 from prolepsis.control.traffic.recent import MAX_RECENT, KnownRequest, RecentReply, RecentRequest
 from prolepsis.control.web.page import FeaturePages, GoTo, Page, PageRoute, Visit
+from prolepsis.core.reasons import IN_WORDS, PlainReason
 from prolepsis.core.rounds import Round
 from prolepsis.core.stages import Stage, StageSeconds
-from prolepsis.core.stats import IN_WORDS, PlainReason
 
 STAGES: Mapping[Stage, str] = {
     "receive": "reading the request",

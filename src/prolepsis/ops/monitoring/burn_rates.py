@@ -65,24 +65,19 @@ def _ratios(slo: Objective, labels: Mapping[str, str]) -> Iterator[Rule]:
             "expr": slo.sli.ratio.replace(WINDOW, window),
             "labels": {**labels, "sloth_window": window},
         }
-    yield from _numbers(slo, labels)
-    short = f"slo:sli_error:ratio_rate{WINDOWS[0]}{selector(labels)}"
-    yield {
-        "record": f"slo:sli_error:ratio_rate{PERIOD_DAYS}d",
-        "expr": f"avg_over_time({short}[{PERIOD_DAYS}d])",
-        "labels": {**labels, "sloth_window": f"{PERIOD_DAYS}d"},
-    }
-
-
-def _numbers(slo: Objective, labels: Mapping[str, str]) -> Iterator[Rule]:
-    """Yield the numbers of events in the long windows of alerts, where few events are no evidence."""
-    if slo.alerting.minimum_events:
+    if slo.alerting.minimum_events:  # the numbers of events in the long windows of alerts
         for window in (rate.long for rate in BURN_RATES):
             yield {
                 "record": f"slo:sli_events:increase{window}",
                 "expr": slo.sli.number(window, seconds(window)),
                 "labels": {**labels, "sloth_window": window},
             }
+    short = f"slo:sli_error:ratio_rate{WINDOWS[0]}{selector(labels)}"
+    yield {
+        "record": f"slo:sli_error:ratio_rate{PERIOD_DAYS}d",
+        "expr": f"avg_over_time({short}[{PERIOD_DAYS}d])",
+        "labels": {**labels, "sloth_window": f"{PERIOD_DAYS}d"},
+    }
 
 
 def _budgets(
@@ -110,9 +105,12 @@ def _alerts(slo: Objective, ids: Mapping[str, str]) -> Iterator[Rule]:
         rates = [rate for rate in BURN_RATES if rate.severity == severity and rate.factor * slo.budget < 1]
         if alert.disable or not rates:
             continue
+        condition = "\nor\n".join(_burning(slo, rate, ids) for rate in rates)
+        if slo.alerting.while_query:
+            condition = f"({condition})\nand on()\n({slo.alerting.while_query})"
         yield {
             "alert": slo.alerting.name,
-            "expr": _while(slo, "\nor\n".join(_burning(slo, rate, ids) for rate in rates)),
+            "expr": condition,
             "labels": {"severity": severity, **slo.alerting.labels, **alert.labels},
             "annotations": {
                 "summary": f"{slo.name}: the error budget burns too fast",
@@ -121,10 +119,6 @@ def _alerts(slo: Objective, ids: Mapping[str, str]) -> Iterator[Rule]:
                 **alert.annotations,
             },
         }
-
-
-def _while(slo: Objective, condition: str) -> str:
-    return f"({condition})\nand on()\n({slo.alerting.while_query})" if slo.alerting.while_query else condition
 
 
 def _burning(slo: Objective, rate: BurnRate, ids: Mapping[str, str]) -> str:

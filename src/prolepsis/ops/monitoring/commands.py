@@ -6,9 +6,8 @@ from typing import Annotated
 import typer
 
 from prolepsis.core.terminal.output import EPILOG, command_group, note
-from prolepsis.ops.monitoring.files import RUNBOOK_URL, monitoring_files, write_monitoring
+from prolepsis.ops.monitoring.files import RUNBOOK_URL, monitoring_files, shipped, write_monitoring
 from prolepsis.ops.monitoring.objectives import parse_objectives, read_objectives
-from prolepsis.ops.monitoring.rules import shipped
 
 app = command_group("Write rules, alerts and dashboards for a monitoring system.")
 

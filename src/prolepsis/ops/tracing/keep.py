@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from prolepsis.core.ended import FAILED, End, PromptEnded, RequestEnded
-from prolepsis.core.stats import EffectiveReason, PlainReason
+from prolepsis.core.reasons import EffectiveReason, PlainReason
 
 Kept = Literal["sampled", "error", "fallback", "mismatch"]
 
@@ -40,11 +40,9 @@ def is_error(end: End) -> bool:
 
 def fallback_reasons(prompt: PromptEnded) -> list[str]:
     """Return why steps of a request were plain though it was to speculate, by failures and safeguards."""
-    stats = prompt.stats
     if not prompt.request.speculation.enabled:
         return []
-    if not stats.plain_steps.keys() & _PLAIN_FALLBACKS and stats.mode.reason not in _FALLBACKS:
-        return []
+    stats = prompt.stats
     return sorted({*(stats.plain_steps.keys() & _PLAIN_FALLBACKS), *({stats.mode.reason} & _FALLBACKS)})
 
 
@@ -52,17 +50,13 @@ class SpanBudget:
     """Lets through `per_s` a second, up to `burst` at once."""
 
     def __init__(self, per_s: float, burst: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._per_s = per_s
-        self._burst = burst
-        self._clock = clock
-        self._left = float(burst)
-        self._at = clock()
+        self._per_s, self._burst, self._clock = per_s, burst, clock
+        self._left, self._at = float(burst), clock()
 
     def take(self) -> bool:
         """Return whether one more is within the budget, and count it if so."""
         now = self._clock()
-        self._left = min(self._burst, self._left + (now - self._at) * self._per_s)
-        self._at = now
+        self._left, self._at = min(self._burst, self._left + (now - self._at) * self._per_s), now
         if self._left < 1.0:
             return False
         self._left -= 1.0

@@ -21,13 +21,11 @@ from prometheus_client import CollectorRegistry
 from prolepsis import __version__
 from prolepsis.core.engine_client import EngineInfo
 from prolepsis.core.telemetry.declare import counter
-from prolepsis.ops.tracing import names
 from prolepsis.ops.tracing.spans import Span
 
 log = structlog.get_logger(__name__)
 
-MAX_QUEUED = 8192
-"""Spans that wait or are being sent; a trace that does not fit is refused as a whole."""
+MAX_QUEUED = 8192  # spans that wait or are being sent; a trace that does not fit is refused as a whole
 _LINGER_MS = 1000.0
 _KINDS = {"server": SpanKind.SERVER, "internal": SpanKind.INTERNAL}
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
@@ -120,8 +118,8 @@ def _resource(info: EngineInfo) -> Resource:
         "service.name": "prolepsis",
         "service.version": __version__,
         "service.instance.id": str(uuid4()),
-        names.FINGERPRINT: info.fingerprint,
-        names.EXACTNESS: info.exactness,
+        "prolepsis.fingerprint": info.fingerprint,
+        "prolepsis.exactness": info.exactness,
     }
     given = OTELResourceDetector().detect().attributes
     return Resource.create({name: value for name, value in own.items() if name not in given})

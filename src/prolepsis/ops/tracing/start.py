@@ -1,14 +1,22 @@
-"""Starts the traces of a server; OpenTelemetry is imported only where they have a receiver."""
+"""Starts the traces of a server, if our setting or OpenTelemetry's environment variables name a receiver."""
 
 import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import structlog
 
 from prolepsis.control.web.context import Context
-from prolepsis.ops.tracing.settings import destination
+from prolepsis.core.config import ServerConfig
+from prolepsis.core.errors import ConfigError
+from prolepsis.core.extras import OTEL
+from prolepsis.core.network import address, without_user
 from prolepsis.ops.tracing.traces import Traces
+
+log = structlog.get_logger(__name__)
 
 
 def feature(context: Context) -> Traces:
-    """Return what traces requests."""
     receiver = destination(context.config, os.environ)
     if receiver is None:
         return Traces()
@@ -17,3 +25,48 @@ def feature(context: Context) -> Traces:
 
     exporter = OtlpExporter(receiver.endpoint, context.client.info, context.registry)
     return TracingFeature(exporter, context.registry, share=context.config.trace_sample)
+
+
+_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+_PATH = "/v1/traces"
+
+
+@dataclass(frozen=True, slots=True)
+class TraceDestination:
+    endpoint: str | None  # None: where the environment says
+
+
+def destination(config: ServerConfig, environment: Mapping[str, str]) -> TraceDestination | None:
+    """Return where traces go, None if there are none.
+
+    Raises what `check_traces` raises. An endpoint in the environment alone may be meant for others, so there it is a
+    warning that nothing sends traces.
+    """
+    is_off = environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
+    if is_off or config.traces == "none":
+        return None
+    if config.traces != "auto":
+        check_traces(config)
+        return TraceDestination(_endpoint(config.traces))
+    if environment.get("OTEL_TRACES_EXPORTER") == "none" or not any(map(environment.get, _VARIABLES)):
+        return None
+    if not OTEL.is_installed:
+        log.warning("no_traces", reason="OpenTelemetry is not installed", install=OTEL.install)
+        return None
+    return TraceDestination(None)
+
+
+def check_traces(config: ServerConfig) -> None:
+    """Raise `ConfigError` for an invalid address, or if the package that sends traces is not installed."""
+    if config.traces in ("auto", "none"):
+        return
+    _endpoint(config.traces)
+    OTEL.require("traces", param="traces")
+
+
+def _endpoint(given: str) -> str:
+    """Return the full address; one without a path is a collector's."""
+    parts = address(given)
+    if parts is None:
+        raise ConfigError(f"traces is {without_user(given)!r}; allowed: an http(s) URL, auto or none", param="traces")
+    return given if parts.path.strip("/") else parts._replace(path=_PATH).geturl()

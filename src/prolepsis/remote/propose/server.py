@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TYPE_CHECKING
 
 import structlog
 
@@ -23,7 +22,7 @@ from prolepsis.core.network import end_unacknowledged
 from prolepsis.core.requests import SamplingParams
 from prolepsis.engine.drafting.containment import ContainedProposer
 from prolepsis.engine.drafting.draft import Draft
-from prolepsis.engine.drafting.proposer import Proposer
+from prolepsis.engine.drafting.proposer import Proposer, SequenceFields
 from prolepsis.engine.drafting.remote.messages import (
     FROM_ENGINE,
     FROM_SERVER,
@@ -41,18 +40,13 @@ from prolepsis.engine.drafting.remote.messages import (
     SentDraft,
 )
 
-if TYPE_CHECKING:
-    from prolepsis.engine.grammar.matcher import Matcher
-
 log = structlog.get_logger(__name__)
 
 _MOST_WAITING = 4096
 _MOST_WAITING_BYTES = 16 << 20
 """Messages of one engine that wait for the proposer, and their bytes; beyond, nothing more is read of it."""
-_MOST_UNSENT = 16 << 20
-"""Bytes of answers that an engine does not read: beyond, it is given up."""
-_LEAVE_S = 5.0
-"""Longest wait for an engine that is given up to read what was sent."""
+_MOST_UNSENT = 16 << 20  # bytes of answers that an engine does not read: beyond, it is given up
+_LEAVE_S = 5.0  # longest wait for an engine that is given up to read what was sent
 _OTHER_VOCABULARY = "the engine's tokenizer has other tokens or ids than this server's model"
 
 
@@ -61,42 +55,23 @@ class ServedModel:
     """The proposer of a server, and the vocabulary that it drafts for."""
 
     proposer: Proposer
-    vocabulary: bytes
-    """Digest of the tokens and their ids (`vocabulary_digest`)."""
-    vocab_size: int
-    """Token ids are below it; a sequence with others gets no drafts."""
+    vocabulary: bytes  # digest of the tokens and their ids (`vocabulary_digest`)
+    vocab_size: int  # token ids are below it; a sequence with others gets no drafts
 
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    most_engines: int = 64
-    """Engines at once, which have proven that they have the key."""
-    terms: ProposeLimits = field(default_factory=ProposeLimits)
-    """Limits that each engine gets."""
-    most_strangers: int = 64
-    """Connections at once in the handshake; beyond, the oldest is closed for a new one."""
+    most_engines: int = 64  # engines at once, which have proven that they have the key
+    terms: ProposeLimits = field(default_factory=ProposeLimits)  # limits that each engine gets
+    most_strangers: int = 64  # connections at once in the handshake; beyond, the oldest is closed for a new one
 
 
-@dataclass(slots=True)
-class _Served:
-    """A sequence of an engine, as the proposer sees it (`SequenceView`)."""
+@dataclass(slots=True, kw_only=True)
+class _ServedSequence(SequenceFields):
+    """A sequence of an engine, as the proposer sees it."""
 
-    number: int
-    """Number that its engine gave it."""
-    key: str
-    cache_salt: str
-    num_prompt_tokens: int
-    params: SamplingParams
-    noise_key: int
-    tokens: list[int] = field(default_factory=list)
-    is_unfit: bool = False
-    """It has tokens that the proposer does not know."""
-    pages: Sequence[int] = ()
-    prediction: Sequence[int] = ()
-    client_draft: None = None
-    matcher: "Matcher | None" = None
-    tenant: str = ""
-    traffic_class: str = ""
+    number: int  # number that its engine gave it
+    is_unfit: bool = False  # it has tokens that the proposer does not know
 
 
 class ProposeServer:
@@ -109,11 +84,10 @@ class ProposeServer:
         assert self.limits.terms.most_draft_tokens <= MOST_NODES, "an engine takes no larger drafts"
         self.proposer = ContainedProposer(model.proposer, model.vocab_size)
         self.engines: set[_Engine] = set()
-        self.strangers: dict[_Engine, None] = {}
-        """Connections in the handshake, the oldest first."""
+        self.strangers: dict[_Engine, None] = {}  # connections in the handshake, the oldest first
         self.numbers = count()
         self.arrived = asyncio.Event()
-        self.gone: deque[_Served] = deque()
+        self.gone: deque[_ServedSequence] = deque()
         """Sequences of engines that have left: the proposer forgets them between two calls."""
         self._worker = None if self.proposer.free else ThreadPoolExecutor(1, thread_name_prefix="proposer")
 
@@ -129,25 +103,21 @@ class ProposeServer:
             while True:
                 await self.arrived.wait()
                 self.arrived.clear()
-                await self._draft()
+                while self.gone:
+                    self.proposer.forget(self.gone.popleft())
+                taken = [(engine, engine.take_in()) for engine in list(self.engines)]
+                rounds = [(engine, wanted) for engine, wanted in taken if wanted is not None]
+                if rounds:
+                    drafts = iter(await self._drafts([wish for _, wanted in rounds for wish in wanted]))
+                    for engine, wanted in rounds:
+                        engine.answer([(sequence, next(drafts)) for sequence, _ in wanted])
         finally:
             for engine in [*self.engines, *self.strangers]:
                 engine.abort()
             if self._worker is not None:
                 self._worker.shutdown(wait=True)
 
-    async def _draft(self) -> None:
-        """Process what has arrived, and answer."""
-        while self.gone:
-            self.proposer.forget(self.gone.popleft())
-        taken = [(engine, engine.take_in()) for engine in list(self.engines)]
-        rounds = [(engine, wanted) for engine, wanted in taken if wanted is not None]
-        if rounds:
-            drafts = iter(await self._drafts([wish for _, wanted in rounds for wish in wanted]))
-            for engine, wanted in rounds:
-                engine.answer([(sequence, next(drafts)) for sequence, _ in wanted])
-
-    async def _drafts(self, wishes: Sequence[tuple[_Served, int]]) -> Sequence[Draft | None]:
+    async def _drafts(self, wishes: Sequence[tuple[_ServedSequence, int]]) -> Sequence[Draft | None]:
         fit = [(sequence, most) for sequence, most in wishes if not sequence.is_unfit]
         if not fit or self.proposer.backs_off():
             return [None] * len(wishes)
@@ -157,8 +127,8 @@ class ProposeServer:
         else:
             loop = asyncio.get_running_loop()
             made = await loop.run_in_executor(self._worker, self.proposer.propose, sequences, limits)
-        found = {sequence.key: draft for sequence, draft in zip(sequences, made, strict=True)}
-        return [found.get(sequence.key) for sequence, _ in wishes]
+        drafts = {sequence.key: draft for sequence, draft in zip(sequences, made, strict=True)}
+        return [drafts.get(sequence.key) for sequence, _ in wishes]
 
 
 class _Engine(asyncio.Protocol):
@@ -172,9 +142,8 @@ class _Engine(asyncio.Protocol):
         next(self._handshake)
         self._waiting: deque[FromEngine] = deque()
         self._waiting_bytes = 0
-        self._sequences: dict[int, _Served] = {}
-        self._num_tokens: dict[int, int] = {}
-        """Tokens of each sequence, those that wait included."""
+        self._sequences: dict[int, _ServedSequence] = {}
+        self._num_tokens: dict[int, int] = {}  # tokens of each sequence, those that wait included
         self._total_tokens = 0
         self._last_opened = 0
         self._round = 0
@@ -229,7 +198,7 @@ class _Engine(asyncio.Protocol):
         self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_later(_LEAVE_S, self.abort)
 
-    def take_in(self) -> list[tuple[_Served, int]] | None:
+    def take_in(self) -> list[tuple[_ServedSequence, int]] | None:
         """Process all messages that wait, between two calls of the proposer.
 
         Return the sequences to draft for, each with the most nodes of its draft; None if nothing was asked for.
@@ -251,15 +220,16 @@ class _Engine(asyncio.Protocol):
         if wishes is None:
             return None
         most = self._server.limits.terms.most_draft_tokens
-        found = ((self._sequences.get(number), wish) for number, wish in wishes.items())
-        return [(sequence, min(max(1, wish), most)) for sequence, wish in found if sequence is not None]
+        known = ((self._sequences[number], wish) for number, wish in wishes.items() if number in self._sequences)
+        return [(sequence, min(max(1, wish), most)) for sequence, wish in known]
 
-    def answer(self, drafts: Sequence[tuple[_Served, Draft | None]]) -> None:
+    def answer(self, drafts: Sequence[tuple[_ServedSequence, Draft | None]]) -> None:
         """Send the drafts of the sequences that `take_in` returned; they have not grown since."""
         if self._transport.is_closing():
             return
-        sent = [SentDraft(one.number, len(one.tokens), draft) for one, draft in drafts if draft is not None]
-        self._transport.write(FROM_SERVER.encode(Drafts(self._round, tuple(sent))))
+        pairs = ((sequence, draft) for sequence, draft in drafts if draft is not None)
+        sent = tuple(SentDraft(sequence.number, len(sequence.tokens), draft) for sequence, draft in pairs)
+        self._transport.write(FROM_SERVER.encode(Drafts(self._round, sent)))
         if self._transport.get_write_buffer_size() > _MOST_UNSENT:
             log.warning("engine_does_not_read", engine=self._number)
             self.abort()
@@ -305,7 +275,9 @@ class _Engine(asyncio.Protocol):
             case Open():
                 self._open(message)
             case Extend():
-                self._extend(self._found(message.number), message.tokens)
+                sequence = self._found(message.number)
+                sequence.tokens += message.tokens
+                sequence.is_unfit |= max(message.tokens, default=0) >= self._server.model.vocab_size
             case Forget():
                 sequence = self._found(message.number)
                 del self._sequences[message.number]
@@ -323,21 +295,17 @@ class _Engine(asyncio.Protocol):
         except InvalidParameter as error:
             raise ProtocolError(str(error)) from error
         self._last_opened = message.number
-        self._sequences[message.number] = _Served(
-            message.number,
+        self._sequences[message.number] = _ServedSequence(
             f"{self._number}/{message.number}",
-            message.scope.hex(),
+            [],
             message.num_prompt_tokens,
             params,
             message.noise_key,
+            message.scope.hex(),
+            number=message.number,
         )
 
-    def _extend(self, sequence: _Served, tokens: Sequence[int]) -> None:
-        sequence.tokens += tokens
-        sequence.is_unfit |= max(tokens, default=0) >= self._server.model.vocab_size
-
-    def _found(self, number: int) -> _Served:
-        found = self._sequences.get(number)
-        if found is None:
+    def _found(self, number: int) -> _ServedSequence:
+        if number not in self._sequences:
             raise ProtocolError(f"sequence {number}, which is not open")
-        return found
+        return self._sequences[number]

@@ -11,7 +11,7 @@ from prolepsis.control.store.batches import StoredBatch
 from prolepsis.control.store.tenant_files import TenantFile
 from prolepsis.control.web.fields import Body, JsonObject, Metadata, Reply
 from prolepsis.server.batches.lines import LineFault
-from prolepsis.server.openai.facts import GenerationRoute
+from prolepsis.server.known import GenerationRoute
 
 Seconds = Annotated[int, Field(ge=3600, le=2592000)]
 

@@ -19,11 +19,11 @@ from prolepsis.control.web.errors import describe_error
 from prolepsis.control.web.intake import Intake
 from prolepsis.control.web.reply_headers import WARNING, reply_headers
 from prolepsis.server.admission.load_shedding import BACKGROUND_TIER
+from prolepsis.server.answering.stream import never
 from prolepsis.server.batches.lines import LineBody, parse_line
+from prolepsis.server.front.tracing import ARRIVED, HTTP_REQUEST_ID, TRACE
 from prolepsis.server.openai.routes import GENERATING
 from prolepsis.server.services import Models
-from prolepsis.server.stream import never
-from prolepsis.server.tracing import ARRIVED, HTTP_REQUEST_ID, TRACE
 
 MOST_RESULT = 2**24
 """Characters of a line's result."""

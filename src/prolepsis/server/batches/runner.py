@@ -10,8 +10,8 @@ from functools import partial
 import structlog
 
 from prolepsis.control.store.batches import LEASE_S, BatchLine, BatchTable, LineResult, Status, StoredBatch
-from prolepsis.control.store.replicas import PeriodicWork
 from prolepsis.control.store.tenant_files import PART_BYTES, FileTable
+from prolepsis.control.store.turns import PeriodicWork
 from prolepsis.control.web.context import Context
 from prolepsis.control.web.errors import RequestRefused
 from prolepsis.control.web.feature import Feature, contained_tick
@@ -20,9 +20,9 @@ from prolepsis.core.audit_event import SERVER, AuditEvent
 from prolepsis.core.config import DAY_S
 from prolepsis.core.errors import StoreUnavailable
 from prolepsis.core.telemetry.declare import counter, gauge
-from prolepsis.server.auth.keys import Keys
 from prolepsis.server.batches.lines import LineReader
 from prolepsis.server.batches.run_line import NotNow, not_run, run_line
+from prolepsis.server.front.keys import Keys
 from prolepsis.server.services import Models
 
 WINDOW_S = DAY_S

@@ -1,18 +1,14 @@
 """One request to an engine, awaited to its end."""
 
-import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
 
 from prolepsis.core.engine_client import EngineClient
 from prolepsis.core.errors import EngineError
 from prolepsis.core.events import Failed, Finished, Tokens
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import RequestStats
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,19 +43,3 @@ async def ask(
         else:
             raise EngineError(f"request {request.request_id} was aborted: {event.reason}")
     raise EngineError(f"request {request.request_id} ended without a terminal event")
-
-
-async def in_flight(jobs: Sequence[Callable[[], Awaitable[T]]], limit: int) -> list[T]:
-    """Run `jobs`, started in order, at most `limit` at once; return their results in order."""
-    slots = asyncio.Semaphore(limit)
-
-    async def one(job: Callable[[], Awaitable[T]]) -> T:
-        async with slots:
-            return await job()
-
-    tasks = [asyncio.ensure_future(one(job)) for job in jobs]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()

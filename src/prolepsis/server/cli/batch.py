@@ -70,7 +70,7 @@ class BatchFile:
     def read(cls, file: Path) -> "BatchFile":
         """Read a file; prints the faults of its lines and exits where it has any. An empty one has no lines."""
         from prolepsis.server.batches.lines import MOST_BYTES, LineReader
-        from prolepsis.server.openai.facts import GENERATION_ROUTES
+        from prolepsis.server.known import GENERATION_ROUTES
 
         content = read_text(file, "file", most_bytes=MOST_BYTES).encode()
         reader = LineReader("", GENERATION_ROUTES)  # the model, which bounds bodies, comes later

@@ -21,8 +21,8 @@ from prolepsis.core.terminal.config import Settings
 from prolepsis.core.terminal.flags import configured, with_settings
 from prolepsis.core.terminal.output import print_facts, print_json, print_table, stderr
 from prolepsis.core.traffic_sums import ratio
-from prolepsis.engine.models.files.chat_tokenizer import ChatTokenizer, encode_message
-from prolepsis.engine.text import StopStrings, TextStream
+from prolepsis.engine.text.stream import StopStrings, TextStream
+from prolepsis.engine.text.tokenizer import ChatTokenizer, encode_message
 from prolepsis.server.cli.ask import ask as ask_engine
 
 

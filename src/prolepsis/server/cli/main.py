@@ -27,11 +27,11 @@ PANELS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "Check and measure": {
         "exact": ("lab.exact:exact", "Check on your own prompts that speculation changes no token."),
-        "bench": ("lab.bench.command:bench", "Measure decoding with and without speculation side by side."),
+        "bench": ("lab.bench:bench", "Measure decoding with and without speculation side by side."),
         "profile": ("lab.profile:profile", "Measure what a forward pass costs here; show the self-check."),
-        "load": ("lab.load.command:load", "Put load on a server, with and without speculation side by side."),
+        "load": ("lab.load:load", "Put load on a server, with and without speculation side by side."),
         "drill": ("lab.drills.command:app", "Inject faults into a drained server, and judge how it takes them."),
-        "rehearse": ("lab.rehearse.command:app", "Forecast what speculation would do to recorded traffic."),
+        "rehearse": ("lab.rehearse:app", "Forecast what speculation would do to recorded traffic."),
         "doctor": ("lab.doctor.command:doctor", "Check whether a machine, its settings and its server are ready."),
         "tune": ("lab.tune:tune", "Search a policy and settings for a goal, in rehearsals of traffic."),
         "workload": (
@@ -70,7 +70,7 @@ PANELS: dict[str, dict[str, tuple[str, str]]] = {
         "monitoring": ("ops.monitoring.commands:app", "Write rules, alerts and dashboards for a monitoring system."),
     },
     "Keys and records": {
-        "keys": ("server.auth.commands:app", "Create, list and revoke API keys."),
+        "keys": ("server.front.key_commands:app", "Create, list and revoke API keys."),
         "store": ("server.cli.store:app", "Maintain the database of records, policies and the audit log."),
         "audit": ("control.audit.commands.group:app", "Verify, show, export and replay the audit log."),
     },

@@ -1,9 +1,12 @@
 """`prolepsis policy`: check, compare and explain policies without a server, and the versions that a server has."""
 
+import json
 import math
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,12 +14,13 @@ from prolepsis.control.health.commands import ELIGIBILITY
 from prolepsis.control.policy.check import InvalidPolicy, read_policy
 from prolepsis.control.policy.check import check as check_policy
 from prolepsis.control.policy.commands import VERSIONS, PolicyPath
+from prolepsis.control.policy.explain import ExplainedRequest
 from prolepsis.control.policy.explain import diff as diff_policies
-from prolepsis.control.policy.explain import explain as explain_request
 from prolepsis.control.policy.model import Policy
 from prolepsis.control.rollout.forecast import ASSUMED, Forecast, forecast
 from prolepsis.control.rollout.settings import settings_of
-from prolepsis.control.statistics.planning import Wait
+from prolepsis.core.errors import ConfigError, UserError
+from prolepsis.core.facts import FlagDecision
 from prolepsis.core.terminal.admin import HERE, Key, Url, ask
 from prolepsis.core.terminal.documents import FINDINGS, as_yaml, print_reply
 from prolepsis.core.terminal.flags import settings_here
@@ -26,6 +30,7 @@ from prolepsis.core.terminal.output import (
     AsJson,
     command_group,
     note,
+    print_facts,
     print_json,
     print_table,
     stdout,
@@ -36,9 +41,14 @@ from prolepsis.core.units import duration
 from prolepsis.core.validation import Finding
 from prolepsis.core.yaml_document import Document, located
 
+if TYPE_CHECKING:
+    from prolepsis.server.openai.explain import PolicyExplainBody
+
 app = command_group("Check, compare, explain, apply and roll back policies: which requests may speculate, and how.")
 
 _COLUMNS = {"findings": FINDINGS, "rollouts": ("rule", "stage", "expected")}
+_BOUNDS = ("shadow_percentage", "pinned", "guardrails", "rollout", "audit")
+"""Terms that callers cannot change."""
 
 
 @app.command(epilog=EPILOG)
@@ -58,7 +68,7 @@ def check(
     policy: Policy | None = None
     try:
         policy, document = read_policy(file)
-        findings = sorted(_findings(policy, document), key=lambda one: one.line or 0)
+        findings = sorted(_findings(policy, document), key=lambda finding: finding.line or 0)
     except InvalidPolicy as error:
         findings = list(error.findings)
     has_errors = any(one.severity == "error" for one in findings)
@@ -120,19 +130,80 @@ def explain(  # noqa: PLR0917  # typer names its options after parameters
     as_json: AsJson = False,
 ) -> None:
     """Show for a sample request which rule matches, why the others do not, and what takes effect."""
+    from prolepsis.control.controls.flag_file import FlagFile
     from prolepsis.engine.models.files.recommended_sampling import default_sampling
-    from prolepsis.server.cli import policy_explain as sample
-    from prolepsis.server.openai.explain import Origin
+    from prolepsis.server.openai.explain import explained, sample_of
 
     policy = _usable(file)
-    caller = sample.sample_caller(tenant, tier, key, role or ["client"])
-    origin = Origin(caller, route, sample.read_headers(header or ()), sample.read_time(at))
-    asked = sample.read_sample(request, origin, default_sampling(settings_here().engine), prompt_tokens, request_id)
-    decisions = sample.evaluate_flags(flags, policy.flag_names, asked.facts) if flags else ()
-    asked = replace(asked, facts=replace(asked.facts, flag=frozenset(one.key for one in decisions if one.value)))
-    sample.print_explanation(explain_request(policy, asked.facts, asked.requested), asked, decisions, as_json=as_json)
-    if policy.flag_names and not decisions and not as_json:
+    given: dict[str, object] = {
+        "tenant": tenant,
+        "tier": tier,
+        "key": key,
+        "roles": role or ["client"],
+        "headers": _headers(header or ()),
+    }
+    optional = {"route": route, "at": at, "prompt_tokens": prompt_tokens, "request_id": request_id}
+    given |= {name: value for name, value in optional.items() if value is not None}
+    body = _explain_body(request, given)
+    try:
+        sample = sample_of(body, default_sampling(settings_here().engine))
+    except UserError as error:
+        raise ConfigError(f"request {request}: {error}", param="request") from None
+    decisions: tuple[FlagDecision, ...] = ()
+    if flags:
+        values = FlagFile(flags).value
+        decisions = tuple(values.decide(name, sample.facts) for name in policy.flag_names)
+        is_true = frozenset(decision.key for decision in decisions if decision.value)
+        sample = replace(sample, facts=replace(sample.facts, flag=is_true))
+    found = explained(policy, sample)
+    if as_json:
+        print_json({**asdict(found), "flags": [asdict(decision) for decision in decisions]})
+        return
+    _show_explained(found, decisions)
+    if policy.flag_names and not decisions:
         note(f"assumed to be false: {', '.join(policy.flag_names)}; --flags FILE evaluates them")
+
+
+def _explain_body(file: Path, given: Mapping[str, object]) -> "PolicyExplainBody":
+    """Return the body of /admin/policy/explain for the request in a file; - reads standard input."""
+    from prolepsis.control.web.body_reader import parse_body
+    from prolepsis.server.openai.explain import PolicyExplainBody
+
+    try:
+        text = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"request {file} cannot be read: {error.strerror}", param="request") from None
+    return parse_body(b'{"request": %b, %b' % (text, json.dumps(given).encode()[1:]), PolicyExplainBody)
+
+
+def _headers(given: Sequence[str]) -> dict[str, str]:
+    headers = [text.partition(":") for text in given]
+    for name, colon, value in headers:
+        if not colon or not name.strip():
+            raise ConfigError(f"--header is {name + colon + value!r}; allowed: 'NAME: VALUE'", param="header")
+    return {name.strip(): value.strip() for name, _, value in headers}
+
+
+def _show_explained(found: ExplainedRequest, decisions: Sequence[FlagDecision]) -> None:
+    """Print which rule matches, why the others do not, what takes effect, and the flags."""
+    tried = [[str(i), rule.rule, rule.outcome.replace("_", " "), rule.why] for i, rule in enumerate(found.rules, 1)]
+    print_table(f"policy {found.policy_version}", ["", "rule", "", "why"], tried)
+    if found.refused is not None:
+        refused = f"403, {found.refused['param']}: {found.refused['message']}"
+        print_facts([("rule", found.rule), ("refused", refused)])
+    else:
+        effect = dict(found.in_effect or {})
+        sources = effect.pop("sources")
+        shown = [[name, as_yaml(value), sources.get(name, "")] for name, value in effect.items()]
+        shown += [[name, as_yaml(found.terms[name]), "policy"] for name in _BOUNDS if name in found.terms]
+        print_table(f"in effect, by rule {found.rule}", ["", "value", "decided by"], shown)
+        if found.terms.get("rollout") is not None:
+            note("this rule is rolled out: until the rollout is complete, only a share of the requests gets this")
+        if found.facts["prompt_tokens"] is None:
+            note("the length of the prompt is unknown; give it with --prompt-tokens")
+    if decisions:
+        rows = [[one.key, as_yaml(one.value), one.variant or "-", one.reason, one.error] for one in decisions]
+        print_table("flags", ["flag", "value", "variant", "reason", "error"], rows)
 
 
 add_commands(app, VERSIONS, ELIGIBILITY)
@@ -157,7 +228,7 @@ def show(
 
 
 def _findings(policy: Policy, document: Document) -> list[Finding]:
-    from prolepsis.server.openai.facts import KNOWN
+    from prolepsis.server.known import KNOWN
 
     return located(check_policy(policy, KNOWN), document)
 
@@ -183,21 +254,18 @@ def _forecasts(policy: Policy, requests_per_s: float) -> list[dict[str, object]]
 
 
 def _expected(stage: Forecast) -> dict[str, object]:
-    if stage.wait is None:
-        return {
-            "least_s": None,
-            "most_s": None,
-            "longest_s": stage.longest_s,
-            "expected": "no guardrail decides: manual only",
-        }
-    times = {"least_s": stage.wait.least_s, "most_s": stage.wait.most_s}
-    finite = {name: None if math.isinf(seconds) else round(seconds, 1) for name, seconds in times.items()}
-    return {**finite, "longest_s": stage.longest_s, "expected": _in_words(stage.wait, stage.longest_s)}
-
-
-def _in_words(wait: Wait, longest_s: float) -> str:
-    longest = f"the longest time of {duration(longest_s)}"
+    wait, longest_s = stage.wait, stage.longest_s
+    if wait is None:
+        unknown = {"least_s": None, "most_s": None, "longest_s": longest_s}
+        return {**unknown, "expected": "no guardrail decides: manual only"}
+    longest, expected = (
+        f"the longest time of {duration(longest_s)}",
+        f"{duration(wait.least_s)} to {duration(wait.most_s)}",
+    )
     if wait.least_s > longest_s:
-        return f"can neither pass nor fail in {longest}; needs {duration(wait.least_s)} or more"
-    expected = f"{duration(wait.least_s)} to {duration(wait.most_s)}"
-    return f"{expected}; ends without a verdict after {longest}" if wait.most_s > longest_s else expected
+        expected = f"can neither pass nor fail in {longest}; needs {duration(wait.least_s)} or more"
+    elif wait.most_s > longest_s:
+        expected += f"; ends without a verdict after {longest}"
+    times = {"least_s": wait.least_s, "most_s": wait.most_s}
+    finite = {name: None if math.isinf(seconds) else round(seconds, 1) for name, seconds in times.items()}
+    return {**finite, "longest_s": longest_s, "expected": expected}

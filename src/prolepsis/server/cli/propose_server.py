@@ -49,8 +49,8 @@ def propose_server(
     from prolepsis.engine.start import loading
 
     with loading():
+        from prolepsis.engine.drafting.remote.link import shared_key
         from prolepsis.engine.drafting.remote.messages import ProposeLimits
-        from prolepsis.engine.remote import shared_key
         from prolepsis.remote.propose.served import served_model
         from prolepsis.remote.propose.server import ProposeServer, ServerLimits
 

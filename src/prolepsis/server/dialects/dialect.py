@@ -22,16 +22,16 @@ from prolepsis.control.web.fields import ClientBody, Schema
 from prolepsis.control.web.refusals import unknown_url
 from prolepsis.control.web.routes import CLIENTS, Routes
 from prolepsis.core.stats import RequestStats
-from prolepsis.server.answer import Parts, answer
-from prolepsis.server.deltas import Delta
-from prolepsis.server.openai import bodies
+from prolepsis.server.answering.answer import Parts, answer
+from prolepsis.server.answering.stream import Framing, Voice
+from prolepsis.server.answering.usage import Json
 from prolepsis.server.openai.completions import consumed
-from prolepsis.server.openai.prepare import prepare_chat, prepare_completion
-from prolepsis.server.openai.prepared import PreparedRequest, context_of
 from prolepsis.server.openai.routes import streamed, whole_reply
-from prolepsis.server.openai.usage import Json
+from prolepsis.server.preparing import bodies
+from prolepsis.server.preparing.prepare import prepare_chat, prepare_completion
+from prolepsis.server.preparing.prepared import PreparedRequest, context_of
 from prolepsis.server.services import Models, Services
-from prolepsis.server.stream import Framing, Voice
+from prolepsis.server.text.deltas import Delta
 
 
 class ForeignRequest(ClientBody):

@@ -7,13 +7,13 @@ from functools import partial
 
 from prolepsis.core.engine_client import PromptProgress
 from prolepsis.core.stats import RequestStats
-from prolepsis.server.deltas import Delta
-from prolepsis.server.openai.bodies import ChatBody
+from prolepsis.server.answering.stream import Voice, padded
+from prolepsis.server.answering.usage import Json, metrics, usage
 from prolepsis.server.openai.formats import Format, prompt_logprobs
-from prolepsis.server.openai.prepared import PreparedRequest
-from prolepsis.server.openai.usage import Json, metrics, usage
+from prolepsis.server.preparing.bodies import ChatBody
+from prolepsis.server.preparing.prepared import PreparedRequest
 from prolepsis.server.services import Services
-from prolepsis.server.stream import Voice, padded
+from prolepsis.server.text.deltas import Delta
 
 Parts = AsyncGenerator[Delta | RequestStats, None]
 

@@ -17,19 +17,19 @@ from prolepsis.control.web.routes import CLIENTS, Route, Routes
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.given_text import given
 from prolepsis.core.stats import RequestStats
-from prolepsis.server.answer import answer
-from prolepsis.server.deltas import Delta
-from prolepsis.server.openai.bodies import CompletionBody
+from prolepsis.engine.text.tokenizer import Tokenizer
+from prolepsis.server.answering.answer import answer
+from prolepsis.server.answering.usage import Json, usage
+from prolepsis.server.known import DECISIONS_ROUTE
 from prolepsis.server.openai.completions import consumed
-from prolepsis.server.openai.facts import DECISIONS_ROUTE
-from prolepsis.server.openai.prepare import prepare_completion
-from prolepsis.server.openai.prepared import PreparedRequest, context_of
 from prolepsis.server.openai.routes import whole_reply
 from prolepsis.server.openai.tokenization import TemplatedBody, templated
-from prolepsis.server.openai.usage import Json, usage
+from prolepsis.server.preparing.bodies import CompletionBody
+from prolepsis.server.preparing.prepare import prepare_completion
+from prolepsis.server.preparing.prepared import PreparedRequest, context_of
 from prolepsis.server.services import Models, Services
-from prolepsis.server.shown_tokens import LOWEST_LOGPROB
-from prolepsis.server.tokenizer import Tokenizer
+from prolepsis.server.text.deltas import Delta
+from prolepsis.server.text.shown_tokens import LOWEST_LOGPROB
 
 MAX_CANDIDATES = 64
 

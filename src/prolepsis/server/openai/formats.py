@@ -5,12 +5,12 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Protocol
 
-from prolepsis.engine.models.answer_formats.call_reader import Piece
-from prolepsis.server.deltas import Delta
-from prolepsis.server.openai.chat_reader import ChatReader
-from prolepsis.server.openai.prepared import PreparedRequest
-from prolepsis.server.openai.usage import Json
-from prolepsis.server.shown_tokens import ShownToken
+from prolepsis.engine.text.answer_formats.call_reader import Piece
+from prolepsis.server.answering.chat_reader import ChatReader
+from prolepsis.server.answering.usage import Json
+from prolepsis.server.preparing.prepared import PreparedRequest
+from prolepsis.server.text.deltas import Delta
+from prolepsis.server.text.shown_tokens import ShownToken
 
 
 class Format(Protocol):

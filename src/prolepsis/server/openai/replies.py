@@ -2,9 +2,9 @@
 
 from typing import Literal, TypeAlias
 
-from prolepsis.control.health.eligibility import LimitReason
 from prolepsis.control.web.fields import JsonObject, Reply
 from prolepsis.core.facts import FlagDecision
+from prolepsis.core.reasons import LimitReason
 from prolepsis.core.requests import SamplingDefaults
 
 

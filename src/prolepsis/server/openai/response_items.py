@@ -6,13 +6,13 @@ from uuid import uuid4
 
 from jiter import from_json
 
-from prolepsis.engine.models.answer_formats.call_reader import Piece, is_json_object
-from prolepsis.server.deltas import Delta
-from prolepsis.server.openai.chat_reader import ChatReader
+from prolepsis.engine.text.answer_formats.call_reader import Piece, is_json_object
+from prolepsis.server.answering.chat_reader import ChatReader
+from prolepsis.server.answering.usage import Json
 from prolepsis.server.openai.formats import chat_logprobs
-from prolepsis.server.openai.prepared import PreparedRequest
 from prolepsis.server.openai.response_tools import NamedCall
-from prolepsis.server.openai.usage import Json
+from prolepsis.server.preparing.prepared import PreparedRequest
+from prolepsis.server.text.deltas import Delta
 
 _ITEM_OF = {"content": "message", "reasoning": "reasoning", "call": "function_call", "arguments": "function_call"}
 CUSTOM = "custom_tool_call"

@@ -18,12 +18,12 @@ from prolepsis.control.web.errors import RequestRefused
 from prolepsis.control.web.fields import Body, JsonObject, Reply
 from prolepsis.control.web.routes import CLIENTS, Route, Routes
 from prolepsis.core.audit_event import Emit
-from prolepsis.server.auth.keys import Keys
+from prolepsis.server.answering.stored_responses import MOST_BYTES, PAGES, StoredResponses
+from prolepsis.server.answering.stream import AnswerStream, padded
+from prolepsis.server.answering.usage import Json
+from prolepsis.server.front.keys import Keys
 from prolepsis.server.openai.replies import ResponseReply
 from prolepsis.server.openai.responses import items_of
-from prolepsis.server.openai.stored_responses import MOST_BYTES, PAGES, StoredResponses
-from prolepsis.server.openai.usage import Json
-from prolepsis.server.stream import AnswerStream, padded
 
 
 class ResponseQuery(Body):

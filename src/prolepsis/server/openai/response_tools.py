@@ -8,7 +8,7 @@ from pydantic import Discriminator, Field, Tag
 
 from prolepsis.control.web.fields import Body, FunctionName, NoEffect, Schema, Served
 from prolepsis.core.errors import InvalidParameter
-from prolepsis.server.openai.bodies import (
+from prolepsis.server.preparing.bodies import (
     MAX_TOOLS,
     AllowedChoice,
     AllowedTools,

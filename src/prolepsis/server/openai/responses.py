@@ -13,17 +13,17 @@ from prolepsis.control.web.errors import describe_error
 from prolepsis.core.engine_client import PromptProgress
 from prolepsis.core.errors import AnswerBroken, UserError
 from prolepsis.core.stats import RequestStats
-from prolepsis.server.deltas import Delta
+from prolepsis.engine.text.tokenizer import Tokenizer
+from prolepsis.server.answering.stream import Voice, padded
+from prolepsis.server.answering.usage import Json, metrics
 from prolepsis.server.openai.completions import Parts, consumed, num_tokens
-from prolepsis.server.openai.constraint import tool_use
-from prolepsis.server.openai.prepare import chat_tokens, prepare_chat
-from prolepsis.server.openai.prepared import PreparedRequest, RequestContext
 from prolepsis.server.openai.response_items import ResponseItems
 from prolepsis.server.openai.responses_bodies import ResponsesBody, continued, renamed, to_chat, without_oldest
-from prolepsis.server.openai.usage import Json, metrics
+from prolepsis.server.preparing.constraint import tool_use
+from prolepsis.server.preparing.prepare import chat_tokens, prepare_chat
+from prolepsis.server.preparing.prepared import PreparedRequest, RequestContext
 from prolepsis.server.services import Services
-from prolepsis.server.stream import Voice, padded
-from prolepsis.server.tokenizer import Tokenizer
+from prolepsis.server.text.deltas import Delta
 
 Keep: TypeAlias = Callable[[Json], Awaitable[Json]]
 

@@ -9,17 +9,7 @@ from pydantic import BeforeValidator, Field, Tag, TypeAdapter, model_validator
 
 from prolepsis.control.web.fields import Body, FunctionName, MaxTokens, Name, Schema, Served, Text, TopLogprobs
 from prolepsis.core.errors import InvalidParameter, UserError
-from prolepsis.server.openai.bodies import (
-    MAX_MESSAGES,
-    MAX_TOOLS,
-    CalledFunctionBody,
-    ChatBody,
-    Message,
-    ResponseFormat,
-    SharedBody,
-    ToolCallBody,
-    ToolWord,
-)
+from prolepsis.server.answering.usage import Json
 from prolepsis.server.openai.response_items import item_id
 from prolepsis.server.openai.response_tools import (
     TOOL_TYPES,
@@ -33,7 +23,17 @@ from prolepsis.server.openai.response_tools import (
     chat_choice,
     chat_tool,
 )
-from prolepsis.server.openai.usage import Json
+from prolepsis.server.preparing.bodies import (
+    MAX_MESSAGES,
+    MAX_TOOLS,
+    CalledFunctionBody,
+    ChatBody,
+    Message,
+    ResponseFormat,
+    SharedBody,
+    ToolCallBody,
+    ToolWord,
+)
 
 LOGPROBS = "message.output_text.logprobs"
 _INCLUDED = Served((LOGPROBS,))

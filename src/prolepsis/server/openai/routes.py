@@ -8,6 +8,7 @@ from typing import Annotated, Any, TypeVar
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 from msgspec.json import encode
+from starlette.requests import ClientDisconnect
 
 from prolepsis.control.web.body_reader import read_body
 from prolepsis.control.web.caller import caller_of
@@ -15,14 +16,23 @@ from prolepsis.control.web.fields import Body
 from prolepsis.control.web.routes import CLIENTS, Route, Routes
 from prolepsis.core.stats import RequestStats
 from prolepsis.server.admission.controller import become_economy
-from prolepsis.server.answer import answer
-from prolepsis.server.idempotency import KEY_HEADER, KEY_SCHEMA
-from prolepsis.server.openai.bodies import ChatBody, CompletionBody, FillBody, SharedBody
+from prolepsis.server.answering.answer import answer
+from prolepsis.server.answering.idempotency import KEY_HEADER, KEY_SCHEMA
+from prolepsis.server.answering.stored_responses import PAGES
+from prolepsis.server.answering.stream import (
+    NAMED_SSE,
+    SILENT,
+    SSE,
+    AnswerStream,
+    Framing,
+    Voice,
+    never,
+    until_disconnect,
+)
+from prolepsis.server.answering.usage import Json
+from prolepsis.server.known import FILL_ROUTE
 from prolepsis.server.openai.completions import CompletionChunks, whole_completion
-from prolepsis.server.openai.facts import FILL_ROUTE
 from prolepsis.server.openai.formats import ChatFormat, CompletionFormat, MakeFormat
-from prolepsis.server.openai.prepare import prepare_chat, prepare_completion
-from prolepsis.server.openai.prepared import SPEC_MODE_HEADER, PreparedRequest, context_of
 from prolepsis.server.openai.replies import ChatCompletion, Completion, InputTokens, ResponseReply
 from prolepsis.server.openai.responses import (
     ResponseShape,
@@ -31,23 +41,13 @@ from prolepsis.server.openai.responses import (
     response_events,
     whole_response,
 )
-from prolepsis.server.openai.responses_bodies import ResponsesBody
-from prolepsis.server.openai.speculation import decided_by, mode_at_start
-from prolepsis.server.openai.stored_responses import PAGES
+from prolepsis.server.openai.responses_bodies import ResponsesBody, shown_items
 from prolepsis.server.openai.tokenization import tokenization_routes
-from prolepsis.server.openai.usage import Json
+from prolepsis.server.preparing.bodies import ChatBody, CompletionBody, FillBody, SharedBody
+from prolepsis.server.preparing.prepare import prepare_chat, prepare_completion
+from prolepsis.server.preparing.prepared import SPEC_MODE_HEADER, PreparedRequest, context_of
+from prolepsis.server.preparing.speculation import decided_by, mode_at_start
 from prolepsis.server.services import Models, Services
-from prolepsis.server.stream import (
-    NAMED_SSE,
-    SILENT,
-    SSE,
-    AnswerStream,
-    ClientDisconnected,
-    Framing,
-    Voice,
-    never,
-    until_disconnect,
-)
 
 CLIENT_CLOSED_REQUEST = 499
 """For logs and counters only: the client is gone and reads no status."""
@@ -128,12 +128,12 @@ async def _fill(body: FillBody, request: Request, services: Services) -> Respons
 
 async def _response(body: ResponsesBody, request: Request, services: Services) -> Response:
     responses, context = services.responses, context_of(request)
-    is_stored, tenant = responses.stores(body), context.caller.tenant
+    is_stored, tenant = responses.stores(store=body.store, background=bool(body.background)), context.caller.tenant
     earlier = await responses.conversation(tenant, body.previous_response_id)
     prepared = await prepare_response(body, earlier, context, services, stored=is_stored)
     if body.background:
         return await _in_background(body, request, prepared, services)
-    keep = partial(responses.keep, body, request) if is_stored else None
+    keep = partial(responses.keep, partial(shown_items, body.input), request) if is_stored else None
     parts, shape = answer(request, prepared, services), ResponseShape(body, prepared, services, keep=keep)
     if prepared.stream:
         return streamed(response_events(parts, shape), prepared, services, NAMED_SSE, shape)
@@ -146,11 +146,13 @@ async def _in_background(
     shape = ResponseShape(body, prepared, services)
     parts = answer(Request(request.scope, never), prepared, services, tells_start=True)
     document = shape.shown("queued")
-    await services.responses.begin(body, request, document, response_events(parts, shape), shape.failed)
+    events = response_events(parts, shape)
+    given = partial(shown_items, body.input)
+    await services.responses.begin(given, request, document, events, shape.failed, keeps_events=prepared.stream)
     if not prepared.stream:
         return JSONResponse(document, headers=_headers(prepared, services))
-    events = services.responses.follow(prepared.context.caller.tenant, prepared.answer_id, -1)
-    return streamed(events, prepared, services, PAGES)
+    pages = services.responses.follow(prepared.context.caller.tenant, prepared.answer_id, -1)
+    return streamed(pages, prepared, services, PAGES)
 
 
 GENERATING: Mapping[str, tuple[type[Body], Callable[[Any, Request, Services], Awaitable[Response]]]] = {
@@ -199,7 +201,7 @@ async def whole_reply(
     """Return the reply that `work` makes, with what is known of the answer in its headers."""
     try:
         reply, stats = await until_disconnect(request.receive, work)
-    except ClientDisconnected:
+    except ClientDisconnect:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
     mode = stats.mode
     effective = f"mode={mode.mode};reason={mode.reason};plan={mode.plan_version}{decided_by(prepared.speculation)}"

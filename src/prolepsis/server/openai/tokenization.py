@@ -14,11 +14,11 @@ from prolepsis.control.web.fields import ClientBody, Count, JsonObject, Reply
 from prolepsis.control.web.routes import CLIENTS, Route, Routes
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.given_text import given
-from prolepsis.server.openai.bodies import Messages, TemplateBody, Tools
-from prolepsis.server.openai.conversation import prompt_tokens
-from prolepsis.server.openai.usage import Json
+from prolepsis.engine.text.tokenizer import Tokenizer
+from prolepsis.server.answering.usage import Json
+from prolepsis.server.preparing.bodies import Messages, TemplateBody, Tools
+from prolepsis.server.preparing.conversation import prompt_tokens
 from prolepsis.server.services import Models, Services
-from prolepsis.server.tokenizer import Tokenizer
 
 
 class TemplatedBody(TemplateBody):

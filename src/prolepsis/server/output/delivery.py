@@ -10,11 +10,12 @@ from prolepsis.control.web.fields import Reply
 from prolepsis.core.config import UPSTREAM
 from prolepsis.core.ended import DeliveredDrafts, RequestEnded
 from prolepsis.core.events import Tokens
-from prolepsis.core.stats import LossReason, ProposerCounts, RequestStats
+from prolepsis.core.reasons import LossReason
+from prolepsis.core.stats import ProposerCounts, RequestStats
 from prolepsis.core.telemetry.declare import counter
-from prolepsis.server.deltas import Delta
 from prolepsis.server.output.filtered import LostDrafts
 from prolepsis.server.output.pipeline import OnFault, OutputPolicies
+from prolepsis.server.text.deltas import Delta
 
 
 @dataclass(slots=True)
@@ -131,11 +132,9 @@ class DeliveryFeature(Feature):
         """Count what was delivered of a request."""
         for prompt in ended.prompts:
             for name, drafts in prompt.delivery.items():
-                self._count((name, prompt.request.traffic_class), drafts)
-
-    def _count(self, key: tuple[str, str], drafts: DeliveredDrafts) -> None:
-        self._counts.setdefault(key, DeliveryCounts(*key)).add(drafts)
-        self._verified.labels(*key).inc(drafts.num_verified)
-        self._delivered.labels(*key).inc(drafts.num_delivered)
-        for reason, number in drafts.lost.items():
-            self._lost.labels(*key, reason).inc(number)
+                key = (name, prompt.request.traffic_class)
+                self._counts.setdefault(key, DeliveryCounts(*key)).add(drafts)
+                self._verified.labels(*key).inc(drafts.num_verified)
+                self._delivered.labels(*key).inc(drafts.num_delivered)
+                for reason, number in drafts.lost.items():
+                    self._lost.labels(*key, reason).inc(number)

@@ -4,12 +4,11 @@ from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from prolepsis.core.stats import LossReason
-from prolepsis.server.deltas import Delta, OutputToken
+from prolepsis.core.reasons import LossReason
 from prolepsis.server.output.pipeline import FilterPipeline, SourceSpan, text_of
+from prolepsis.server.text.deltas import Delta, OutputToken
 
-Range = tuple[int, int]
-"""Characters of the sample's own text, the second excluded."""
+Range = tuple[int, int]  # characters of the sample's own text, the second excluded
 
 
 @dataclass(frozen=True, slots=True)

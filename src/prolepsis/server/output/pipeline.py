@@ -92,11 +92,6 @@ class Workers:
         """Return what `work` returns or raise what it raises; `TimeoutError` where that takes longer."""
         future: Future[_Value] = Future()
         self._calls.put((future, work))  # type: ignore[arg-type]  # the queue holds futures of all kinds
-        self._count(future)
-        async with asyncio.timeout(timeout_s):
-            return await asyncio.wrap_future(future)
-
-    def _count(self, future: Future[_Value]) -> None:
         with self._lock:
             self._num_busy += 1
             wanted = self._num_threads < min(self._num_busy, self._max_threads)
@@ -104,6 +99,8 @@ class Workers:
         future.add_done_callback(lambda _: self._done())
         if wanted:
             threading.Thread(target=self._serve, name="output-policy", daemon=True).start()
+        async with asyncio.timeout(timeout_s):
+            return await asyncio.wrap_future(future)
 
     def _done(self) -> None:
         with self._lock:
@@ -138,12 +135,9 @@ class LoadedPolicy:
 
     name: str
     policy: OutputPolicy
-    on_fault: OnFault
-    """Effect of a fault on the answer: open: it passes unread; closed: it ends."""
-    timeout_ms: float
-    """Longest time for the tokens of one step."""
-    max_held: int
-    """Most characters that it may hold back."""
+    on_fault: OnFault  # effect of a fault on the answer: open: it passes unread; closed: it ends
+    timeout_ms: float  # longest time for the tokens of one step
+    max_held: int  # most characters that it may hold back
 
     @property
     def fails_open(self) -> bool:
@@ -154,10 +148,8 @@ class LoadedPolicy:
 class FilterResult:
     """Result of one policy, or of all of them, for one step's tokens."""
 
-    tokens: list[list[SourceSpan]]
-    """Let through, token by token."""
-    held: Sequence[SourceSpan] = ()
-    """Text that waits for more text."""
+    tokens: list[list[SourceSpan]]  # let through, token by token
+    held: Sequence[SourceSpan] = ()  # text that waits for more text
     stopped_by: str | None = None
     """It ended the answer with the last of `tokens`: the reason, after NAME: where it is the result of all."""
     fault: Fault | None = None

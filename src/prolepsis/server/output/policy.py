@@ -12,15 +12,13 @@ class AnswerFacts:
     """Facts about the answer that is read."""
 
     request_id: str
-    index: int
-    """Index of the choice, from 0."""
+    index: int  # index of the choice, from 0
     route: str
     tenant: str
     tier: str
     key_id: str
     model: str
-    structured: bool
-    """The answer has a form: JSON, a grammar, tools."""
+    structured: bool  # the answer has a form: JSON, a grammar, tools
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +34,10 @@ class Rewrite:
 class TextDecision:
     """Decision about the pending text: all of it passes, except for the parts named here."""
 
-    num_held: int = 0
-    """Characters at its end that wait for more text."""
-    rewrites: tuple[Rewrite, ...] = ()
-    """One after another, before what is held."""
-    stop_at: int | None = None
-    """The answer ends before this character."""
-    reason: str = ""
-    """Why the answer was stopped; the client sees it."""
+    num_held: int = 0  # characters at its end that wait for more text
+    rewrites: tuple[Rewrite, ...] = ()  # one after another, before what is held
+    stop_at: int | None = None  # the answer ends before this character
+    reason: str = ""  # why the answer was stopped; the client sees it
 
 
 ALLOW = TextDecision()

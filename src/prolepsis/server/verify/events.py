@@ -10,11 +10,11 @@ from prolepsis.core.client_draft import MAX_CLIENT_DRAFT_TOKENS
 from prolepsis.core.config import CLIENT
 from prolepsis.core.stats import ProposerCounts, RequestStats
 from prolepsis.remote.verify_events import Corrected, Done, DraftCounts, Drafting, Emitted, Started
-from prolepsis.server.answer import Parts
-from prolepsis.server.deltas import Delta
-from prolepsis.server.openai.prepared import PreparedRequest
-from prolepsis.server.openai.usage import Json, metrics, usage
+from prolepsis.server.answering.answer import Parts
+from prolepsis.server.answering.usage import Json, metrics, usage
+from prolepsis.server.preparing.prepared import PreparedRequest
 from prolepsis.server.services import Services
+from prolepsis.server.text.deltas import Delta
 from prolepsis.server.verify.streams import VerifyStream, VerifyStreams
 
 

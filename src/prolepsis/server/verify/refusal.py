@@ -5,8 +5,9 @@ from typing import Literal, TypeVar
 from prolepsis.core.config import CLIENT
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.kill_scope import EVERYTHING, kill_scope
-from prolepsis.core.requests import GenerateRequest, OffReason
-from prolepsis.server.openai.bodies import ChatBody, CompletionBody
+from prolepsis.core.reasons import OffReason
+from prolepsis.core.requests import GenerateRequest
+from prolepsis.server.preparing.bodies import ChatBody, CompletionBody
 from prolepsis.server.services import Services
 
 Refusal = (

@@ -17,14 +17,14 @@ from prolepsis.control.web.caller import SignedIn, caller_of
 from prolepsis.control.web.fields import Body, Count, Reply
 from prolepsis.control.web.routes import CLIENTS, Route, Routes
 from prolepsis.core.client_draft import MAX_CLIENT_DRAFT_TOKENS, ClientDraft
-from prolepsis.server.answer import answer
-from prolepsis.server.openai.bodies import ChatBody, CompletionBody
-from prolepsis.server.openai.facts import VERIFY_ROUTES
-from prolepsis.server.openai.prepare import prepare_chat, prepare_completion
-from prolepsis.server.openai.prepared import SPEC_MODE_HEADER, PreparedRequest, context_of
+from prolepsis.server.answering.answer import answer
+from prolepsis.server.answering.stream import NAMED_SSE
+from prolepsis.server.known import VERIFY_ROUTES
 from prolepsis.server.openai.routes import named, streamed
+from prolepsis.server.preparing.bodies import ChatBody, CompletionBody
+from prolepsis.server.preparing.prepare import prepare_chat, prepare_completion
+from prolepsis.server.preparing.prepared import SPEC_MODE_HEADER, PreparedRequest, context_of
 from prolepsis.server.services import Models, Services
-from prolepsis.server.stream import NAMED_SSE
 from prolepsis.server.verify.events import verify_events
 from prolepsis.server.verify.refusal import Refusal, check_supported, refusal_of
 from prolepsis.server.verify.streams import VerifyStream, VerifyStreams

@@ -15,7 +15,7 @@ from prolepsis.control.audit.entry import SERVED
 from prolepsis.control.store import records
 from prolepsis.control.store.database import Database, store_url
 from prolepsis.control.store.signing import OPTION, AuditKeys, key_file
-from prolepsis.control.store.tables import audit_entries
+from prolepsis.control.store.tables import chain_links
 from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import DeliveryFailed, StoreUnavailable
@@ -85,7 +85,7 @@ def test_a_chain_is_verified_against_the_head_noted_before(database: Database) -
     assert plain("audit", "verify", "--anchor", head, status=UNPROVEN)["faults"] == []
     assert run("audit", "verify", "--anchor", "soon").exit_code == 2
     with database.write() as connection:
-        connection.execute(update(audit_entries).where(audit_entries.c.seq == 2).values(actor="eve"))
+        connection.execute(update(chain_links).where(chain_links.c.seq == 2).values(actor="eve"))
     done = run("audit", "verify")
     assert done.exit_code == 1
     assert "entry 2 has other details" in done.stderr

@@ -1,6 +1,6 @@
 from prolepsis.core.client_draft import ClientDraft
 from prolepsis.engine.drafting.acceptance import AcceptanceEstimator
-from prolepsis.engine.drafting.proposers.client import ClientProposer
+from prolepsis.engine.drafting.proposers.expected_text import ClientProposer
 from tests.engine.drafting.sequences import FakeSequence, accepted
 
 DRAFT = ClientDraft(1, (11, 12, 13, 14))

@@ -1,8 +1,8 @@
 from prolepsis.core.requests import GrammarSpec
 from prolepsis.engine.drafting.proposers.grammar import GrammarProposer
-from prolepsis.engine.grammar.matcher import Matcher
+from prolepsis.engine.text.grammar.matcher import Matcher
 from tests.engine.drafting.sequences import FakeSequence
-from tests.engine.grammar.tiny import RECORD, few_tokens, grammars, json_schema, text_of
+from tests.engine.text.grammar.tiny import RECORD, few_tokens, grammars, json_schema, text_of
 
 TOKENIZER = few_tokens()
 GRAMMARS = grammars(TOKENIZER)

@@ -1,7 +1,6 @@
 import random
 
-from prolepsis.engine.drafting.proposers.expected_text import MOST_AT_ONCE
-from prolepsis.engine.drafting.proposers.prediction import PredictionProposer
+from prolepsis.engine.drafting.proposers.expected_text import MOST_AT_ONCE, PredictionProposer
 from tests.engine.drafting.sequences import FakeSequence, accepted
 
 TEXT = tuple(random.Random(0).sample(range(1000), 200))

@@ -6,8 +6,8 @@ from tokenizers import AddedToken, decoders, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 
-from prolepsis.engine.models.files.tokenizer import ModelTokenizer, TokenizerParts
 from prolepsis.engine.models.files.tokenizer_files import with_formats
+from prolepsis.engine.text.model_tokenizer import ModelTokenizer, TokenizerParts
 
 SPECIAL = (
     *("<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),

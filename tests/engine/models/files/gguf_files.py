@@ -8,7 +8,8 @@ import numpy as np
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from prolepsis.engine.models.files.gguf_config import ARCHITECTURES, transformers_name
+from prolepsis.engine.models.families import OF_GGUF
+from prolepsis.engine.models.files.gguf import transformers_name
 from tests.engine.models.files.vocabularies import TEMPLATE_KEY, Fields, plain_fields, write_fields
 
 TEMPLATE = "{% for m in messages %}<s>{{ m['role'] }}: {{ m['content'] }}</s>{% endfor %}"
@@ -45,7 +46,7 @@ def write_gguf(
     tied = model.config.tie_word_embeddings
     state = {k: v for k, v in model.state_dict().items() if not (tied and k == "lm_head.weight")}
     for name in _gguf_names(model.config.num_hidden_layers):
-        ours = transformers_name(name, ARCHITECTURES[architecture])
+        ours = transformers_name(name, OF_GGUF[architecture])
         if ours is None or ours not in state:
             continue
         tensor = state[ours]

@@ -24,8 +24,8 @@ from prolepsis.core.config import EngineConfig
 from prolepsis.core.errors import InvalidParameter, MemoryPlanError, ModelLoadError
 from prolepsis.engine.models.load import load_model
 from tests.engine.models.files.gguf_files import write_gguf, write_parts
-from tests.engine.models.files.test_tokenizer import CHAT, byte_level
 from tests.engine.models.tiny import one, run, save_tiny
+from tests.engine.text.test_tokenizer import CHAT, byte_level
 
 ODD: tuple[Any, ...] = (
     *(None, True, False, 0, 1, -1, 2, 3, 7, 255, 2**31 - 1, 2**32 - 1, 2**63 - 1, 0.0, -1.5, 1e-300, 1e300),

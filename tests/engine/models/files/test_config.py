@@ -7,7 +7,7 @@ import torch
 from transformers import AutoConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from prolepsis.engine.models.files.config import KNOWN, llama_shaped
+from prolepsis.engine.models.files.config import READ_HERE, llama_shaped
 from prolepsis.engine.models.files.rope import rope_frequencies
 from prolepsis.engine.models.targets.lean_shape import LeanShape, lean_fault
 from tests.engine.models.tiny import BASE, LLAMA3, LONGROPE, YARN
@@ -46,7 +46,7 @@ def same(stated: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("left_out", [None, *OPTIONAL])
-@pytest.mark.parametrize("kind", sorted(KNOWN))
+@pytest.mark.parametrize("kind", sorted(READ_HERE))
 def test_defaults_are_those_of_transformers(kind: str, left_out: str | None) -> None:
     same({"model_type": kind, **{name: value for name, value in BASE.items() if name != left_out}})
 
@@ -66,7 +66,7 @@ def test_null_is_as_good_as_nothing(name: str) -> None:
         {"hidden_act": "gelu"},
     ],
 )
-@pytest.mark.parametrize("kind", sorted(KNOWN))
+@pytest.mark.parametrize("kind", sorted(READ_HERE))
 def test_windows_biases_and_activations_are_seen(kind: str, changes: dict[str, Any]) -> None:
     same({"model_type": kind, **BASE, **changes})
 

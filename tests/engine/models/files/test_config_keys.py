@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from prolepsis.core.errors import ModelLoadError
-from prolepsis.engine.models.files.config_keys import READ, refuse_sizes, refuse_unread
+from prolepsis.engine.models.files.config_keys import refuse_sizes, refuse_unread
 from prolepsis.engine.models.files.weights import folder_config
-from prolepsis.engine.models.targets.lean_shape import FAMILIES
 from tests.engine.models.tiny import BASE, GENERAL, LEAN, save_tiny
 
 FILE = Path("config.json")
@@ -17,10 +16,6 @@ FILE = Path("config.json")
 
 def stated(kind: str = "llama", **changes: object) -> dict[str, Any]:
     return {"model_type": kind, **BASE, **changes}
-
-
-def test_every_family_of_ours_says_what_it_reads() -> None:
-    assert READ.keys() == FAMILIES.keys()
 
 
 @pytest.mark.parametrize("name", [*LEAN, *(f"general {name}" for name in GENERAL)])

@@ -13,7 +13,8 @@ import torch
 from prolepsis.core.errors import ModelLoadError
 from prolepsis.engine.models.files.checkpoint import fit
 from prolepsis.engine.models.files.config import LlamaShapedConfig
-from prolepsis.engine.models.files.gguf import GgufFile, GgufWeights, unpermute
+from prolepsis.engine.models.files.gguf import GgufWeights, unpermute
+from prolepsis.engine.models.files.gguf_file import GgufFile
 from prolepsis.engine.models.files.stored import StoredMatrix
 from prolepsis.engine.models.files.weights import open_checkpoint
 from prolepsis.engine.models.targets.lean import LeanModel

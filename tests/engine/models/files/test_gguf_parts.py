@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from prolepsis.core.errors import ModelLoadError
-from prolepsis.engine.models.files.gguf import GgufFile
-from prolepsis.engine.models.files.gguf_parts import part_paths
+from prolepsis.engine.models.files.gguf_file import GgufFile, part_paths
 from prolepsis.engine.models.files.weights import open_checkpoint
 from tests.engine.models.files.gguf_files import write_gguf, write_parts
 from tests.engine.models.tiny import save_tiny

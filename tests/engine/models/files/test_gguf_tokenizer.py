@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from prolepsis.core.errors import ModelLoadError
-from prolepsis.engine.models.files.gguf import GgufFile
 from prolepsis.engine.models.files.gguf_container import Value
+from prolepsis.engine.models.files.gguf_file import GgufFile
 from prolepsis.engine.models.files.gguf_tokenizer import gguf_parts
-from prolepsis.engine.models.files.tokenizer import ModelTokenizer
 from prolepsis.engine.models.files.tokenizer_files import load_tokenizer
+from prolepsis.engine.text.model_tokenizer import ModelTokenizer
 from tests.engine.models.files.vocabularies import plain_fields, tokens_of, write_vocabulary
 
 TOKENS = tokens_of(plain_fields())

@@ -11,7 +11,7 @@ import pytest
 from prolepsis.core.config import DEFAULT_MODEL, EngineConfig
 from prolepsis.core.errors import ModelLoadError
 from prolepsis.core.requests import SamplingDefaults
-from prolepsis.engine.models.files.gguf import GgufFile
+from prolepsis.engine.models.files.gguf_file import GgufFile
 from prolepsis.engine.models.files.identity import weights_identity
 from prolepsis.engine.models.files.naming import catalogue_model, model_name
 from prolepsis.engine.models.files.recommended_sampling import default_sampling

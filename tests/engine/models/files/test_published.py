@@ -8,9 +8,9 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.given_text import given
-from prolepsis.engine.models.files.chat_template import ChatTemplate
-from prolepsis.engine.models.files.tokenizer import ModelTokenizer
 from prolepsis.engine.models.files.tokenizer_files import load_tokenizer
+from prolepsis.engine.text.chat_template import ChatTemplate
+from prolepsis.engine.text.model_tokenizer import ModelTokenizer
 from tests.engine.models.families import FOLDER, NEEDS_PUBLISHED, published
 from tests.engine.models.files.byte_level import byte_level
 

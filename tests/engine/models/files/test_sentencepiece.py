@@ -8,16 +8,11 @@ from pathlib import Path
 import pytest
 
 from prolepsis.core.errors import ModelLoadError
-from prolepsis.engine.models.files.sentencepiece import (
-    BYTE,
-    CONTROL,
-    NORMAL,
-    SPACE,
-    USER_DEFINED,
-    SentencePieceVocabulary,
-)
-from prolepsis.engine.models.files.tokenizer import ModelTokenizer
+from prolepsis.engine.models.files.gguf_file import BYTE, CONTROL, NORMAL, USER_DEFINED
+from prolepsis.engine.models.files.gguf_tokenizer import SentencePieceVocabulary
 from prolepsis.engine.models.files.tokenizer_files import load_tokenizer
+from prolepsis.engine.text.model_tokenizer import ModelTokenizer
+from prolepsis.engine.text.token_bytes import SPACE
 from tests.engine.models.files.vocabularies import Fields, write_vocabulary
 
 CONTROLS = ["<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>"]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from prolepsis.engine.models.files.gguf import USER_DEFINED
+from prolepsis.engine.models.files.gguf_file import USER_DEFINED
 from prolepsis.engine.models.files.tokenizer_files import load_tokenizer, tokenizer_parts, with_formats
 from tests.engine.models.families import NEEDS_PUBLISHED, template_of, write_named
 from tests.engine.models.files.vocabularies import OWN, write_vocabulary

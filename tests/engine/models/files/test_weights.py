@@ -11,7 +11,7 @@ from prolepsis.core.errors import ModelLoadError
 from prolepsis.engine.models.files.safetensors_files import WEIGHTS
 from prolepsis.engine.models.files.weights import open_checkpoint
 from prolepsis.engine.models.targets.lean_shape import LeanShape
-from prolepsis.engine.models.targets.lean_weights import lean_layers
+from prolepsis.engine.models.targets.lean_weights import WeightReader
 from tests.engine.models.tiny import save_tiny
 
 
@@ -73,7 +73,7 @@ def test_a_tensor_of_another_shape_is_named(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": 80}))
     checkpoint = open_checkpoint(folder)
     with pytest.raises(ModelLoadError, match=r"gate_proj.*\[96, 64\].*\[80, 64\]"):
-        list(lean_layers(checkpoint, LeanShape.from_config(checkpoint.config)))
+        list(WeightReader(checkpoint, LeanShape.from_config(checkpoint.config), checkpoint.tensor).layers())
 
 
 def test_end_tokens_join_both_configurations(folder: Path) -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 import gguf
 from tokenizers.pre_tokenizers import ByteLevel
 
-from prolepsis.engine.models.files.gguf import CONTROL, USER_DEFINED, GgufFile
 from prolepsis.engine.models.files.gguf_container import Value
-from prolepsis.engine.models.files.sentencepiece import BYTE, NORMAL, SPACE, UNKNOWN
+from prolepsis.engine.models.files.gguf_file import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, GgufFile
+from prolepsis.engine.text.token_bytes import SPACE
 
 Fields = dict[str, Value]
 """Metadata of a file by key."""

@@ -13,7 +13,6 @@ from build import BuildBackendException, ProjectBuilder
 from pyproject_hooks import quiet_subprocess_runner
 
 from prolepsis.engine.models.files.store import KNOWN
-from prolepsis.engine.models.files.tokenizer import ModelTokenizer
 from prolepsis.engine.models.files.weights import open_checkpoint
 from prolepsis.engine.models.heads.format import CONFIG, HeadStorage, save_with_checksum
 from prolepsis.engine.models.heads.levels import save_levels
@@ -21,6 +20,7 @@ from prolepsis.engine.models.heads.registry import NAMESPACE, SHIPPED, find_head
 from prolepsis.engine.models.load import IDENTITY_DIGITS, LoadedModel
 from prolepsis.engine.models.targets.lean import LeanModel
 from prolepsis.engine.models.targets.lean_shape import LeanShape
+from prolepsis.engine.text.model_tokenizer import ModelTokenizer
 from tests.engine.models.random_heads import random_head, random_levels
 from tests.engine.models.tiny import save_tiny
 from tests.fakes import Letters

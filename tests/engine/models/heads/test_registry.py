@@ -11,7 +11,6 @@ from structlog.testing import capture_logs
 
 from prolepsis.core.errors import InvalidParameter, ModelLoadError
 from prolepsis.engine.models.draft_models import list_draft_models, warn_of_other_target
-from prolepsis.engine.models.files.tokenizer import ModelTokenizer
 from prolepsis.engine.models.files.weights import open_checkpoint
 from prolepsis.engine.models.heads.aliases import HeadAliases
 from prolepsis.engine.models.heads.exchange import export_head, import_head, remove_head
@@ -30,6 +29,7 @@ from prolepsis.engine.models.heads.registry import (
 from prolepsis.engine.models.load import LoadedModel
 from prolepsis.engine.models.targets.lean import LeanModel
 from prolepsis.engine.models.targets.lean_shape import LeanShape
+from prolepsis.engine.text.model_tokenizer import ModelTokenizer
 from tests.engine.models.random_heads import (
     levels_report,
     random_head,

@@ -8,14 +8,14 @@ import pytest
 from prolepsis.control.web.body_reader import parse_body
 from prolepsis.control.web.errors import RequestRefused
 from prolepsis.control.web.foreign_fields import Ignored
-from prolepsis.engine.models.files.fill_marks import FillMarks
+from prolepsis.engine.text.named_tokens import FillMarks
 from prolepsis.server.dialects.llamacpp.parse import (
     LlamaCppCompletionBody,
     LlamaCppInfillBody,
     parse_completion,
     parse_infill,
 )
-from prolepsis.server.openai.bodies import CompletionBody
+from prolepsis.server.preparing.bodies import CompletionBody
 from tests.server.fakes import ByteTokenizer
 
 

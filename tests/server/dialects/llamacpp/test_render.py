@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from prolepsis.core.errors import EngineError
-from prolepsis.engine.models.files.fill_marks import FillMarks
+from prolepsis.engine.text.named_tokens import FillMarks
 from tests.fake_client import INFO
 from tests.server.conftest import served
 from tests.server.fakes import ByteTokenizer, FakeEngine

@@ -9,7 +9,7 @@ from prolepsis.control.web.body_reader import parse_body
 from prolepsis.control.web.errors import RequestRefused
 from prolepsis.control.web.foreign_fields import Ignored
 from prolepsis.server.dialects.ollama.parse import OllamaChatBody, OllamaGenerateBody, parse_chat, parse_generate
-from prolepsis.server.openai.bodies import ChatBody, CompletionBody
+from prolepsis.server.preparing.bodies import ChatBody, CompletionBody
 
 HI: list[dict[str, Any]] = [{"role": "user", "content": "Hi"}]
 

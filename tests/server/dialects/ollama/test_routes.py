@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from prolepsis.core.model_files import ModelFiles
-from prolepsis.engine.models.files.fill_marks import FillMarks
+from prolepsis.engine.text.named_tokens import FillMarks
 from tests.fake_client import INFO
 from tests.server.admission.conftest import KeyedApp, bearer
 from tests.server.conftest import Served, served

@@ -60,15 +60,16 @@ def bundle(
         with ready_database(store) as database, database.read() as connection:
             found = bundle_of(connection, storable(name), seal.form)
         record_act(exported(found, actor(), seal.name), store=store)
-    _write(seal.closed(to_json(found)), output)
-    if output is not None:
+    content = seal.closed(to_json(found))
+    if output is None:
+        sys.stdout.write(content.decode())
+    else:
+        try:
+            write_whole(output, content)
+        except OSError as error:
+            raise ConfigError(f"output {output} cannot be written: {error.strerror}", param="output") from None
         note(f"wrote {output}, {f'sealed for {seal.name}' if seal.name else 'redacted'}")
-    _say_what_can_be_replayed(found)
-
-
-def _say_what_can_be_replayed(bundle: Bundle) -> None:
-    """Warn of prompts without tokens; with none that can be replayed, exit with `UNPROVEN`."""
-    num_replayable, number = sum(map(is_replayable, bundle.entries)), len(bundle.entries)
+    num_replayable, number = sum(map(is_replayable, found.entries)), len(found.entries)
     if num_replayable == 0:
         warn(f"nothing can be replayed from this bundle: {NOT_KEPT}")
         raise typer.Exit(UNPROVEN)
@@ -107,10 +108,7 @@ class _Seal:
         self.name = "a passphrase" if self._passphrase is not None else ""
         if self._recipient is not None:
             self.name = f"key {self._recipient}"
-
-    @property
-    def form(self) -> Form:
-        return "whole" if self.name else "redacted"
+        self.form: Form = "whole" if self.name else "redacted"
 
     def closed(self, content: bytes) -> bytes:
         from prolepsis.control.audit.sealing import seal_for, seal_with
@@ -125,13 +123,3 @@ def _passphrase(file: Path) -> str:
     if not lines or not lines[0]:
         raise ConfigError(f"passphrase_file {file} has no first line; allowed: the passphrase", param="passphrase_file")
     return lines[0]
-
-
-def _write(content: bytes, output: Path | None) -> None:
-    if output is None:
-        sys.stdout.write(content.decode())
-        return
-    try:
-        write_whole(output, content)
-    except OSError as error:
-        raise ConfigError(f"output {output} cannot be written: {error.strerror}", param="output") from None

@@ -17,8 +17,7 @@ from prolepsis.core.errors import DeliveryFailed, StoreUnavailable
 from prolepsis.core.terminal.admin import Key, NoServer
 from prolepsis.core.terminal.output import note, print_error
 
-LONGEST_WAIT_S = 30.0
-"""Between two attempts while the log or the destination cannot be reached."""
+LONGEST_WAIT_S = 30.0  # between two attempts while the log or the destination cannot be reached
 
 
 def export(  # noqa: PLR0917  # options of a command

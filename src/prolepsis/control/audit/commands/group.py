@@ -43,20 +43,12 @@ _REPLAYED = {
     "prompts": ("entry=seq", "request_id", "outcome", "tokens=num_tokens", "reason"),
     "prompts.differences": ("entry=seq", *_DIFFERENCES),
 }
-_STATUS_OF = {
-    "match": OK,
-    "near_tie": FAILED,
-    "structural": FAILED,
-    "equal": OK,
-    "different": FAILED,
-    "cannot": UNPROVEN,
-}
+_STATUS_OF = {"match": OK, "equal": OK, "cannot": UNPROVEN}
+"""Exit status by outcome; of every other one it is `FAILED`."""
 
 app = command_group("Verify, show, export and replay the audit log.")
 
-REPLAY_TIMEOUT_S = 90.0
-"""Longer than a replay may take on a server."""
-
+REPLAY_TIMEOUT_S = 90.0  # longer than a replay may take on a server
 
 app.command(epilog=EPILOG)(verify)
 app.command(epilog=EPILOG)(export)
@@ -80,7 +72,11 @@ def show(
     if as_json:
         print_json([entry.plain() for entry in entries])
         return
-    rows = [[str(entry.seq), entry.at[:19], *_who_and_what(entry)] for entry in entries]
+    rows = []
+    for entry in entries:
+        details = entry.details
+        actor, *about = ("erased", "", "") if details is None else (details.actor, details.subject, details.tenant)
+        rows.append([str(entry.seq), entry.at[:19], actor, entry.action, *about])
     print_table("audit log (UTC)", ["", "at", "actor", "action", "subject", "tenant"], rows)
 
 
@@ -148,7 +144,7 @@ def replay(
         else:
             document = replayed_here(_recorded(store, entry or ""), settings, start, any_model=any_model)
     print_reply(document, _REPLAYED, as_json=as_json)
-    if status := _STATUS_OF[document["outcome"]]:
+    if status := _STATUS_OF.get(document["outcome"], FAILED):
         raise typer.Exit(status)
 
 
@@ -156,21 +152,11 @@ def _recorded(store: str | None, name: str) -> AuditEntry:
     with ready_database(store) as database, database.read() as connection:
         found = chain.find(connection, name, action=SERVED)
         was_served = found is not None or bool(find_request(connection, storable(name)).records)
-    if was_served and (found is None or _keeps_no_tokens(found)):
+    has_no_tokens = found is None or (found.action == SERVED and found.details is not None and not is_replayable(found))
+    if was_served and has_no_tokens:
         print_error(f"request {name[:128]} cannot be replayed: {NOT_KEPT}")
         raise typer.Exit(UNPROVEN)
     if found is None:
         message = f"there is no audit entry {name[:128]!r}; allowed: a number, or the id of a request that has one"
         raise InvalidParameter(message, param="entry")
     return found
-
-
-def _keeps_no_tokens(entry: AuditEntry) -> bool:
-    """Return whether a served request was kept as digests or text alone."""
-    return entry.action == SERVED and entry.details is not None and not is_replayable(entry)
-
-
-def _who_and_what(entry: AuditEntry) -> list[str]:
-    if entry.details is None:
-        return ["erased", entry.action, "", ""]
-    return [entry.details.actor, entry.action, entry.details.subject, entry.details.tenant]

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from functools import cached_property, partial
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 from urllib.parse import urlencode
 
 import typer
@@ -23,28 +23,8 @@ ServerUrl = Annotated[str | None, typer.Option("--url", help="address of a runni
 _PAGE = 500
 
 
-class Log(Protocol):
-    """An audit log; entries are read up to its head."""
-
-    @property
-    def head(self) -> Anchor: ...
-
-    @property
-    def signed(self) -> SignedHead | None:
-        """The head with its signature, None if it has none."""
-
-    def newest(self, number: int, *, action: str | None, tenant: str | None) -> list[AuditEntry]:
-        """Return the newest entries, oldest first."""
-
-    def entries(self, after: int = 0) -> Iterable[AuditEntry]:
-        """Return the entries in order, beginning after number `after`."""
-
-    def written(self, since: datetime, until: datetime) -> Iterable[AuditEntry]:
-        """Return the entries of a period in order, without served requests."""
-
-
 class StoredLog:
-    """The log of a store."""
+    """The log of a store, as one transaction sees it."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -56,7 +36,7 @@ class StoredLog:
 
 
 class RemoteLog:
-    """The log of a server; raises the errors of `ask`."""
+    """The log of a server, up to its head at the first request; raises the errors of `ask`."""
 
     def __init__(self, url: str, key: str | None) -> None:
         self._url = url
@@ -64,7 +44,6 @@ class RemoteLog:
 
     @property
     def head(self) -> Anchor:
-        """The end of the chain at the first request."""
         return parse_anchor(self._end["head"])
 
     @property
@@ -97,6 +76,11 @@ class RemoteLog:
     def _ask(self, **query: object) -> Any:
         given = urlencode({name: value for name, value in query.items() if value is not None})
         return ask(self._url, self._key, "GET", f"/admin/audit?{given}")
+
+
+Log = StoredLog | RemoteLog
+"""`newest` returns the newest entries, the oldest first; `entries` those in order after a number; `written` those of a
+period in order, without served requests."""
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from prolepsis.control.correctness.replay import replay
 from prolepsis.core.engine_client import EngineClient, EngineInfo
 from prolepsis.core.errors import ConfigError, InvalidParameter
 from prolepsis.core.exact_group import FINGERPRINT
-from prolepsis.core.recording import Recording, SampleDifference
+from prolepsis.core.recording import SampleDifference
 from prolepsis.core.terminal.config import Settings
 
 StartEngine = Callable[[Settings], AbstractAsyncContextManager[EngineClient]]
@@ -25,18 +25,15 @@ def replayed_here(entry: AuditEntry, settings: Settings, start: StartEngine, *, 
     Raises `InvalidParameter` if the entry holds no tokens, `ConfigError` if they are of another model and `any_model`
     is false.
     """
-    return asyncio.run(_replayed(entry, recorded_in(entry), start(settings), any_model=any_model))
+    recorded = recorded_in(entry)
 
+    async def replayed() -> dict[str, Any]:
+        async with start(settings) as client:
+            if not any_model:
+                check_model(entry, client)
+            return replay_reply(entry, await replay(client, recorded, "replay"), client.info.exactness).model_dump()
 
-async def _replayed(
-    entry: AuditEntry, recorded: Recording, started: AbstractAsyncContextManager[EngineClient], *, any_model: bool
-) -> dict[str, Any]:
-    async with started as client:
-        if not any_model:
-            check_model(entry, client)
-        found = await replay(client, recorded, "replay")
-        info = client.info
-    return replay_reply(entry, found, info.exactness).model_dump()
+    return asyncio.run(replayed())
 
 
 def check_model(entry: AuditEntry, client: EngineClient) -> None:
@@ -51,16 +48,13 @@ def check_model(entry: AuditEntry, client: EngineClient) -> None:
         raise ConfigError(message, param="model")
 
 
-Verdict = Literal["equal", "different", "cannot"]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BundledReplay:
     """Result of the replay of a prompt on this machine."""
 
     seq: int
     request_id: str
-    outcome: Verdict
+    outcome: Literal["equal", "different", "cannot"]
     reason: str
     num_tokens: int = 0
     differences: Sequence[SampleDifference] = ()
@@ -69,49 +63,45 @@ class BundledReplay:
 def bundle_replayed(bundle: Bundle, settings: Settings, start: StartEngine, *, any_model: bool) -> dict[str, Any]:
     """Return for each prompt of a bundle whether this machine's tokens equal the recorded ones, or cannot be compared.
 
-    The machine has to be of the recorded exact group, unless `any_model`.
+    The machine has to be of the recorded exact group, unless `any_model`. No engine starts if no prompt has tokens.
     """
-    replays = [_without_tokens(entry, fault) for entry in bundle.entries if (fault := _fault(entry))]
-    able = [entry for entry in bundle.entries if not _fault(entry)]
-    if able:
-        replays += asyncio.run(_all_replayed(able, start(settings), any_model=any_model))
-    outcomes = {one.outcome for one in replays}
+    replays: list[BundledReplay] = []
+    with_tokens: list[AuditEntry] = []
+    for entry in bundle.entries:
+        try:
+            recorded_in(entry)
+            with_tokens.append(entry)
+        except InvalidParameter as error:
+            request_id = entry.details.subject if entry.details is not None else ""
+            replays.append(_not_compared(entry, request_id, str(error)))
+
+    async def replayed() -> list[BundledReplay]:
+        async with start(settings) as client:
+            return [await _replayed(entry, client, any_model=any_model) for entry in with_tokens]
+
+    replays += asyncio.run(replayed()) if with_tokens else []
+    outcomes = {replay.outcome for replay in replays}
     outcome = "different" if "different" in outcomes else "equal" if outcomes == {"equal"} else "cannot"
     made = {"made_at": bundle.made_at, "made_with": bundle.made_with, "form": bundle.form}
-    return {"outcome": outcome, **made, "prompts": [asdict(one) for one in sorted(replays, key=lambda one: one.seq)]}
+    in_order = sorted(replays, key=lambda replay: replay.seq)
+    return {"outcome": outcome, **made, "prompts": [asdict(replay) for replay in in_order]}
 
 
-def _fault(entry: AuditEntry) -> str:
-    """Return why an entry cannot be replayed on any machine, or an empty text."""
-    try:
-        recorded_in(entry)
-    except InvalidParameter as error:
-        return str(error)
-    return ""
+def _not_compared(entry: AuditEntry, request_id: str, reason: str) -> BundledReplay:
+    return BundledReplay(seq=entry.seq, request_id=request_id, outcome="cannot", reason=reason)
 
 
-def _without_tokens(entry: AuditEntry, fault: str) -> BundledReplay:
-    request_id = entry.details.subject if entry.details is not None else ""
-    return BundledReplay(seq=entry.seq, request_id=request_id, outcome="cannot", reason=fault)
-
-
-async def _all_replayed(
-    entries: Sequence[AuditEntry], started: AbstractAsyncContextManager[EngineClient], *, any_model: bool
-) -> list[BundledReplay]:
-    async with started as client:
-        return [await _one_replayed(entry, client, any_model=any_model) for entry in entries]
-
-
-async def _one_replayed(entry: AuditEntry, client: EngineClient, *, any_model: bool) -> BundledReplay:
+async def _replayed(entry: AuditEntry, client: EngineClient, *, any_model: bool) -> BundledReplay:
     recorded, others = recorded_in(entry), other_group(entry, client.info)
     request_id = recorded.request.request_id
     if others and not any_model:
-        reason = f"this machine is of another exact group: {'; '.join(others)}"
-        return BundledReplay(seq=entry.seq, request_id=request_id, outcome="cannot", reason=reason)
+        return _not_compared(entry, request_id, f"this machine is of another exact group: {'; '.join(others)}")
     found = await replay(client, recorded, f"replay-{entry.seq}")
-    ends = {i: len(tokens) for i, tokens in enumerate(recorded.tokens)} if _was_cut(entry) else {}
-    differences = [one for one in found.shown if ends.get(one.sample) != one.position]
-    kinds = sorted({one.kind for one in differences})
+    after = entry.details.after if entry.details is not None else None
+    was_cut = isinstance(after, dict) and after.get("end") != "finished"  # a replay continues where its answer ended
+    ends = {i: len(tokens) for i, tokens in enumerate(recorded.tokens)} if was_cut else {}
+    differences = [difference for difference in found.shown if ends.get(difference.sample) != difference.position]
+    kinds = sorted({difference.kind for difference in differences})
     reason = f"first differences: {', '.join(kinds)}" if kinds else "all recorded tokens are the same"
     if others:
         reason += f", though this machine is of another exact group: {'; '.join(others)}"
@@ -132,9 +122,3 @@ def other_group(entry: AuditEntry, here: EngineInfo) -> list[str]:
     if not found and given != here.fingerprint:  # an entry from before the parts were recorded
         found = [f"{FINGERPRINT} {given} recorded, {here.fingerprint} here"]
     return found
-
-
-def _was_cut(entry: AuditEntry) -> bool:
-    """Return whether the answer ended before its request would have it end, so that a replay continues."""
-    after = entry.details.after if entry.details is not None else None
-    return isinstance(after, dict) and after.get("end") != "finished"

@@ -11,12 +11,12 @@ from prolepsis.control.audit.commands.log import ServerUrl, exported, opened_log
 from prolepsis.control.audit.verify import (
     Anchor,
     ChainEvidence,
-    RecordsVerified,
     Verified,
     parse_anchor,
     verify_records,
 )
 from prolepsis.control.audit.verify import verify as verify_entries
+from prolepsis.control.store import records
 from prolepsis.control.store.configured import StoreOption, ready_database
 from prolepsis.control.store.database import Database, store_url
 from prolepsis.control.store.signing import PublicKeys, SignedHead, key_file
@@ -55,8 +55,7 @@ class KnownKeys:
 
     keys: PublicKeys | None
     heads: Sequence[SignedHead]
-    anchors: Sequence[Anchor]
-    """Given by hand."""
+    anchors: Sequence[Anchor]  # given by hand
 
     @property
     def forged(self) -> list[str]:
@@ -66,9 +65,11 @@ class KnownKeys:
         found = ((head.seq, self.keys.fault(head)) for head in self.heads)
         return [f"the anchor of entry {seq} {fault}" for seq, fault in found if fault is not None]
 
+    def anchors_of(self, chain: str) -> list[Anchor]:
+        return [Anchor(head.seq, head.digest) for head in self.heads if head.chain == chain]
+
     def evidence(self, head: Anchor | None = None, signed: SignedHead | None = None) -> ChainEvidence:
-        anchors = [Anchor(one.seq, one.digest) for one in self.heads if one.chain == "audit"]
-        return ChainEvidence(head, signed, self.keys, [*anchors, *self.anchors])
+        return ChainEvidence(head, signed, self.keys, [*self.anchors_of("audit"), *self.anchors])
 
 
 def verify(
@@ -107,15 +108,12 @@ def verify(
             if public_key is None:
                 known = _without_other_keys(known, log.signed)
             verified = verify_entries(log.entries(), known.evidence(log.head, log.signed))
-    records = _records(store, known) if local else None
-    _show(verified, records, known.forged, as_json=as_json)
-
-
-def _records(store: str | None, known: KnownKeys) -> RecordsVerified:
-    """Verify the store's request records too: they are in a chain of their own."""
-    anchors = [Anchor(head.seq, head.digest) for head in known.heads if head.chain == "requests"]
-    with ready_database(store) as database, database.read() as connection:
-        return verify_records(connection, anchors, known.keys)
+    recorded = None
+    if local:  # the store's request records too: they are in a chain of their own
+        with ready_database(store) as database, database.read() as connection:
+            of_records = verify_records(connection, known.anchors_of("requests"), known.keys)
+            recorded = records.count(connection), of_records
+    _show(verified, recorded, known.forged, as_json=as_json)
 
 
 def _keys(given: Path | None, *, local: bool) -> PublicKeys | None:
@@ -144,11 +142,16 @@ def _without_other_keys(known: KnownKeys, signed: SignedHead | None) -> KnownKey
 
 
 def _heads(given: Sequence[Path] | None, store: str | None, *, local: bool) -> list[SignedHead]:
-    from prolepsis.control.audit.anchors import read_anchors
+    from prolepsis.control.audit.anchors import AnchorFile, default_file, places, read_anchors
 
-    files = given if given or not local else _configured(store)
+    files = given or ()
+    if local and not given:  # those that the server of this configuration writes, and that exist
+        config = settings_here(store=store).server
+        if (url := store_url(config.store)) is not None:
+            written = places(config.audit_anchor, default_file(key_file(config), Database(url)))
+            files = [place.path for place in written if isinstance(place, AnchorFile) and place.path.exists()]
     heads: list[SignedHead] = []
-    for path in files or ():
+    for path in files:
         found = read_anchors(path)
         heads += found.heads
         if not found.torn:
@@ -162,26 +165,14 @@ def _heads(given: Sequence[Path] | None, store: str | None, *, local: bool) -> l
     return heads
 
 
-def _configured(store: str | None) -> list[Path]:
-    """Return the files that the server of this configuration writes anchors to and that exist."""
-    from prolepsis.control.audit.anchors import AnchorFile, default_file, places
-
-    config = settings_here(store=store).server
-    url = store_url(config.store)
-    if url is None:
-        return []
-    kept = places(config.audit_anchor, default_file(key_file(config), Database(url)))
-    return [place.path for place in kept if isinstance(place, AnchorFile) and place.path.exists()]
-
-
-def _show(verified: Verified, records: RecordsVerified | None, forged: Sequence[str], *, as_json: bool) -> None:
+def _show(verified: Verified, recorded: tuple[int, Verified] | None, forged: Sequence[str], *, as_json: bool) -> None:
     faults = [("entry", fault) for fault in verified.faults]
-    faults += [("record link", fault) for fault in (records.faults if records else ())]
+    faults += [("record link", fault) for fault in (recorded[1].faults if recorded else ())]
     facts: list[tuple[str, object]] = [
         ("entries", verified.num_entries),
         ("erased", verified.num_erased),
         ("anchored", verified.anchored),
-        *([("records", records.num_records), ("records_anchored", records.anchored)] if records else []),
+        *([("records", recorded[0]), ("records_anchored", recorded[1].anchored)] if recorded else []),
         ("faults", len(faults) + len(forged)),
         ("head", verified.head),
     ]

@@ -48,7 +48,13 @@ def _add_turn(name: str, text: str, *, on: bool) -> None:
         if isinstance(where, str):
             document = ask(where, key, "PUT", "/admin/kill", {"on": on, "reason": reason, "scope": scope})
         else:
-            document = _turn_file(where, scope, on=on, reason=shown_reason(reason))
+            given = shown_reason(reason)
+            known = _kill_status(_content(where, scope) if on else where.read())
+            control = act(known, scope, on=on, by=user(), reason=given, at=datetime.now(UTC))
+            document = _in_file(where, where.set(control_key(KILL, scope), control))
+            after = {"on": on, "scope": scope, "reason": given}
+            action = f"kill.{'on' if on else 'off'}"
+            record_act(AuditEvent(actor=actor(), action=action, subject=str(where.path), after=after))
         if as_json:
             print_json(document)
             return
@@ -61,12 +67,10 @@ def _add_turn(name: str, text: str, *, on: bool) -> None:
                 warn(f"no server was asked whether it has {scope}; `prolepsis kill status --url URL` asks one")
 
 
-_add_turn(
-    "on", "Stop speculation from the next step on, also after a restart, until the switch is turned off.", on=True
-)
-_add_turn(
-    "off", "Allow speculation again, as far as policies, flags and other scopes that are stopped allow it.", on=False
-)
+_ON = "Stop speculation from the next step on, also after a restart, until the switch is turned off."
+_OFF = "Allow speculation again, as far as policies, flags and other scopes that are stopped allow it."
+_add_turn("on", _ON, on=True)
+_add_turn("off", _OFF, on=False)
 
 
 @app.command(epilog=EPILOG)
@@ -105,16 +109,6 @@ def _kill_status(content: ControlsContent) -> KillStatus:
 
 def _status(document: dict[str, Any]) -> KillStatus:
     return KillStatus.model_validate({name: document[name] for name in KillStatus.model_fields if name in document})
-
-
-def _turn_file(file: ControlsFile, scope: str, *, on: bool, reason: str) -> dict[str, Any]:
-    """Stop or release a scope for the servers of this machine; return what the file then says."""
-    known = _kill_status(_content(file, scope) if on else file.read())
-    control = act(known, scope, on=on, by=user(), reason=reason, at=datetime.now(UTC))
-    document = _in_file(file, file.set(control_key(KILL, scope), control))
-    after = {"on": on, "scope": scope, "reason": reason}
-    record_act(AuditEvent(actor=actor(), action=f"kill.{'on' if on else 'off'}", subject=str(file.path), after=after))
-    return document
 
 
 def _content(file: ControlsFile, scope: str) -> ControlsContent:

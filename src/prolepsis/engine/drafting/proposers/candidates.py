@@ -13,8 +13,7 @@ from torch import Tensor
 from prolepsis.engine.drafting.proposer import SequenceView
 from prolepsis.engine.sampling.noise import gumbel
 
-CANDIDATES = 12
-"""Tokens that a drafting model returns after each row."""
+CANDIDATES = 12  # tokens that a drafting model returns after each row
 _BUCKETS = 16
 _SAMPLED = 32  # buckets of drafts at temperature > 0 are apart
 

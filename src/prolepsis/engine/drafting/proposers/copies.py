@@ -32,8 +32,6 @@ class TextCodec(Protocol):
 
 
 class Copies:
-    """Copies for one sequence."""
-
     def __init__(self, tokenizer: TextCodec, prompt: Sequence[int]) -> None:
         self._tokenizer = tokenizer
         self._prompt = prompt

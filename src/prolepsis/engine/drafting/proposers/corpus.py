@@ -7,7 +7,7 @@ built again when they are needed.
 
 import time
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any
 
@@ -18,15 +18,12 @@ from prolepsis.core.messages import SetCorpora, owners
 from prolepsis.core.stats import ProposerMemory
 from prolepsis.engine.drafting.draft import Draft
 from prolepsis.engine.drafting.proposer import Proposer, SequenceView
-from prolepsis.engine.drafting.proposers.expected_text import kernel_for, scope_of
-from prolepsis.engine.drafting.proposers.suffix_index import LEFT_CONTEXT, MAX_MATCH, NUM_BUCKETS, SharedIndex
+from prolepsis.engine.drafting.proposers.expected_text import draft_of, kernel_for
+from prolepsis.engine.drafting.proposers.suffix_index import LEFT_CONTEXT, MAX_MATCH, SharedIndex
 
-_PORTION = 1024
-"""Tokens indexed at once; the engine's thread has no interpreter meanwhile."""
-_PAUSE_S = 0.001
-"""Time for the engine's thread after a portion."""
-_PLACES_PER_TOKEN = 2
-"""With more places than tokens, fewer n-grams share one."""
+_PORTION = 1024  # tokens indexed at once; the engine's thread has no interpreter meanwhile
+_PAUSE_S = 0.001  # time for the engine's thread after a portion
+_PLACES_PER_TOKEN = 2  # with more places than tokens, fewer n-grams share one
 _BYTES_OF_ID = 4
 log = structlog.get_logger(__name__)
 
@@ -43,8 +40,7 @@ class CorpusProposer(Proposer):
         self._max_bytes = max_bytes
         self._builder = builder or ThreadPoolExecutor(1, "corpora")
         self._texts: dict[str, tuple[bytes, ...]] = {}
-        self._indexes: dict[str, Any] = {}
-        """By owner, the one that was used longest ago first."""
+        self._indexes: dict[str, Any] = {}  # by owner, the one that was used longest ago first
         self._building: dict[str, Future[Any]] = {}
 
     def take_corpora(self, message: SetCorpora) -> None:
@@ -57,7 +53,6 @@ class CorpusProposer(Proposer):
             self._texts[owner] = message.texts
 
     def serves(self, sequence: SequenceView) -> bool:
-        """Only sequences whose tenant or route has texts."""
         return any(owner in self._texts for owner in owners(sequence.tenant, sequence.traffic_class))
 
     def propose(self, sequences: Sequence[SequenceView], limits: Sequence[int]) -> list[Draft | None]:
@@ -73,25 +68,15 @@ class CorpusProposer(Proposer):
     def _draft(self, sequence: SequenceView, limit: int) -> Draft | None:
         """Return the draft that promises most among those of the sequence's owners."""
         drafts: list[Draft] = []
-        first = NUM_BUCKETS * scope_of(sequence)
-        for index in self._indexes_of(sequence):
-            last = self._kernel.SequenceIndex(False)
-            [found] = self._kernel.propose(index, [(last, sequence.tokens[-MAX_MATCH:], 0, limit)])
-            if found is not None:
-                tokens, parents, survival, buckets = found
-                buckets = tuple([first + bucket for bucket in buckets])
-                drafts.append(Draft(tokens, parents, self.name, survival, buckets=buckets))
-        return max(drafts, key=lambda draft: sum(draft.survival), default=None)
-
-    def _indexes_of(self, sequence: SequenceView) -> Iterator[Any]:
-        """Yield the indexes that are there; have missing ones built."""
         for owner in owners(sequence.tenant, sequence.traffic_class):
-            if owner not in self._texts:
-                continue
-            if owner not in self._indexes and not self._is_built(owner):
+            if owner not in self._texts or (owner not in self._indexes and not self._is_built(owner)):
                 continue
             index = self._indexes[owner] = self._indexes.pop(owner)  # it was used last
-            yield index
+            last = self._kernel.SequenceIndex(False)
+            [nodes] = self._kernel.propose(index, [(last, sequence.tokens[-MAX_MATCH:], 0, limit)])
+            if nodes is not None:
+                drafts.append(draft_of(self.name, nodes, sequence))
+        return max(drafts, key=lambda draft: sum(draft.survival), default=None)
 
     def _is_built(self, owner: str) -> bool:
         """Begin to build an owner's index, or take it where it has been built."""
@@ -101,7 +86,10 @@ class CorpusProposer(Proposer):
         elif building.done():
             del self._building[owner]
             index = building.result()
-            self._make_room(index.num_bytes)
+            while self._indexes and self._num_bytes + index.num_bytes > self._max_bytes:  # which makes room
+                dropped = next(iter(self._indexes))
+                del self._indexes[dropped]
+                log.info("corpora_dropped", owner=dropped)
             self._indexes[owner] = index
         return owner in self._indexes
 
@@ -115,13 +103,6 @@ class CorpusProposer(Proposer):
                 index.add(0, tokens[max(0, start - LEFT_CONTEXT) : start + _PORTION].tolist())
                 time.sleep(_PAUSE_S)
         return index
-
-    def _make_room(self, num_bytes: int) -> None:
-        """Drop the indexes that were used longest ago until another one fits."""
-        while self._indexes and self._num_bytes + num_bytes > self._max_bytes:
-            owner = next(iter(self._indexes))
-            del self._indexes[owner]
-            log.info("corpora_dropped", owner=owner)
 
     @property
     def _num_bytes(self) -> int:

@@ -6,21 +6,71 @@ its argmax; above, the argmax of log-probabilities plus the sequence's keyed noi
 drawn with, which accepts up to 30 points more than independent noise (Gumbel coupling, arXiv 2408.07978).
 """
 
+from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
 
+from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.core.stats import ProposerMemory
 from prolepsis.engine.drafting.draft import Draft, chain
 from prolepsis.engine.drafting.proposer import Proposer, SequenceView
-from prolepsis.engine.drafting.proposers.draft_cache import DraftCache, DraftState
 from prolepsis.engine.drafting.proposers.vocabulary import ComparedVocabulary, require_same_vocabulary
 from prolepsis.engine.models.protocol import SequenceInput, TargetModel, pack
 from prolepsis.engine.sampling.noise import gumbel
 
 _MAX_CATCH_UP = 512  # tokens a sequence catches up on in one step; a longer prompt takes several steps
+
+
+@dataclass(slots=True)
+class DraftState:
+    """One sequence's pages and the tokens whose K/V they hold, in order."""
+
+    pages: list[int] = field(default_factory=list)
+    written: list[int] = field(default_factory=list)
+    num_confirmed: int = 0  # leading `written` tokens known to equal the sequence's
+
+    def reuse(self, tokens: Sequence[int]) -> int:
+        """Drop tokens that were drafted but not committed; return how many of `tokens` are cached, never all."""
+        count, known = self.num_confirmed, min(len(self.written), len(tokens) - 1)
+        while count < known and self.written[count] == tokens[count]:
+            count += 1
+        self.num_confirmed = min(count, known)
+        del self.written[self.num_confirmed :]
+        return self.num_confirmed
+
+
+class DraftCache:
+    """States of live sequences over a fixed number of pages; the longest unused gives way, so no request can fail."""
+
+    def __init__(self, num_pages: int) -> None:
+        self._free = list(range(num_pages))
+        self._states: OrderedDict[str, DraftState] = OrderedDict()
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def claim(self, key: str, num_slots: int, keep: frozenset[str]) -> DraftState | None:
+        """Return the sequence's state with `num_slots` slots, evicting others than `keep`; None if there is no room."""
+        state = self._states.setdefault(key, DraftState())
+        self._states.move_to_end(key)
+        missing = -(-num_slots // PAGE_SIZE) - len(state.pages)
+        while missing > len(self._free):
+            victim = next((k for k in self._states if k != key and k not in keep), None)
+            if victim is None:
+                return None
+            self.drop(victim)
+        for _ in range(missing):
+            state.pages.append(self._free.pop())
+        return state
+
+    def drop(self, key: str) -> None:
+        """Free a sequence's pages; unknown keys are ignored."""
+        state = self._states.pop(key, None)
+        if state:
+            self._free += state.pages
 
 
 @dataclass(slots=True)
@@ -84,7 +134,6 @@ class DraftModelProposer(Proposer):
         self._cache.drop(sequence.key)
 
     def _start(self, sequences: Sequence[SequenceView], limits: Sequence[int]) -> list[_Chain]:
-        """Return a chain for each sequence that has room, fed with the tokens it missed."""
         chains: list[_Chain] = []
         kept: set[str] = set()
         for i, (sequence, limit) in enumerate(zip(sequences, limits, strict=True)):
@@ -105,17 +154,6 @@ class DraftModelProposer(Proposer):
         logits = self._model.forward(batch, self._kv)[:, : self._vocab_size]
         for c in chains:
             c.state.written += c.feed
-        tokens = self._pick(chains, logits)
-        growing: list[_Chain] = []
-        for c, token in zip(chains, tokens, strict=True):
-            if len(c.drafted) < c.limit:
-                c.drafted.append(token)
-                c.feed = [token]
-                if len(c.drafted) < c.limit:
-                    growing.append(c)
-        return growing
-
-    def _pick(self, chains: list[_Chain], logits: Tensor) -> list[int]:
         sampled = [i for i, c in enumerate(chains) if c.sequence.params.temperature > 0]
         if sampled:
             logits = logits.clone()
@@ -124,5 +162,12 @@ class DraftModelProposer(Proposer):
             position = len(sequence.tokens) - sequence.num_prompt_tokens + len(chains[i].drafted)
             noise = gumbel(sequence.noise_key, position, self._vocabulary)
             logits[i] = logits[i] / sequence.params.temperature + noise.to(logits)
-        picked: list[int] = logits.argmax(-1).tolist()
-        return picked
+        tokens: list[int] = logits.argmax(-1).tolist()
+        growing: list[_Chain] = []
+        for c, token in zip(chains, tokens, strict=True):
+            if len(c.drafted) < c.limit:
+                c.drafted.append(token)
+                c.feed = [token]
+                if len(c.drafted) < c.limit:
+                    growing.append(c)
+        return growing

@@ -18,20 +18,15 @@ from prolepsis.engine.models.protocol import KVCache, SequenceInput, pack
 from prolepsis.engine.models.targets.early_exit import EarlyExit
 
 MAX_DEPTH = 16
-"""Nodes of a draft at most."""
 SCRATCH_PAGES = scratch_pages(MAX_DEPTH)
-"""Pages of one sequence's drafting."""
 
 
 @dataclass(slots=True)
 class _ExitChain:
-    """One sequence while its draft grows."""
-
     index: int
     sequence: SequenceView
     limit: int
-    pages: list[int]
-    """Its full pages, then scratch."""
+    pages: list[int]  # its full pages, then scratch
     nodes: list[tuple[int, int, float, int]] = field(default_factory=list)
     """Token, parent, survival and bucket, as `engine.drafting.draft.best_first` takes them."""
 
@@ -80,27 +75,18 @@ class EarlyExitProposer(Proposer):
         self, sequences: Sequence[SequenceView], depths: Sequence[int], limits: Sequence[int], threshold: float
     ) -> list[Draft | None]:
         """Return chains that end where they survive with `threshold` or less."""
-        chains = self._start(sequences, [min(pair) for pair in zip(depths, limits, strict=True)])
+        chains: list[_ExitChain] = []
+        for i, (sequence, depth, limit) in enumerate(zip(sequences, depths, limits, strict=True)):
+            if min(depth, limit) > 0 and len(chains) < self._scratch.max_sequences:
+                computed = len(sequence.tokens) - 1  # all but the last token
+                pages = self._scratch.begin(len(chains), sequence.pages, computed)
+                chains.append(_ExitChain(i, sequence, min(depth, limit, MAX_DEPTH), pages))
         growing: Sequence[_ExitChain] = chains
         while growing := [c for c in growing if len(c.nodes) < c.limit and c.survival > threshold]:
-            self._next_level(growing)
+            tokens, logprobs = self._exit.likeliest(pack([c.input for c in growing]), self._cache, CANDIDATES)
+            for row, c in enumerate(growing):
+                c.grow(*rank(c.sequence, len(c.nodes), tokens[row], logprobs[row])[0])
         drafts: list[Draft | None] = [None] * len(sequences)
         for c in chains:
             drafts[c.index] = best_first(c.nodes, self.name) if c.nodes else None
         return drafts
-
-    def _start(self, sequences: Sequence[SequenceView], limits: Sequence[int]) -> list[_ExitChain]:
-        """Return a chain for each sequence that has scratch, with the slots of its last page copied."""
-        chains: list[_ExitChain] = []
-        for i, (sequence, limit) in enumerate(zip(sequences, limits, strict=True)):
-            if limit > 0 and len(chains) < self._scratch.max_sequences:
-                computed = len(sequence.tokens) - 1  # all but the last token
-                pages = self._scratch.begin(len(chains), sequence.pages, computed)
-                chains.append(_ExitChain(i, sequence, min(limit, MAX_DEPTH), pages))
-        return chains
-
-    def _next_level(self, chains: Sequence[_ExitChain]) -> None:
-        """Add a token to each chain."""
-        tokens, logprobs = self._exit.likeliest(pack([c.input for c in chains]), self._cache, CANDIDATES)
-        for row, c in enumerate(chains):
-            c.grow(*rank(c.sequence, len(c.nodes), tokens[row], logprobs[row])[0])

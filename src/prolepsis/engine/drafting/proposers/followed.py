@@ -9,8 +9,7 @@ once enough tokens in a row are equal again, so that new text, however long, doe
 
 from collections.abc import Sequence
 
-FOLLOWED_BONUS = 8
-"""A token of a text that is followed is as good as one behind so many more equal tokens."""
+FOLLOWED_BONUS = 8  # a token of a text that is followed is as good as one behind so many more equal tokens
 _NEAREST_BONUS, _REPLACED, _INSERTED = 1, 1, 0  # guesses, in equal tokens
 _MOST_REPLACED = 3
 _SURE = 4  # equal tokens after which the sequence goes on there

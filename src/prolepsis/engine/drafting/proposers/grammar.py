@@ -28,7 +28,6 @@ class GrammarProposer(Proposer):
         self._indexes = NgramIndexes(_SIZES)
 
     def serves(self, sequence: SequenceView) -> bool:
-        """Only sequences with a grammar."""
         return sequence.matcher is not None
 
     def propose(self, sequences: Sequence[SequenceView], limits: Sequence[int]) -> list[Draft | None]:
@@ -41,17 +40,11 @@ class GrammarProposer(Proposer):
         forced = sequence.matcher.forced()[:limit] if sequence.matcher is not None else ()
         if not forced:
             return None
-        found, size = self._find(sequence, forced, limit - len(forced))
+        index, left = self._indexes.of(sequence), limit - len(forced)
+        start, size = index.find([*sequence.tokens[-_SIZES[0] :], *forced]) if left > 0 else (0, 0)
+        found = continuation(sequence.tokens, start, left) if size else []  # what followed the end of `forced` earlier
         tokens = (*forced, *found)
         rates = [FORCED_RATE] * len(forced) + [_FOUND_PRIOR] * len(found)
         buckets = (_FORCED_BUCKET,) * len(forced) + (size,) * len(found)
         parents = tuple(range(-1, len(tokens) - 1))
         return Draft(tokens, parents, self.name, tuple(accumulate(rates, mul)), _FORCED_BUCKET, buckets)
-
-    def _find(self, sequence: SequenceView, forced: tuple[int, ...], limit: int) -> tuple[list[int], int]:
-        """Return the tokens that followed the end of `forced` earlier, and the length of the match."""
-        index = self._indexes.of(sequence)
-        if limit <= 0:
-            return [], 0
-        start, size = index.find([*sequence.tokens[-_SIZES[0] :], *forced])
-        return (continuation(sequence.tokens, start, limit), size) if size else ([], 0)

@@ -23,7 +23,6 @@ from prolepsis.engine.models.heads.base import DraftHead
 from prolepsis.engine.models.protocol import SequenceInput, pack
 
 MAX_NODES = 24
-"""Nodes of a draft at most."""
 PROMPT_TOKENS = 128
 """Last tokens of a prompt that the head reads, and up to a page more: what is before changes its drafts little."""
 
@@ -48,22 +47,18 @@ class HeadProposer(Proposer):
 
     @property
     def label(self) -> str:
-        """NAME@VERSION of the head."""
         return self._head.info.name
 
     def memory(self) -> ProposerMemory:
-        """Return weights, and the K/V of all pages with their hidden states."""
         info = self._head.info
         kv = info.page_bytes * self._cache.num_pages + self._slots.num_bytes
         return ProposerMemory(self.name, weights=info.weight_bytes, kv=kv)
 
     def copy_page(self, source: int, target: int) -> None:
-        """Follow the target's cache: one page was copied to another."""
         self._cache.copy_page(source, target)
         self._slots.copy_page(source, target)
 
     def clear_page(self, page: int) -> None:
-        """Follow the target's cache: one page was filled with zeros."""
         self._cache.clear_page(page)
 
     def take(self, states: Sequence[HiddenStates]) -> None:
@@ -110,7 +105,6 @@ class HeadProposer(Proposer):
     def propose_trees(
         self, sequences: Sequence[SequenceView], depths: Sequence[int], limits: Sequence[int], threshold: float
     ) -> list[Draft | None]:
-        """Return trees of at most `depths[i]` levels and `limits[i]` nodes."""
         drafts: list[Draft | None] = [None] * len(sequences)
         known: list[tuple[int, HeadState]] = []
         trees: list[HeadTree] = []
@@ -142,7 +136,6 @@ class HeadProposer(Proposer):
             raise
 
     def _unwritten(self, trees: Sequence[HeadTree], states: Sequence[HeadState]) -> HeadPass:
-        """Return a pass over the slots up to each sequence's last token, with the target's features."""
         inputs: list[SequenceInput] = []
         features: list[torch.Tensor] = []
         for tree, state in zip(trees, states, strict=True):

@@ -53,7 +53,6 @@ class DeferredFeatures:
         return bool(kept)
 
     def pop(self, page: int) -> Tensor | None:
-        """Return the features of a page and drop them."""
         return self._features.pop(page, None)
 
     @property
@@ -71,18 +70,13 @@ class HeadState:
     `waiting` are features from token `written - 1` on.
     """
 
-    valid_from: int
-    """First token the head knows, at a page boundary."""
+    valid_from: int  # first token the head knows, at a page boundary
     written: int
     waiting: list[Tensor] = field(default_factory=list)  # each [n, feature_size] bfloat16
-    has_deferred: bool = False
-    """Slots before `written` may be deferred."""
-    is_asked: bool = False
-    """A draft was asked for since the last page became full."""
-    last_page: int = -1
-    """Page of the last token whose features are known."""
-    num_waiting: int = field(init=False)
-    """Tokens in `waiting`: counted, as asking every tensor takes time."""
+    has_deferred: bool = False  # slots before `written` may be deferred
+    is_asked: bool = False  # a draft was asked for since the last page became full
+    last_page: int = -1  # page of the last token whose features are known
+    num_waiting: int = field(init=False)  # tokens in `waiting`: counted, as asking every tensor takes time
 
     def __post_init__(self) -> None:
         self.num_waiting = sum(len(part) for part in self.waiting)
@@ -93,12 +87,10 @@ class HeadState:
         return self.written - 1 + self.num_waiting
 
     def wait(self, features: Tensor, count: int) -> None:  # [count, feature_size]
-        """Add the features of the next tokens."""
         self.waiting.append(features)
         self.num_waiting += count
 
     def pages(self, sequence: SequenceView) -> list[int]:
-        """Return the sequence's pages from the valid_from on."""
         return list(sequence.pages[self.valid_from // PAGE_SIZE :])
 
     def maybe_deferred(self, sequence: SequenceView) -> Sequence[int]:
@@ -143,7 +135,11 @@ class HeadSlots:
             self._tails = new.features.new_zeros(self._size)
         state = self._states.get(new.sequence.key)
         if state is None or not self._goes_on(state, new):
-            state = self._begin(new, self._tails)
+            state = self._resumed(new, self._tails) or self._fresh(new, self._tails)
+            if state is None:
+                self._states.pop(new.sequence.key, None)
+            else:
+                self._states[new.sequence.key] = state
         pages, end = new.sequence.pages, new.start + len(new.tokens)
         if state is None:
             self._fill(pages, new.start, end, _STALE)
@@ -209,7 +205,6 @@ class HeadSlots:
         return num_pages * (2 * feature_size + self._valid_from.itemsize + 1) + self._deferred.num_bytes
 
     def drop(self, key: str) -> None:
-        """Forget a sequence; unknown ones are ignored."""
         self._states.pop(key, None)
 
     def copy_page(self, source: int, target: int) -> None:
@@ -241,15 +236,6 @@ class HeadSlots:
             self._valid_from[page], self._full[page] = valid_from, False
             self._deferred.pop(page)
             self._forks.pop(page, None)
-
-    def _begin(self, new: HiddenStates, tails: Tensor) -> HeadState | None:
-        """Return a state that continues from earlier slots, or starts at the next page; None if there is none."""
-        state = self._resumed(new, tails) or self._fresh(new, tails)
-        if state is None:
-            self._states.pop(new.sequence.key, None)
-        else:
-            self._states[new.sequence.key] = state
-        return state
 
     def _resumed(self, new: HiddenStates, tails: Tensor) -> HeadState | None:
         """Return a state that continues earlier pages, or inside a page the sequence that it was copied from."""

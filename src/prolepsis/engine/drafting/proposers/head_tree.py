@@ -16,7 +16,7 @@ from prolepsis.engine.drafting.draft import ROOT, Draft, best_first
 from prolepsis.engine.drafting.proposer import SequenceView
 from prolepsis.engine.drafting.proposers.candidates import CANDIDATES, confidence_bucket, rank_rows
 from prolepsis.engine.drafting.proposers.scratch import Scratch
-from prolepsis.engine.models.heads.base import DraftHead, DraftTree, LookaheadHead, TreeHead, TreeParams, TreeSpec
+from prolepsis.engine.models.heads.base import DraftHead, LookaheadHead, TreeHead, TreeParams, TreeSpec
 from prolepsis.engine.models.protocol import Batch, KVCache, SequenceInput, pack
 
 TREE_PARAMS = TreeParams(num_candidates=CANDIDATES, max_children=4, max_expanded=3, min_survival=0.02)
@@ -48,10 +48,8 @@ class HeadTree:
     tree_params: TreeParams = TREE_PARAMS
     nodes: list[Node] = field(default_factory=list)
     expanded: list[int] = field(default_factory=list)
-    num_expanding: int = 0
-    """How many of `expanded`, at the end, wait for their children."""
+    num_expanding: int = 0  # how many of `expanded`, at the end, wait for their children
     level: int = 0
-    """Depth of the deepest nodes expanded."""
 
     def select(self) -> bool:
         """Select the nodes to expand next; False if the tree is done."""
@@ -136,14 +134,17 @@ def tree_grower(head: DraftHead, scratch: Scratch) -> GrowTrees:
 
 
 def grow_in_one_call(head: TreeHead, trees: Sequence[HeadTree], first: HeadPass) -> list[Draft | None]:
-    """Let the head grow whole trees."""
     specs, tree_params = [tree.spec for tree in trees], trees[0].tree_params
+    drafts: list[Draft | None] = []
     grown = head.trees(first.batch, first.cache, first.features, tree_params, specs)
-    return [_as_draft(tree, found) for tree, found in zip(trees, grown, strict=True)]
+    for tree, found in zip(trees, grown, strict=True):
+        buckets = tuple([confidence_bucket(tree.sequence, chance) for chance in found.chances])
+        draft = Draft(found.tokens, found.parents, tree.proposer, found.survival, buckets=buckets)
+        drafts.append(draft if found.tokens else None)
+    return drafts
 
 
 def grow_over_levels(head: LookaheadHead, trees: Sequence[HeadTree], first: HeadPass) -> list[Draft | None]:
-    """Grow trees over the levels of one pass."""
     found = head.look_ahead(first.batch, first.cache, first.features, CANDIDATES)
     _grow(trees, found.first.tokens, found.first.logprobs)
     while growing := [(row, tree) for row, tree in enumerate(trees) if tree.select()]:
@@ -165,15 +166,11 @@ def grow_by_passes(head: DraftHead, scratch: Scratch, trees: Sequence[HeadTree],
     while growing := [(tree, *at) for tree, at in zip(trees, slots, strict=True) if tree.select()]:
         expanding = [tree for tree, _, _ in growing]
         batch = pack([tree.input(cached, pages) for tree, cached, pages in growing])  # K/V of earlier nodes again
-        found = head.drafted(batch, first.cache, _stack(expanding), CANDIDATES)
+        given = [tree.nodes[i].given for tree in expanding for i in tree.expanded]
+        states = torch.stack([state for state in given if state is not None])
+        found = head.drafted(batch, first.cache, states, CANDIDATES)
         _grow(expanding, found.tokens, found.logprobs, found.states)
     return [tree.draft() for tree in trees]
-
-
-def _as_draft(tree: HeadTree, grown: DraftTree) -> Draft | None:
-    """Return a tree that a head has grown itself as a draft."""
-    buckets = tuple([confidence_bucket(tree.sequence, chance) for chance in grown.chances])
-    return Draft(grown.tokens, grown.parents, tree.proposer, grown.survival, buckets=buckets) if grown.tokens else None
 
 
 def _grow(trees: Sequence[HeadTree], tokens: Tensor, logprobs: Tensor, states: Tensor | None = None) -> None:
@@ -183,9 +180,3 @@ def _grow(trees: Sequence[HeadTree], tokens: Tensor, logprobs: Tensor, states: T
         rows = slice(first, first + (tree.num_expanding or 1))
         tree.grow(tokens[rows], logprobs[rows], None if states is None else states[rows])
         first = rows.stop
-
-
-def _stack(trees: Sequence[HeadTree]) -> Tensor:  # [sum of expanded, hidden] float32
-    """Return the states from which the expanded nodes of all trees start."""
-    given = [tree.nodes[i].given for tree in trees for i in tree.expanded]
-    return torch.stack([state for state in given if state is not None])

@@ -54,8 +54,6 @@ class SuffixProposer(Proposer):
 
 
 class _Local:
-    """What belongs to one live sequence."""
-
     def __init__(self, index: Any, sequence: SequenceView, tokenizer: TextCodec | None) -> None:
         self.index = index
         self.tag = salt_tag(sequence.cache_salt)

@@ -50,8 +50,7 @@ class SuffixContinuation(NamedTuple):
 
     tokens: list[int]
     match: int
-    kind: int
-    """Whether the place is followed, or where it was found."""
+    kind: int  # whether the place is followed, or where it was found
 
 
 class TextIndex:
@@ -63,7 +62,6 @@ class TextIndex:
         self._previous: dict[int, list[int]] = {size: [] for size in SIZES}  # 0: none
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Add tokens to the text."""
         head1, head2, head4 = self._heads[1], self._heads[2], self._heads[4]
         previous1, previous2, previous4 = self._previous[1], self._previous[2], self._previous[4]
         w, x, y, z = _last4(self.tokens)
@@ -111,7 +109,6 @@ class SequenceIndex:
 
     @property
     def context(self) -> Sequence[int]:
-        """Its tokens."""
         return self._own.tokens
 
     @property
@@ -128,7 +125,6 @@ class SequenceIndex:
         self._place = FollowedPlace(self._given.tokens, 0, 0, is_own=False)
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Add the tokens that are new."""
         known = len(self)
         self._own.extend(tokens)
         if self._place is not None:
@@ -301,7 +297,6 @@ _Group = list[tuple[SuffixContinuation, float]]  # continuations with their weig
 
 
 def propose(shared: SharedIndex | None, requests: Sequence[Request]) -> list[Nodes | None]:
-    """Return the draft of each sequence, or None."""
     drafts: list[Nodes | None] = []
     for index, tokens, tag, limit in requests:
         index.extend(tokens)
@@ -322,7 +317,10 @@ def _tree(found: Sequence[SuffixContinuation], limit: int) -> Draft | None:
     parent, depth, alive = ROOT, 0, 1.0
     while True:
         for token, share, followers in _split(group, depth):
-            bucket, rate = _confidence(share, followers, depth)
+            match_class = _MATCH_CLASS[min(max(c.match + depth * _CONFIRMS[c.kind] for c, _ in followers), MAX_MATCH)]
+            share_class = 3 if share > 0.95 else 2 if share > 0.6 else 1 if share > 0.25 else 0
+            rate, kind = _MATCH_PRIOR[match_class] * share, followers[0][0].kind  # the place that is followed is first
+            bucket = ((match_class * 4 + share_class) * 2 + (len(followers) > 1)) * len(_WEIGHT) + kind
             if alive * rate >= _FLOOR:
                 heappush(heap, (-alive * rate, next(order), token, parent, bucket, depth + 1, followers))
         if not heap or len(nodes) == limit:
@@ -346,14 +344,3 @@ def _split(group: _Group, depth: int) -> list[tuple[int, float, _Group]]:
     if len(by_token) == 1:
         return [(token, 1.0, followers) for token, followers in by_token.items()]
     return [(token, sum(w for _, w in followers) / total, followers) for token, followers in by_token.items()]
-
-
-def _confidence(share: float, followers: _Group, depth: int) -> tuple[int, float]:
-    """Return bucket and prior acceptance of the token that `followers` agree on at `depth`."""
-    longest = max(c.match + depth * _CONFIRMS[c.kind] for c, _ in followers)
-    match_class = _MATCH_CLASS[min(longest, MAX_MATCH)]
-    share_class = 3 if share > 0.95 else 2 if share > 0.6 else 1 if share > 0.25 else 0
-    several = len(followers) > 1
-    kind = followers[0][0].kind  # the place that is followed comes first
-    bucket = ((match_class * 4 + share_class) * 2 + several) * len(_WEIGHT) + kind
-    return bucket, _MATCH_PRIOR[match_class] * share

@@ -30,7 +30,8 @@ def require_same_vocabulary(draft: ComparedVocabulary, target: ComparedVocabular
     differing = sorted((t for t in ours.keys() | theirs.keys() if ours.get(t) != theirs.get(t)), key=str)
     if not differing:
         return
-    shown = ", ".join(f"{t!r}: {_id(ours, t)} in the draft, {_id(theirs, t)} in the target" for t in differing[:_SHOWN])
+    ids = ((token, ours.get(token, "absent"), theirs.get(token, "absent")) for token in differing[:_SHOWN])
+    shown = ", ".join(f"{token!r}: {own} in the draft, {other} in the target" for token, own, other in ids)
     raise VocabularyMismatch(
         f"draft and target model do not share a vocabulary: {len(ours)} tokens in the draft, {len(theirs)} in the "
         f"target, {len(differing)} differ ({shown}{', ...' if len(differing) > _SHOWN else ''})"
@@ -43,7 +44,3 @@ def vocabulary_digest(vocabulary: ComparedVocabulary) -> bytes:
     for token, number in sorted(vocabulary.vocab.items(), key=lambda item: item[1]):
         digest.update(f"{number}\0{token}\0".encode("utf-8", "surrogatepass"))
     return digest.digest()
-
-
-def _id(vocab: Mapping[str, int], token: str) -> str:
-    return str(vocab[token]) if token in vocab else "absent"

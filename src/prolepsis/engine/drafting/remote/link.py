@@ -15,7 +15,10 @@ from dataclasses import dataclass
 import structlog
 
 from prolepsis.core.codec import FrameReader, ProtocolError
+from prolepsis.core.config import EngineConfig
+from prolepsis.core.errors import ConfigError
 from prolepsis.core.handshake import SharedKey, connecting, shake_hands_now
+from prolepsis.core.network import client_tls, host_and_port
 from prolepsis.engine.drafting.remote.messages import (
     FROM_SERVER,
     MOST_FROM_SERVER,
@@ -27,18 +30,23 @@ from prolepsis.engine.drafting.remote.messages import (
 
 log = structlog.get_logger(__name__)
 
-_CONNECT_S = 5.0
-"""For connecting; as long again for TLS, and for the handshake."""
+_CONNECT_S = 5.0  # for connecting; as long again for TLS, and for the handshake
 _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 0.1, 30.0
-_MOST_UNSENT = 16 << 20
-"""Bytes that wait because the server does not read: beyond, it is given up."""
+_MOST_UNSENT = 16 << 20  # bytes that wait because the server does not read: beyond, it is given up
 _MOST_READ = 4 << 20
-"""Bytes taken in one turn."""
 _PIECE = 1 << 16
 
 
 class ConnectionLost(Exception):
     """The server was lost, or may have been lost."""
+
+
+def shared_key(config: EngineConfig) -> SharedKey:
+    """Return the key of engines and propose servers; raises `ConfigError` without one."""
+    if config.remote_proposer_key is None:
+        message = "remote_proposer_key is not set; allowed: a file that engine and propose server share"
+        raise ConfigError(message, param="remote_proposer_key")
+    return SharedKey.read(config.remote_proposer_key, "remote_proposer_key")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +56,17 @@ class RemoteAddress:
     host: str
     port: int
     key: SharedKey
-    vocabulary: bytes
-    """Digest of the engine's tokens and their ids (`vocabulary_digest`)."""
+    vocabulary: bytes  # digest of the engine's tokens and their ids (`vocabulary_digest`)
     tls: ssl.SSLContext | None = None
+
+    @classmethod
+    def of(cls, config: EngineConfig, vocabulary: bytes) -> "RemoteAddress":
+        """Return the configured one; raises `ConfigError` for a key or certificates of no use."""
+        place = host_and_port(config.remote_proposer or "")
+        assert place is not None, "the configuration is validated"
+        authorities = config.remote_proposer_ca
+        tls = None if authorities is None else client_tls(authorities, "remote_proposer_ca")
+        return cls(*place, shared_key(config), vocabulary, tls)
 
     def connect(self) -> "Connection":
         """Connect and shake hands; raises `OSError`, `EOFError` and `ProtocolError`."""
@@ -69,12 +85,9 @@ class RemoteAddress:
 
 
 class Connection:
-    """A connection after its handshake."""
-
     def __init__(self, connection: socket.socket, terms: ProposeLimits) -> None:
         self.terms = terms
-        self.is_good = False
-        """It has brought drafts."""
+        self.is_good = False  # it has brought drafts
         self._socket = connection
         self._reader = FrameReader(MOST_FROM_SERVER)
         self._unsent = bytearray()
@@ -111,7 +124,6 @@ class Connection:
         return found
 
     def _read(self) -> bytes:
-        """Return what is there, b"" if nothing is."""
         try:
             data = self._socket.recv(_PIECE)
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
@@ -148,14 +160,11 @@ class Link:
         """Return the connection; if there is none, begin an attempt when it is time."""
         made = self._made
         if made is None and self._attempt is None and self._clock() >= self._not_before:
-            self._begin()
+            with self._lock:
+                if self._made is None and not self._is_closed:  # no attempt has ended well meanwhile
+                    self._attempt = threading.Thread(target=self._try, name="prolepsis-remote-proposer", daemon=True)
+                    self._attempt.start()
         return made
-
-    def _begin(self) -> None:
-        with self._lock:
-            if self._made is None and not self._is_closed:  # no attempt has ended well meanwhile
-                self._attempt = threading.Thread(target=self._try, name="prolepsis-remote-proposer", daemon=True)
-                self._attempt.start()
 
     def lose(self, reason: object) -> None:
         """Close the connection, which was lost or must not be used any longer."""

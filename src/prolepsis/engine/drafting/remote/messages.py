@@ -22,9 +22,7 @@ from prolepsis.engine.drafting.draft import Draft
 PROTOCOL = "propose 2"
 SCOPE_BYTES = 16
 MOST_NODES = 128
-"""Most nodes of one draft."""
-MOST_FROM_ENGINE, MOST_FROM_SERVER = 8 << 20, 1 << 20
-"""Bytes of a message."""
+MOST_FROM_ENGINE, MOST_FROM_SERVER = 8 << 20, 1 << 20  # bytes of a message
 
 Count = Annotated[int, Meta(ge=0)]
 TokenId = Annotated[int, Meta(ge=0, lt=1 << 32)]
@@ -33,12 +31,9 @@ TokenId = Annotated[int, Meta(ge=0, lt=1 << 32)]
 class ProposeLimits(Tagged, frozen=True):
     """Limits of a server."""
 
-    most_sequences: Count = 1024
-    """Open at once, of one engine."""
-    most_tokens: Count = 1 << 21
-    """Most tokens of all sequences together."""
-    most_draft_tokens: Annotated[int, Meta(ge=1)] = 32
-    """Most tokens of one draft."""
+    most_sequences: Count = 1024  # open at once, of one engine
+    most_tokens: Count = 1 << 21  # most tokens of all sequences together
+    most_draft_tokens: Annotated[int, Meta(ge=1)] = 32  # most tokens of one draft
 
 
 class Open(Tagged, frozen=True):
@@ -71,8 +66,7 @@ class DraftCall(Tagged, frozen=True):
     """Drafts are wanted for open sequences as they are now."""
 
     round: Count
-    wishes: tuple[tuple[Count, Count], ...]
-    """Number of a sequence, most nodes of its draft."""
+    wishes: tuple[tuple[Count, Count], ...]  # number of a sequence, most nodes of its draft
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,6 @@ from prolepsis.core.handshake import SharedKey
 from prolepsis.core.rounds import RemoteOutcome, RemoteRounds
 from prolepsis.engine.drafting.draft import ROOT, Draft
 from prolepsis.engine.drafting.proposer import Proposer, SequenceView
-from prolepsis.engine.drafting.remote.ahead import DraftsAhead
 from prolepsis.engine.drafting.remote.link import Connection, ConnectionLost, Link
 from prolepsis.engine.drafting.remote.messages import (
     FROM_ENGINE,
@@ -31,24 +30,19 @@ from prolepsis.engine.drafting.remote.messages import (
     SentDraft,
 )
 
-_SILENT_S = 5.0
-"""Without an answer: the connection is given up."""
-_LONGEST_BACKOFF = 256
-"""Rounds without waiting, after rounds in which waiting brought no draft."""
+_SILENT_S = 5.0  # without an answer: the connection is given up
+_LONGEST_BACKOFF = 256  # rounds without waiting, after rounds in which waiting brought no draft
 _PATIENCE = 4
 """Useless drafts in a row that a sequence may have; then it asks every second token, then every fourth, ..."""
 _LONGEST_PAUSE = 8
-"""Tokens between two drafts that a sequence asks for."""
-_MOST_BUCKETS = 256
-"""Calibration buckets that a server's drafts may use."""
+_MOST_BUCKETS = 256  # calibration buckets that a server's drafts may use
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteSettings:
     """How far ahead, and how patiently."""
 
-    ahead: int = 16
-    """Tokens that drafts should reach ahead; with fewer left the server is asked again."""
+    ahead: int = 16  # tokens that drafts should reach ahead; with fewer left the server is asked again
     wait_s: float = 0.0
     """That a call may wait for a sequence without a draft. Above 0 the proposer is a costly one: it is asked where the
     time it takes pays."""
@@ -56,11 +50,67 @@ class RemoteSettings:
 
 @dataclass(frozen=True, slots=True)
 class _Round:
-    """A round without an answer yet."""
-
     number: int
     sent_at: float
     sequences: tuple[int, ...]
+
+
+class DraftsAhead:
+    """The drafts of one sequence that were made ahead: kept while they agree with what is committed, used in pieces.
+
+    A draft arrives behind an older prefix. What was committed since is followed down its tree: what lies below is a
+    draft for now. Each draft has one outcome, counted in `outcomes` where it is decided.
+    """
+
+    def __init__(self, outcomes: Counter[RemoteOutcome]) -> None:
+        self._outcomes = outcomes
+        self._arrived: list[tuple[int, Draft]] = []
+        self._draft: Draft | None = None
+        self._prefix = 0
+        self._is_used = False
+
+    def put(self, prefix: int, draft: Draft) -> None:
+        self._arrived.append((prefix, draft))
+
+    def get(self, tokens: Sequence[int]) -> Draft | None:
+        """Return the newest draft that follows all `tokens`, or None. It stays here."""
+        number = len(tokens)
+        if self._draft is not None and self._prefix < number:
+            left = self._draft.after(tokens[self._prefix :])
+            if left is None and not self._is_used:
+                self._outcomes["stale"] += 1
+                self._is_used = True  # it is counted
+            if left is not None and left.tokens:
+                self._draft, self._prefix = left, number
+            else:
+                self.drop()
+        for prefix, draft in self._arrived:
+            left = draft.after(tokens[prefix:])
+            if left is None:
+                self._outcomes["stale"] += 1
+            elif not left.tokens:
+                self._outcomes["late"] += 1
+            else:
+                self.drop()
+                self._draft, self._prefix, self._is_used = left, number, False
+        self._arrived.clear()
+        return self._draft
+
+    def use(self) -> None:
+        if not self._is_used:
+            self._is_used = True
+            self._outcomes["used"] += 1
+
+    def drop(self) -> None:
+        if self._draft is not None and not self._is_used:
+            self._outcomes["late"] += 1
+        self._draft = None
+
+    def end(self) -> None:
+        """The sequence ended, or the server is lost."""
+        self._outcomes["late"] += len(self._arrived)
+        self._arrived.clear()
+        self.drop()
 
 
 @dataclass(slots=True)
@@ -68,14 +118,11 @@ class _OpenSequence:
     """A sequence that the server knows."""
 
     number: int
-    num_reserved: int
-    """Tokens of the server that are reserved for it."""
+    num_reserved: int  # tokens of the server that are reserved for it
     ahead: DraftsAhead
     num_sent: int = 0
-    num_asked: int = 0
-    """Tokens that it had when drafts were last asked for."""
-    num_vain: int = 0
-    """Drafts asked for since one was used."""
+    num_asked: int = 0  # tokens that it had when drafts were last asked for
+    num_vain: int = 0  # drafts asked for since one was used
 
     def is_due(self, num_tokens: int) -> bool:
         """Return whether to ask again with so many tokens: text without drafts shall cost little."""
@@ -259,12 +306,10 @@ class RemoteProposer(Proposer):
         elif known is None:  # it has ended
             self._outcomes["late"] += 1
         else:
-            known.ahead.put(sent.prefix, self._signed(sent.draft))
-
-    def _signed(self, draft: Draft) -> Draft:
-        """Return a server's draft as one of this proposer."""
-        bucket, *buckets = (min(max(0, one), _MOST_BUCKETS - 1) for one in (draft.bucket, *draft.buckets))
-        return replace(draft, proposer=self.name, bucket=bucket, buckets=tuple(buckets), sources=())
+            bucket, *buckets = (min(max(0, one), _MOST_BUCKETS - 1) for one in (sent.draft.bucket, *sent.draft.buckets))
+            known.ahead.put(
+                sent.prefix, replace(sent.draft, proposer=self.name, bucket=bucket, buckets=tuple(buckets), sources=())
+            )
 
     def _check(self, sent: SentDraft) -> None:
         """Raise `ProtocolError` for an invalid draft, also one for an unknown sequence."""

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
 Config: TypeAlias = "LlamaShapedConfig | PreTrainedConfig"
-TIED_HEAD = "lm_head.weight"
-"""Output head that some files hold although it is the embedding."""
+TIED_HEAD = "lm_head.weight"  # output head that some files hold although it is the embedding
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +30,13 @@ class Checkpoint:
     source: Path
     stored: Mapping[str, StoredMatrix] = field(default_factory=dict)
     """Matrices that a forward may read as they are stored, at each access."""
-    ends: tuple[int, ...] = ()
-    """Tokens that end a text by the tokenizer of the same files."""
+    ends: tuple[int, ...] = ()  # tokens that end a text by the tokenizer of the same files
 
     def matrix(self, name: str) -> StoredMatrix:
         """Return matrix `name` as it is stored, else in bf16; raises `ModelLoadError` if the files lack it."""
         return self.stored[name] if name in self.stored else StoredMatrix(self.tensor(name).bfloat16().contiguous())
 
     def tensor(self, name: str) -> Tensor:
-        """Return tensor `name`; raises `ModelLoadError` if the files lack it."""
         if name not in self.tensors:
             raise ModelLoadError(f"{self.source} has no tensor {name!r}")
         return self.tensors[name]
@@ -56,10 +53,8 @@ class Fitted:
     """A model of transformers' class around the tensors of a checkpoint."""
 
     model: "PreTrainedModel"
-    missing: list[str]
-    """Parameters that the checkpoint lacks and that are not tied to others."""
-    unexpected: list[str]
-    """Tensors that the class has no place for."""
+    missing: list[str]  # parameters that the checkpoint lacks and that are not tied to others
+    unexpected: list[str]  # tensors that the class has no place for
 
 
 def fit(checkpoint: Checkpoint, dtype: torch.dtype, **options: str) -> Fitted:

@@ -5,30 +5,16 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
+from prolepsis.engine.models.families import FAMILIES
+
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-_LLAMA = {
-    "vocab_size": 32000,
-    "intermediate_size": 11008,
-    "max_position_embeddings": 2048,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-_MISTRAL = {"intermediate_size": 14336, "max_position_embeddings": 131072, "num_key_value_heads": 8}
-_QWEN2 = {"vocab_size": 151936, "intermediate_size": 22016, "max_position_embeddings": 32768, "num_key_value_heads": 32}
-_DEFAULTS: dict[str, dict[str, Any]] = {
-    "llama": _LLAMA,
-    "mistral": {**_LLAMA, **_MISTRAL, "sliding_window": 4096},
-    "qwen2": _QWEN2,
-    "qwen3": {**_QWEN2, "head_dim": 128},
-}
-KNOWN = frozenset(_DEFAULTS)
-"""Values of `model_type` that are read here."""
+READ_HERE = {kind: family.defaults for kind, family in FAMILIES.items() if family.defaults is not None}
+"""Defaults by the values of `model_type` that are read here, not by transformers."""
 _DERIVED = ("num_key_value_heads", "head_dim")
 """Fields that follow from others where they are missing or null."""
-_SCALED_FROM_LENGTH = ("llama3", "yarn")
-"""Rope types whose formula takes the context length of the training."""
+_SCALED_FROM_LENGTH = ("llama3", "yarn")  # rope types whose formula takes the context length of the training
 
 
 class LlamaShapedConfig(BaseModel):
@@ -57,11 +43,9 @@ class LlamaShapedConfig(BaseModel):
     eos_token_id: int | list[int] | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all fields, those without a name here too."""
         return self.model_dump()
 
     def to_transformers(self) -> "PreTrainedConfig":
-        """Return the same configuration for transformers' model classes."""
         from transformers import AutoConfig
 
         return AutoConfig.for_model(**self.to_dict())
@@ -73,15 +57,25 @@ def llama_shaped(stated: Mapping[str, Any]) -> LlamaShapedConfig:
     Raises `ValueError` for another type of model, and for a value that a field cannot take (pydantic's error).
     """
     kind = str(stated.get("model_type"))
-    if kind not in KNOWN:
-        raise ValueError(f"model_type {kind!r}; allowed: {', '.join(sorted(KNOWN))}")
-    fields = {**_DEFAULTS[kind], **stated}
+    if kind not in READ_HERE:
+        raise ValueError(f"model_type {kind!r}; allowed: {', '.join(sorted(READ_HERE))}")
+    fields = {**READ_HERE[kind], **stated}
     for name in _DERIVED:
         if fields.get(name) is None:
             fields.pop(name, None)
     if kind in ("qwen2", "qwen3"):
         fields |= _qwen_windows(fields)
-    fields["rope_parameters"] = _rope(fields)
+    scaling, theta = fields.pop("rope_scaling", None), fields.pop("rope_theta", None)
+    rope = dict(scaling or fields.get("rope_parameters") or {})
+    rope.setdefault("rope_theta", 10000.0 if theta is None else theta)
+    rope.setdefault("rope_type", rope.get("type", "default"))
+    if (factor := fields.pop("partial_rotary_factor", None)) is not None:
+        rope.setdefault("partial_rotary_factor", factor)
+    if rope["rope_type"] in _SCALED_FROM_LENGTH:
+        original = fields.get("original_max_position_embeddings")
+        rope = {"original_max_position_embeddings": fields["max_position_embeddings"], **rope}
+        rope |= {} if original is None else {"original_max_position_embeddings": original}
+    fields["rope_parameters"] = rope
     return LlamaShapedConfig.model_validate(fields)
 
 
@@ -97,18 +91,3 @@ def _qwen_windows(fields: Mapping[str, Any]) -> dict[str, Any]:
     first, count = fields.get("max_window_layers", 28), fields.get("num_hidden_layers", 32)
     kinds = ["sliding_attention" if i >= first else "full_attention" for i in range(count)]
     return {"sliding_window": fields.get("sliding_window", 4096), "layer_types": fields.get("layer_types") or kinds}
-
-
-def _rope(fields: dict[str, Any]) -> dict[str, Any]:
-    """Remove the rope settings from `fields`, where older files keep them in other places, and return them."""
-    scaling, theta = fields.pop("rope_scaling", None), fields.pop("rope_theta", None)
-    rope = dict(scaling or fields.get("rope_parameters") or {})
-    rope.setdefault("rope_theta", 10000.0 if theta is None else theta)
-    rope.setdefault("rope_type", rope.get("type", "default"))
-    if (factor := fields.pop("partial_rotary_factor", None)) is not None:
-        rope.setdefault("partial_rotary_factor", factor)
-    if rope["rope_type"] in _SCALED_FROM_LENGTH:
-        original = fields.get("original_max_position_embeddings")
-        rope = {"original_max_position_embeddings": fields["max_position_embeddings"], **rope}
-        rope |= {} if original is None else {"original_max_position_embeddings": original}
-    return rope

@@ -1,4 +1,4 @@
-"""Keys of config.json that change what a model computes: which family reads which, and the values that change nothing.
+"""Keys of config.json that change what a model computes: and the values that change nothing.
 
 Sources: the configuration classes of transformers and the forwards that read them.
 """
@@ -10,8 +10,7 @@ from typing import Any
 
 from prolepsis.core.errors import ModelLoadError
 
-Stated = Mapping[str, Any]
-"""The object in config.json."""
+Stated = Mapping[str, Any]  # the object in config.json
 
 LIMITS: Mapping[str, int] = {
     "num_hidden_layers": 1 << 12,
@@ -92,26 +91,11 @@ _DEPENDING: Mapping[str, Callable[[Stated], Collection[object]]] = {
     "layer_types": lambda stated: _full(stated, "layer_types", "full_attention"),
     "no_rope_layers": lambda stated: _full(stated, "no_rope_layers", 1),
 }
-_BIASES = frozenset({"attention_bias", "mlp_bias"})
-_WINDOWS = frozenset({"sliding_window", "use_sliding_window", "layer_types"})
-_GEMMA = frozenset({"attention_bias", "query_pre_attn_scalar", "final_logit_softcapping", "hidden_activation"})
-_GEMMA_MORE = frozenset({"sliding_window", "layer_types", "use_bidirectional_attention"})
-READ: Mapping[str, frozenset[str]] = {
-    "llama": _BIASES | {"partial_rotary_factor"},
-    "mistral": frozenset({"sliding_window", "partial_rotary_factor"}),
-    "qwen2": _WINDOWS | {"partial_rotary_factor"},
-    "qwen3": _WINDOWS | {"attention_bias", "partial_rotary_factor"},
-    "smollm3": _WINDOWS | _BIASES | {"no_rope_layers", "no_rope_layer_interval"},
-    "phi3": frozenset({"sliding_window", "partial_rotary_factor"}),
-    "granite": _BIASES | {"embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling"},
-    "olmo2": frozenset({"attention_bias"}),
-    "gemma2": _GEMMA | _GEMMA_MORE | {"attn_logit_softcapping"},
-    "gemma3_text": _GEMMA | _GEMMA_MORE | {"rope_local_base_freq"},
-}
-"""By model type, the keys of the above that its forwards read or refuse themselves; of other types see `declared`."""
-_WITH_TENSORS = _BIASES | {"use_qk_norm", "qk_layernorm", "num_experts", "num_local_experts", "n_routed_experts"}
-"""Keys that come with tensors. Tensors that a class has no place for are refused by name when they are loaded."""
-_OF_TRANSFORMERS = _WITH_TENSORS | {"quantization_config"}
+_OF_TRANSFORMERS = (
+    *("attention_bias", "mlp_bias", "use_qk_norm", "qk_layernorm", "num_experts", "num_local_experts"),
+    *("n_routed_experts", "quantization_config"),
+)
+"""Keys that transformers acts on; all but the last come with tensors, which it refuses by name without a place."""
 _ROTATED_PARTS = ("partial_rotary_factor", "rotary_pct")
 """Names in published files for what transformers' classes keep in `rope_parameters`."""
 

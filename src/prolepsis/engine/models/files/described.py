@@ -14,7 +14,7 @@ from prolepsis.engine.models.files.safetensors_files import weight_files
 from prolepsis.engine.models.files.weight_bytes import weights_by_format
 
 if TYPE_CHECKING:
-    from prolepsis.engine.models.files.gguf import GgufFile
+    from prolepsis.engine.models.files.gguf_file import GgufFile
     from prolepsis.engine.models.files.source import ModelSource
 
 

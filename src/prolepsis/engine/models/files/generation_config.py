@@ -19,7 +19,6 @@ _PARAMETERS: dict[str, Callable[[Any], Any]] = {
 
 
 def generation_eos(folder: Path) -> list[int]:
-    """Return the tokens that end a text; empty if the file is missing or has none."""
     return token_ids(json_object(folder / FILE).get("eos_token_id"))
 
 

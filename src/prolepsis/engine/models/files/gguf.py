@@ -1,146 +1,226 @@
-"""A model in GGUF: metadata and tensors by name, loaded on demand."""
+"""The configuration and the weights of a model in GGUF, under transformers' names."""
 
 import math
+import re
 import warnings
 from collections.abc import Mapping
-from pathlib import Path
+from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from prolepsis.core.errors import ModelLoadError
+from prolepsis.engine.models.families import OF_GGUF, Family, Fields
 from prolepsis.engine.models.files.checkpoint import Checkpoint, Config, unread_tensors
-from prolepsis.engine.models.files.end_tokens import named_ends
-from prolepsis.engine.models.files.fill_marks import FillMarks
-from prolepsis.engine.models.files.gguf_config import ARCHITECTURES, gguf_config, refuse_unread, transformers_name
-from prolepsis.engine.models.files.gguf_container import GgufTensor, Value
-from prolepsis.engine.models.files.gguf_parts import open_parts
+from prolepsis.engine.models.files.config import LlamaShapedConfig, llama_shaped
+from prolepsis.engine.models.files.gguf_file import LARGEST_SIZE, GgufFile
+from prolepsis.engine.models.files.rope import rope_frequencies
 from prolepsis.engine.models.files.stored import BF16, PACKED, OnDemand, StoredMatrix
 
-CONTROL, USER_DEFINED = 3, 4
-"""Kinds of tokens in `tokenizer.ggml.token_type`: marks of a conversation, and texts that are always one token."""
-_STATED_ENDS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
-_NO_TOKEN = (-1, 2**32 - 1)
-"""Ids with which some files say that there is none."""
+_ENDS = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+_LAYER = {
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_FUSED = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
+
+_QKV_BIASES = frozenset({"attn_q.bias", "attn_k.bias", "attn_v.bias"})
+_ATTENTION_BIASES = _QKV_BIASES | {"attn_output.bias"}
+_MLP_BIASES = frozenset({"ffn_gate.bias", "ffn_up.bias", "ffn_down.bias"})
+_QUERY_NORMS = frozenset({"attn_q_norm.weight", "attn_k_norm.weight"})
+_NEUTRAL: Mapping[str, float] = {
+    "attention.clamp_kqv": 0,
+    "attention.max_alibi_bias": 0,
+    "attention.causal": True,
+    "attn_logit_softcapping": 0,
+    "embedding_scale": 1,
+    "expert_count": 0,
+    "final_logit_softcapping": 0,
+    "logit_scale": 1,
+    "nextn_predict_layers": 0,
+    "residual_scale": 1,
+    "rope.scale_linear": 1,
+    "rope.scaling.attn_factor": 1,
+}
+"""Numbers that change what a model computes, and the value with which they do not; 0 stands for "not set" too."""
+_READ = frozenset(
+    {
+        *("block_count", "context_length", "embedding_length", "feed_forward_length", "attention.head_count"),
+        *("attention.head_count_kv", "attention.key_length", "attention.layer_norm_rms_epsilon", "rope.freq_base"),
+        *("rope.scaling.type", "rope.scaling.factor"),
+    }
+)
+"""Keys that all families read."""
+_HARMLESS = frozenset(
+    {
+        *("vocab_size", "tensor_data_layout", "rope.scaling.finetuned", "rope.scaling.original_context_length"),
+        *("expert_used_count", "attention.layer_norm_epsilon", "pooling_type"),
+    }
+)
+"""Keys that change nothing in the families read here."""
+_BESIDE_THE_TEXT = ("vision.", "audio.", "mm.")
+"""Beginnings of keys of what turns images and sounds into tokens, which a text has none of; its tensors are refused."""
+_WINDOW = "attention.sliding_window"
 
 
-class GgufFile:
-    """A model in GGUF: `metadata` by key, `tensors` by name, whether they lie in one file or in several."""
+def family_of(file: GgufFile) -> Family:
+    return OF_GGUF[file.text("general.architecture")]
 
-    def __init__(self, path: Path) -> None:
-        """Read the headers of the file and, if it is a part of a model, of the other parts.
 
-        Raises `ModelLoadError` for a file that is not whole, and for parts that are missing or not of one model.
-        """
-        self._containers = open_parts(path)
-        self.path = self._containers[0].path
-        """The file, or the first part."""
-        self.metadata: dict[str, Value] = self._containers[0].metadata
-        self._homes = {name: container for container in self._containers for name in container.tensors}
-        self.tensors: dict[str, GgufTensor] = {name: home.tensors[name] for name, home in self._homes.items()}
+def gguf_config(file: GgufFile) -> Config:
+    """Return the configuration of a file of a known family; raises `ModelLoadError` for unusable metadata."""
+    family, llama = family_of(file), _llama_fields(file)
+    fields: dict[str, Any] = {"model_type": family.model_type, **llama, **family.gguf_fields(file, llama)}
+    try:
+        if family.defaults is not None:
+            return llama_shaped(fields)
+        if family.gguf_complete:
+            return LlamaShapedConfig.model_validate(fields)
+        from transformers import AutoConfig
 
-    @property
-    def files(self) -> list[Path]:
-        """The file, or all parts in their order."""
-        return [one.path for one in self._containers]
+        return AutoConfig.for_model(**fields)
+    except Exception as error:  # configuration classes raise validation errors without a common base class
+        name = file.text("general.architecture")
+        raise ModelLoadError(f"{file.path}: its metadata is not a usable {name} configuration: {error}") from error
 
-    @property
-    def is_split(self) -> bool:
-        return len(self._containers) > 1
 
-    def text(self, key: str, default: str = "") -> str:
-        """Return the string under `key`, or `default` if it is missing."""
-        value = self.metadata.get(key, default)
-        if not isinstance(value, str):
-            raise ModelLoadError(f"{self.path}: {key} is not a string")
-        return value
+def transformers_name(name: str, family: Family) -> str | None:
+    """Return the transformers name of GGUF tensor `name`, None for one that is no parameter of the family."""
+    if name in _ENDS:
+        return _ENDS[name]
+    match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name)
+    if match is None:
+        return None
+    part = f"{match[2]}.{match[3]}"
+    biases = _ATTENTION_BIASES | _MLP_BIASES if family.gguf_biases else _QKV_BIASES if family.qkv_bias else frozenset()
+    optional = biases | (_QUERY_NORMS if family.query_norm else frozenset())
+    if part not in optional and (part in _QUERY_NORMS or match[3] == "bias"):
+        return None
+    norms = {
+        "attn_norm": family.norms.before_attention,
+        "post_attention_norm": family.norms.after_attention,
+        "ffn_norm": family.norms.before_feed_forward,
+        "post_ffw_norm": family.norms.after_feed_forward,
+    }
+    to = {**_LAYER, **norms, **(_FUSED if family.fused else {})}.get(match[2])
+    return f"model.layers.{match[1]}.{to}.{match[3]}" if to else None
 
-    def integer(self, key: str) -> int | None:
-        """Return the integer under `key`, or None if it is missing."""
-        value = self.metadata.get(key)
-        if value is not None and not isinstance(value, int):
-            raise ModelLoadError(f"{self.path}: {key} is {value!r}; expected an integer")
-        return value
 
-    def strings(self, key: str) -> list[str]:
-        """Return the list of strings under `key`, empty if it is missing."""
-        value = self.metadata.get(key, [])
-        strings = [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
-        if not isinstance(value, list) or len(strings) < len(value):
-            raise ModelLoadError(f"{self.path}: {key} is not a list of strings")
-        return strings
+def refuse_unread(file: GgufFile) -> None:
+    """Raise `ModelLoadError` for tensors and keys that are not read, and for numbers that would change the result."""
+    name, family = file.text("general.architecture"), family_of(file)
+    if file.size("block_count") > len(file.tensors):
+        raise ModelLoadError(f"{file.path}: {len(file.tensors)} tensors for {file.size('block_count')} blocks")
+    if unread := sorted(
+        tensor for tensor in file.tensors.keys() - family.gguf_factors if transformers_name(tensor, family) is None
+    ):
+        raise ModelLoadError(f"{file.path}: {unread_tensors(unread, name)}")
+    own_keys = set(family.gguf_keys.split())
+    sizes = dict.fromkeys(("attention.value_length", "rope.dimension_count"), file.head_dim)
+    neutral = {**_NEUTRAL, "attention.scale": file.head_dim**-0.5, **sizes}
+    for key in sorted(set(neutral) - own_keys):
+        value = file.float32(key, neutral[key])
+        if value and not abs(value - neutral[key]) <= 1e-6 * abs(neutral[key]):  # NaN is none of them
+            raise ModelLoadError(
+                f"{file.path}: {file.own_key(key)} is {value:g}, which is not read here for architecture {name!r}; "
+                f"allowed: {neutral[key]:g}"
+            )
+    known = {*_READ, *_HARMLESS, *neutral, *own_keys}
+    if (file.optional_size(_WINDOW) or LARGEST_SIZE) >= file.size("context_length"):
+        known.add(_WINDOW)
+    for key in sorted(file.metadata):
+        own = key.removeprefix(f"{name}.")
+        if own != key and own not in known and not own.startswith(_BESIDE_THE_TEXT):
+            raise ModelLoadError(
+                f"{file.path}: {key} is {file.metadata[key]!r:.40}, which is not read here for architecture {name!r}"
+            )
 
-    def integers(self, key: str) -> list[int]:
-        """Return the list of integers under `key`, empty if it is missing."""
-        numbers = self._numbers(key)
-        whole = [number for number in numbers if isinstance(number, int)]
-        if len(whole) < len(numbers):
-            raise ModelLoadError(f"{self.path}: {key} is not a list of integers")
-        return whole
 
-    def floats(self, key: str) -> list[float]:
-        """Return the list of numbers under `key`, empty if it is missing."""
-        return [float(number) for number in self._numbers(key)]
+def _llama_biases(file: GgufFile) -> Fields:
+    """Return which biases a file of Llama's architecture has: a kind is there as a whole or not at all."""
+    found = {name.partition(".")[2].partition(".")[2] for name in file.tensors}
+    for kind in (_ATTENTION_BIASES, _MLP_BIASES):
+        if found & kind and kind - found:
+            raise ModelLoadError(
+                f"{file.path} has {min(found & kind)} but not {min(kind - found)}: all or none are read"
+            )
+    return {"attention_bias": bool(found & _ATTENTION_BIASES), "mlp_bias": bool(found & _MLP_BIASES)}
 
-    def _numbers(self, key: str) -> list[int | float]:
-        value = self.metadata.get(key, [])
-        numbers = [item for item in value if isinstance(item, int | float)] if isinstance(value, list) else []
-        if not isinstance(value, list) or len(numbers) < len(value):
-            raise ModelLoadError(f"{self.path}: {key} is not a list of numbers")
-        return numbers
 
-    def token(self, name: str) -> int | None:
-        """Return the id that the file states for a token such as "bos", None if there is none."""
-        token = self.integer(f"tokenizer.ggml.{name}_token_id")
-        return None if token in _NO_TOKEN else token
+def _llama_fields(file: GgufFile) -> Fields:
+    family, heads = family_of(file), file.size("attention.head_count")
+    kv_heads = file.optional_size("attention.head_count_kv") or heads
+    if kv_heads < 1 or heads % kv_heads:
+        raise ModelLoadError(f"{file.path}: {heads} heads of queries are no multiple of {kv_heads} of keys")
+    return {
+        "vocab_size": file.tensors["token_embd.weight"].shape[0] if "token_embd.weight" in file.tensors else 0,
+        "hidden_size": file.size("embedding_length"),
+        "num_hidden_layers": file.size("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": file.head_dim,
+        "intermediate_size": file.size("feed_forward_length"),
+        "max_position_embeddings": file.size("context_length"),
+        "rms_norm_eps": file.number("attention.layer_norm_rms_epsilon"),
+        "rope_parameters": _rope(file, family.gguf_rope_base),
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+        "bos_token_id": file.integer("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": list(file.end_tokens()),
+        "pad_token_id": file.integer("tokenizer.ggml.padding_token_id"),
+        **(_llama_biases(file) if family.gguf_biases else {}),
+    }
 
-    def end_tokens(self) -> tuple[int, ...]:
-        """Return the tokens that end a text, by the file's statement or by their name."""
-        stated = [self.token(name) for name in _STATED_ENDS]
-        rows = zip(self.strings("tokenizer.ggml.tokens"), self.integers("tokenizer.ggml.token_type"), strict=False)
-        added: dict[int, dict[str, int]] = {CONTROL: {}, USER_DEFINED: {}}
-        for i, (token, kind) in enumerate(rows):
-            if kind in added:
-                added[kind][token] = i
-        named = named_ends(added[CONTROL], added[USER_DEFINED])
-        return tuple(dict.fromkeys([*(end for end in stated if end is not None), *named]))
 
-    def fill_marks(self) -> FillMarks | None:
-        """Return the marks for filling the middle of a text, None unless the file states all of them."""
-        before, after, middle = (self.token(name) for name in ("fim_pre", "fim_suf", "fim_mid"))
-        if before is None or after is None or middle is None:
-            return None
-        return FillMarks(before, after, middle, self.token("fim_rep"), self.token("fim_sep"))
+def _rope(file: GgufFile, default_base: float) -> Fields:
+    base = file.float32("rope.freq_base", default_base)
+    rope: Fields = {"rope_type": "default", "rope_theta": base}
+    scaling = file.text(file.own_key("rope.scaling.type"), "none")
+    if scaling != "none" and "rope_freqs.weight" in file.tensors:
+        raise ModelLoadError(
+            f"{file.path} has both rope_freqs.weight and rope scaling {scaling!r}; one of them is read"
+        )
+    if scaling == "linear":
+        return rope | {"rope_type": "linear", "factor": file.float32("rope.scaling.factor", 1.0)}
+    if scaling != "none":
+        raise ModelLoadError(f"{file.path}: rope scaling {scaling!r} is not read from GGUF; allowed: none, linear")
+    if "rope_freqs.weight" in file.tensors:
+        return rope | _llama3_scaling(file, base)
+    return rope
 
-    def raw(self, name: str) -> NDArray[np.uint8]:
-        """Return the bytes of tensor `name`, read-only, where they lie in their file."""
-        return self._homes[name].raw(name)
 
-    def load(self, name: str) -> Tensor:
-        """Return tensor `name`, dequantised to float32."""
-        from gguf import GGMLQuantizationType
-        from gguf.quants import dequantize
-
-        entry = self.tensors[name]
-        raw = self.raw(name)
-        kind = GGMLQuantizationType(entry.kind)
-        if kind == GGMLQuantizationType.F32:
-            return torch.from_numpy(raw.view(np.float32).reshape(entry.shape).copy())
-        if kind == GGMLQuantizationType.F16:
-            return torch.from_numpy(raw.view(np.float16).reshape(entry.shape).astype(np.float32))
-        try:
-            values = dequantize(raw.reshape(*entry.shape[:-1], -1), kind)
-        except NotImplementedError as error:
-            raise ModelLoadError(f"{self.path}: {name} is of type {kind.name}, which gguf cannot dequantise") from error
-        return torch.from_numpy(np.ascontiguousarray(values).reshape(entry.shape))
+def _llama3_scaling(file: GgufFile, base: float) -> Fields:
+    """Recover Llama 3's scaling from the divisors llama.cpp stores in its place, and check that they agree."""
+    divisors = file.load("rope_freqs.weight")
+    found: Fields = {
+        "rope_type": "llama3",
+        "factor": float(divisors.max()),
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    dim = 2 * divisors.numel()
+    plain, _ = rope_frequencies({"rope_theta": base}, dim)
+    scaled, _ = rope_frequencies({"rope_theta": base, **found}, dim)
+    if not torch.allclose(torch.tensor(plain) / divisors, torch.tensor(scaled), rtol=1e-3):
+        raise ModelLoadError(f"{file.path}: rope_freqs.weight is not Llama 3's scaling, the only one read from GGUF")
+    return found
 
 
 def open_gguf(file: GgufFile, dtype: torch.dtype) -> Checkpoint:
     """Return configuration and tensors of a GGUF file; raises `ModelLoadError` for an unknown architecture."""
     architecture = file.text("general.architecture")
-    if architecture in ARCHITECTURES and not any("_exps" in name for name in file.tensors):
+    if architecture in OF_GGUF and not any("_exps" in name for name in file.tensors):
         refuse_unread(file)
         config = gguf_config(file)
         weights = GgufWeights(file, config, dtype)
@@ -159,26 +239,23 @@ class GgufWeights:
     def __init__(self, file: GgufFile, config: Config, dtype: torch.dtype) -> None:
         self._file = file
         self._dtype = dtype
-        architecture = ARCHITECTURES[file.text("general.architecture")]
-        self._names = {to: name for name in file.tensors if (to := transformers_name(name, architecture)) is not None}
-        self._norm_offset = architecture.norm_offset
+        family = family_of(file)
+        self._names = {to: name for name in file.tensors if (to := transformers_name(name, family)) is not None}
+        self._norm_offset = family.norm_offset
         self._heads: dict[str, int] = {}
-        if architecture.permuted:
+        if family.permuted:
             self._heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
 
     @property
     def tensors(self) -> Mapping[str, Tensor]:
-        """All of them, dequantised."""
         return OnDemand(self._names, self.tensor)
 
     @property
     def matrices(self) -> Mapping[str, StoredMatrix]:
-        """Those that the native forward reads as they are."""
         kinds = {to: self._file.tensors[name].kind for to, name in self._names.items()}
         return OnDemand([name for name, kind in kinds.items() if kind in PACKED and kind != BF16], self.stored)
 
     def tensor(self, name: str) -> Tensor:
-        """Return tensor `name`, dequantised."""
         found = self._in_order(name, self._file.load(self._names[name]))
         return (found - self._norm_offset if name.endswith("norm.weight") else found).to(self._dtype)
 
@@ -220,7 +297,7 @@ def _other(file: GgufFile, architecture: str, dtype: torch.dtype) -> Checkpoint:
             names = AutoModelForCausalLM.from_config(config)
         found = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=names)["tensors"]
     except Exception as error:  # transformers raises many kinds of errors for such files; callers get one
-        known = ", ".join(ARCHITECTURES)
+        known = ", ".join(OF_GGUF)
         raise ModelLoadError(
             f"{path}: architecture {architecture!r}, which transformers cannot read: {error}; read here: {known}"
         ) from error

@@ -20,8 +20,7 @@ _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: 
 _STRING, _ARRAY = 8, 9
 _MAX_COUNT = 1 << 28
 _MAX_DIMENSIONS = 4
-_MAX_DEPTH = 4
-"""Arrays in arrays of metadata."""
+_MAX_DEPTH = 4  # arrays in arrays of metadata
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +53,12 @@ class GgufContainer:
             raise ModelLoadError(f"{path} is not a whole GGUF file: {error} at byte {self._at}") from error
 
     def raw(self, name: str) -> NDArray[np.uint8]:
-        """Return the bytes of tensor `name`, read-only, where they lie in the file."""
         entry = self.tensors[name]
         return np.frombuffer(self._data, dtype=np.uint8, count=entry.size, offset=entry.start)
 
     def _read_header(self) -> None:
+        from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
         magic, version = self._take(4), self._number("I")
         if magic != b"GGUF":
             raise ValueError(f"starts with {magic!r} instead of b'GGUF'; allowed too: a folder with config.json;")
@@ -78,20 +78,18 @@ class GgufContainer:
         for name, shape, kind, offset in table:
             if name in self.tensors:
                 raise ValueError(f"the tensor {name!r} is there twice")
-            self.tensors[name] = self._place(name, shape, kind, base + offset)
-
-    def _place(self, name: str, shape: tuple[int, ...], kind: int, start: int) -> GgufTensor:
-        from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-
-        block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
-        if not all(shape):  # with a dimension of 0 any other would fit into the file
-            raise ValueError(f"tensor {name!r} has the shape {list(shape)}; allowed: dimensions of 1 and more")
-        if not shape or shape[-1] % block:
-            raise ValueError(f"tensor {name!r} of shape {list(shape)} is not made of blocks of {block}")
-        size = math.prod(shape) // block * block_bytes
-        if start + size > len(self._data):
-            raise ValueError(f"tensor {name!r} ends at byte {start + size} of {len(self._data)}: the file is cut off")
-        return GgufTensor(shape, kind, start, size)
+            start = base + offset
+            block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
+            if not all(shape):  # with a dimension of 0 any other would fit into the file
+                raise ValueError(f"tensor {name!r} has the shape {list(shape)}; allowed: dimensions of 1 and more")
+            if not shape or shape[-1] % block:
+                raise ValueError(f"tensor {name!r} of shape {list(shape)} is not made of blocks of {block}")
+            size = math.prod(shape) // block * block_bytes
+            if start + size > len(self._data):
+                raise ValueError(
+                    f"tensor {name!r} ends at byte {start + size} of {len(self._data)}: the file is cut off"
+                )
+            self.tensors[name] = GgufTensor(shape, kind, start, size)
 
     def _tensor_entry(self) -> tuple[str, tuple[int, ...], int, int]:
         name = self._string()

@@ -3,9 +3,11 @@
 Source of the kinds and of what a file means that does not say: llama.cpp (`src/llama-vocab.cpp`).
 """
 
+import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 
 from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
@@ -14,18 +16,78 @@ from tokenizers.processors import ByteLevel, TemplateProcessing
 from tokenizers.processors import Sequence as SequenceProcessor
 
 from prolepsis.core.errors import ModelLoadError
-from prolepsis.engine.models.files.chat_template import one_template
-from prolepsis.engine.models.files.gguf import CONTROL, USER_DEFINED, GgufFile
-from prolepsis.engine.models.files.sentencepiece import BYTE, SPACE, SentencePieceVocabulary, sentencepiece
-from prolepsis.engine.models.files.text_splits import SPLITS, TextSplit
-from prolepsis.engine.models.files.tokenizer import TokenizerParts
+from prolepsis.engine.models.files.gguf_file import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, GgufFile
+from prolepsis.engine.models.files.text_splits import SPLITS
+from prolepsis.engine.text.chat_template import one_template
+from prolepsis.engine.text.model_tokenizer import TokenizerParts
+from prolepsis.engine.text.token_bytes import SPACE
+
+
+@dataclass(frozen=True, slots=True)
+class SentencePieceVocabulary:
+    """Tokens by id, with their scores and kinds; spaces are written as `SPACE` except in user-defined tokens."""
+
+    tokens: Sequence[str]
+    scores: Sequence[float]
+    kinds: Sequence[int]
+
+    @property
+    def digest(self) -> str:
+        return sha256(json.dumps([self.tokens, self.scores, self.kinds]).encode()).hexdigest()
+
+
+def sentencepiece(vocabulary: SentencePieceVocabulary, unknown: str | None, *, space_prefix: bool) -> Backend:
+    """Return the tokenizer of `vocabulary`, without the tokens around a text.
+
+    SentencePiece (arXiv 1808.06226) merges the neighbours whose union is the token with the highest score. Merges by
+    rank do the same: one for each way to cut a token into two others, in the order of the scores. Text that no token
+    covers is spelled in bytes.
+
+    `space_prefix`: a space is put before a text, and before what follows a control token. Control tokens in a text are
+    found as such, user-defined ones (runs of spaces, tags) are taken whole, the longest first.
+    """
+    tokens, kinds = vocabulary.tokens, vocabulary.kinds
+    ids = {token: i for i, token in enumerate(tokens)}
+    model = BPE(
+        vocab=ids, merges=merges(vocabulary), unk_token=unknown, fuse_unk=True, byte_fallback=BYTE in set(kinds)
+    )
+    backend = Backend(model)
+    spaces = normalizers.Replace(" ", SPACE)
+    texts = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    if space_prefix:
+        backend.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), spaces])
+        texts.append(decoders.Strip(" ", left=1))
+    else:
+        backend.normalizer = spaces
+    backend.decoder = decoders.Sequence(texts)
+    of_kind = {kind: [token for token, k in zip(tokens, kinds, strict=True) if k == kind] for kind in set(kinds)}
+    control = [*of_kind.get(UNKNOWN, ()), *of_kind.get(CONTROL, ())]
+    backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in control])
+    own = of_kind.get(USER_DEFINED, ())
+    backend.add_tokens([AddedToken(token, normalized=False, special=False) for token in own])
+    return backend
+
+
+def merges(vocabulary: SentencePieceVocabulary) -> list[tuple[str, str]]:
+    """Return the pairs of tokens whose union is a token, the union with the highest score first.
+
+    Of the pairs of one token the one with the longest left part comes first: that is where a run of equal characters
+    is cut when it is merged from the left.
+    """
+    rows = zip(vocabulary.tokens, vocabulary.scores, vocabulary.kinds, strict=True)
+    scored = {token: score for token, score, kind in rows if kind == NORMAL}
+    return [
+        (token[:cut], token[cut:])
+        for token in sorted(scored, key=scored.__getitem__, reverse=True)
+        for cut in range(len(token) - 1, 0, -1)
+        if token[:cut] in scored and token[cut:] in scored
+    ]
+
 
 SENTENCEPIECE, BYTE_PAIRS, GEMMA4 = "llama", "gpt2", "gemma4"
-KINDS = (SENTENCEPIECE, BYTE_PAIRS, GEMMA4)
-"""Values of `tokenizer.ggml.model` that are read."""
+KINDS = (SENTENCEPIECE, BYTE_PAIRS, GEMMA4)  # values of `tokenizer.ggml.model` that are read
 _SPECIAL = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
-_OF_SENTENCEPIECE = {"unknown": 0, "bos": 1, "eos": 2}
-"""Ids in files of this kind that do not state them."""
+_OF_SENTENCEPIECE = {"unknown": 0, "bos": 1, "eos": 2}  # ids in files of this kind that do not state them
 _NEEDED = ("bos", "eos", "eot", "eom")
 """Tokens that are written or looked for: a file whose id of one is no token is refused. Others are left out then."""
 
@@ -36,8 +98,7 @@ class _Words:
 
     file: GgufFile
     tokens: list[str]
-    kinds: list[int]
-    """As many as tokens, or none where the file has none."""
+    kinds: list[int]  # as many as tokens, or none where the file has none
     special: Mapping[str, str]
 
     def of_kind(self, kind: int) -> list[str]:
@@ -71,7 +132,6 @@ def gguf_parts(file: GgufFile) -> TokenizerParts:
 
 
 def _templates(file: GgufFile) -> dict[str, str]:
-    """Return the templates of a file by name: one without a name, and those under keys that end in theirs."""
     key = "tokenizer.chat_template"
     named = {"default": file.text(key)} | {one: file.text(f"{key}.{one}") for one in ("tool_use", "rag")}
     return {name: text for name, text in named.items() if text}
@@ -137,33 +197,16 @@ def _byte_pairs(words: _Words, name: str) -> Backend:
             f"{path}: its text is split by rule {name!r} (tokenizer.ggml.pre), which is not known here"
         )
     split, vocab = SPLITS[name], {token: i for i, token in enumerate(words.tokens)}
-    fallback = {} if split.is_spelled_in_bytes else _fallback(words)
+    fallback = (
+        {}
+        if split.is_spelled_in_bytes
+        else {"unk_token": words.special.get("unk_token"), "fuse_unk": True, "byte_fallback": BYTE in set(words.kinds)}
+    )
     merges = _merges(words.file, vocab)
     try:
         backend = Backend(BPE(vocab=vocab, merges=merges, ignore_merges=split.takes_words, **fallback))
     except Exception as error:  # tokenizers raises bare Exception
         raise ModelLoadError(f"{path}: its vocabulary and merges do not fit: {error}") from error
-    _spell(backend, split)
-    control, own = words.of_kind(CONTROL), words.of_kind(USER_DEFINED)
-    backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in control])
-    backend.add_tokens([AddedToken(token, normalized=False, special=False) for token in own])
-    has_bos = name == GEMMA4 or words.states("add_bos_token", default=split.has_bos)  # early files of Gemma 4 deny it
-    if around := _around(words, has_bos=has_bos):
-        bytes_first = split.is_spelled_in_bytes
-        backend.post_processor = SequenceProcessor([ByteLevel(trim_offsets=False), around]) if bytes_first else around
-    return backend
-
-
-def _fallback(words: _Words) -> dict[str, str | bool | None]:
-    return {
-        "unk_token": words.special.get("unk_token"),
-        "fuse_unk": True,
-        "byte_fallback": BYTE in set(words.kinds),
-    }
-
-
-def _spell(backend: Backend, split: TextSplit) -> None:
-    """Let texts be split by these rules, spelled as the vocabulary is, and spelled back."""
     parts: list[pre_tokenizers.PreTokenizer] = [
         pre_tokenizers.Split(Regex(rule), behavior="isolated") for rule in split.rules
     ]
@@ -177,6 +220,14 @@ def _spell(backend: Backend, split: TextSplit) -> None:
     if split.is_composed:
         backend.normalizer = normalizers.NFC()
     backend.pre_tokenizer = pre_tokenizers.Sequence(parts)
+    control, own = words.of_kind(CONTROL), words.of_kind(USER_DEFINED)
+    backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in control])
+    backend.add_tokens([AddedToken(token, normalized=False, special=False) for token in own])
+    has_bos = name == GEMMA4 or words.states("add_bos_token", default=split.has_bos)  # early files of Gemma 4 deny it
+    if around := _around(words, has_bos=has_bos):
+        bytes_first = split.is_spelled_in_bytes
+        backend.post_processor = SequenceProcessor([ByteLevel(trim_offsets=False), around]) if bytes_first else around
+    return backend
 
 
 def _merges(file: GgufFile, vocab: Mapping[str, int]) -> list[tuple[str, str]]:

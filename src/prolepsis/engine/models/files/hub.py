@@ -31,7 +31,6 @@ class HubSource:
     """The one file that is the model, of a repository that has several; None: the files of `WANTED`."""
 
     def wants(self, name: str) -> bool:
-        """Return whether a file of the repository belongs to the model."""
         return WANTED.fullmatch(name) is not None if self.file is None else name == self.file
 
 
@@ -42,12 +41,9 @@ class HubListing:
     repository: str
     commit: str
     licence: str | None
-    checksums: Mapping[str, str | None]
-    """SHA-256 by file name; None if the hub does not state it."""
-    size: int | None = None
-    """Bytes of all files; None if the hub does not state it."""
-    file: str | None = None
-    """As in `HubSource`."""
+    checksums: Mapping[str, str | None]  # SHA-256 by file name; None if the hub does not state it
+    size: int | None = None  # bytes of all files; None if the hub does not state it
+    file: str | None = None  # as in `HubSource`
 
 
 def list_hub(endpoint: str, source: HubSource, timeout: float) -> HubListing:
@@ -108,7 +104,6 @@ class _Report:
         self._done, self._total = int(initial), None if total is None else int(total)
 
     def update(self, count: float = 1) -> None:
-        """Count further bytes."""
         self._done += int(count)
         self._tell(self._done, self._total)
 

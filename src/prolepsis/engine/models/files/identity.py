@@ -27,8 +27,7 @@ _SILENT = re.compile(r"_.*|.*_version|use_cache|prolepsis")
 """Keys of config.json that say where a model is from."""
 _FORM = 1
 """Of the digest: where its making changes, so do the identities that heads record, and results kept are of no use."""
-_SLOW_S = 1.0
-"""Reading that takes longer is logged."""
+_SLOW_S = 1.0  # reading that takes longer is logged
 _SETTLED_S = 2.0
 """A file that was written less than this ago may be written again without another time: its digest is not kept."""
 

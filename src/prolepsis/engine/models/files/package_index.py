@@ -1,20 +1,25 @@
 """Models inside wheels on a Python package index, for machines that can reach an index but not a hub."""
 
+import json
 import re
+import shutil
 import ssl
 import time
+import zipfile
+import zlib
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from html import unescape
 from pathlib import Path
+from typing import BinaryIO
 from urllib.parse import urljoin
 
 import httpx
 
 from prolepsis.core.errors import FetchError
-from prolepsis.core.files import disk_fault, require_space, sha256_of
+from prolepsis.core.files import disk_fault, replacing, require_space, sha256_of
 from prolepsis.engine.models.files.hub import Progress
-from prolepsis.engine.models.files.joining import Joining
 
 SIMPLE_JSON = "application/vnd.pypi.simple.v1+json"
 ATTEMPTS = 4
@@ -27,8 +32,7 @@ class PackageSource:
 
     package: str
     version: str
-    member: str
-    """Path of the file inside the wheel."""
+    member: str  # path of the file inside the wheel
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +40,8 @@ class PackagedFile:
     """A file on the package index; one that is too large for a package lies in several, cut into parts."""
 
     name: str
-    parts: tuple[PackageSource, ...]
-    """In the order in which they make the file."""
-    size: int
-    """Bytes of the whole file."""
+    parts: tuple[PackageSource, ...]  # in the order in which they make the file
+    size: int  # bytes of the whole file
     sha256: str | None = None
     """Checksum of the whole file; None: only the wheels' checksums, as the index states them, are verified."""
 
@@ -58,6 +60,62 @@ class Wheel:
     url: str
     sha256: str | None = None
     size: int | None = None
+
+
+_BROKEN = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError)
+"""What an archive raises that is cut, or holds other bytes than were written."""
+
+
+class Joining:
+    """A file that grows, and a note next to it of its whole parts: what lies behind them is cut off later."""
+
+    def __init__(self, path: Path) -> None:
+        """Take up what an earlier process has joined at `path`, or begin."""
+        self.path = path
+        self.num_parts, self.num_bytes = 0, 0
+        self._note = path.with_name(f"{path.name}.json")
+        with suppress(OSError, ValueError, TypeError, KeyError):  # there is none, or it was not written whole
+            noted = json.loads(self._note.read_text())
+            if noted["bytes"] <= path.stat().st_size:
+                self.num_parts, self.num_bytes = noted["parts"], noted["bytes"]
+
+    def append(self, archive: Path, member: str) -> None:
+        """Append a member of a zip archive, and delete the archive, also where it does not hold the member whole.
+
+        Raises `FetchError` then.
+        """
+        with self.path.open("ab") as out:
+            out.truncate(self.num_bytes)
+            try:
+                _copy_member(archive, member, out)
+            except (*_BROKEN, KeyError) as error:
+                archive.unlink()
+                raise FetchError(f"the wheel has no complete {member}: {error}") from error
+            num_bytes = out.tell()
+        self.num_parts, self.num_bytes = self.num_parts + 1, num_bytes
+        with replacing(self._note) as part:
+            part.write_text(json.dumps({"parts": self.num_parts, "bytes": num_bytes}))
+        archive.unlink()
+
+    def finish(self, target: Path) -> Path:
+        self.path.replace(target)
+        self._note.unlink()
+        return target
+
+    def discard(self) -> None:
+        self.path.unlink()
+        self._note.unlink()
+
+
+def _copy_member(archive: Path, member: str, out: BinaryIO) -> None:
+    """Write a member's content; raises one of `_BROKEN`, or `KeyError` where it is not there."""
+    with ExitStack() as stack:
+        try:
+            opened = stack.enter_context(zipfile.ZipFile(archive))
+            content = stack.enter_context(opened.open(member))
+        except OSError as error:  # it points to before its start
+            raise zipfile.BadZipFile(str(error)) from error
+        shutil.copyfileobj(content, out, 1 << 20)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +191,13 @@ class PackageIndex:
                     reason = str(error) or type(error).__name__
                     raise FetchError(f"{wheel.url} cannot be fetched: {reason}") from error
                 self.pause(0.5 * 2**attempt)
-        _verify(wheel, part)
+        size = part.stat().st_size
+        if wheel.size is not None and size != wheel.size:
+            part.unlink()
+            raise FetchError(f"{wheel.url}: {size} bytes came, {wheel.size} were announced")
+        if wheel.sha256 is not None and (found := sha256_of(part)) != wheel.sha256:
+            part.unlink()
+            raise FetchError(f"{wheel.url}: its SHA-256 is {found}, not {wheel.sha256} as announced; it was deleted")
         part.replace(target)
         return target
 
@@ -179,16 +243,6 @@ def _write(wheel: Wheel, part: Path, response: httpx.Response, done: int, progre
         raise FetchError(f"{part} cannot be written: {disk_fault(error, part.parent, total)}") from error
     if total is not None and done < total:
         raise _RetryError(f"the connection ended after {done} of {total} bytes")
-
-
-def _verify(wheel: Wheel, part: Path) -> None:
-    size = part.stat().st_size
-    if wheel.size is not None and size != wheel.size:
-        part.unlink()
-        raise FetchError(f"{wheel.url}: {size} bytes came, {wheel.size} were announced")
-    if wheel.sha256 is not None and (found := sha256_of(part)) != wheel.sha256:
-        part.unlink()
-        raise FetchError(f"{wheel.url}: its SHA-256 is {found}, not {wheel.sha256} as announced; it was deleted")
 
 
 def _json_links(response: httpx.Response, page: str) -> list[Wheel]:

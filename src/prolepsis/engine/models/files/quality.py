@@ -17,12 +17,9 @@ class MeasuredQuality:
 
     file: str
     sha256: str
-    computation: str
-    """As in `ModelInfo.computation`."""
-    kl: float
-    """Mean of KL(float32 || this) over positions, in nats."""
-    agreement: float
-    """Share of positions whose likeliest token is float32's."""
+    computation: str  # as in `ModelInfo.computation`
+    kl: float  # mean of KL(float32 || this) over positions, in nats
+    agreement: float  # share of positions whose likeliest token is float32's
     perplexity: float
     float32_perplexity: float
     positions: int
@@ -30,7 +27,6 @@ class MeasuredQuality:
     commit: str | None
 
     def describe(self) -> str:
-        """Return the figures in words."""
         return (
             f"KL {self.kl:.2g} nats to float32, same likeliest token {self.agreement:.1%}, perplexity "
             f"{self.perplexity:.2f} (float32 {self.float32_perplexity:.2f}), on {self.positions} tokens of {self.text}"

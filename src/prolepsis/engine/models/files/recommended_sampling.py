@@ -13,7 +13,7 @@ from prolepsis.engine.models.files.source import ModelSource, open_model
 from prolepsis.engine.models.files.store import resolve
 
 if TYPE_CHECKING:
-    from prolepsis.engine.models.files.gguf import GgufFile
+    from prolepsis.engine.models.files.gguf_file import GgufFile
 
 IN_GGUF = {
     "temperature": "general.sampling.temp",

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-Rope = Mapping[str, Any]
-"""A configuration's `rope_parameters`."""
+Rope = Mapping[str, Any]  # a configuration's `rope_parameters`
 
 
 def rope_frequencies(

@@ -15,8 +15,7 @@ from prolepsis.engine.models.files.generation_config import json_object
 INDEX = "model.safetensors.index.json"
 WEIGHTS = "model.safetensors"
 _PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
-_MAX_HEADER = 100_000_000
-"""Bytes of the header of a file; safetensors' own limit."""
+_MAX_HEADER = 100_000_000  # bytes of the header of a file; safetensors' own limit
 
 
 def weight_files(folder: Path) -> list[Path]:

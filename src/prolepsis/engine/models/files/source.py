@@ -7,10 +7,9 @@ from prolepsis.core.errors import ModelLoadError
 from prolepsis.core.extras import ENGINE
 
 if TYPE_CHECKING:
-    from prolepsis.engine.models.files.gguf import GgufFile
+    from prolepsis.engine.models.files.gguf_file import GgufFile
 
-ModelSource: TypeAlias = "Path | GgufFile"
-"""A model's folder or GGUF file; an open file is not read again."""
+ModelSource: TypeAlias = "Path | GgufFile"  # a model's folder or GGUF file; an open file is not read again
 
 
 def open_model(path: Path) -> ModelSource:
@@ -25,6 +24,6 @@ def open_model(path: Path) -> ModelSource:
     if not path.is_file():  # a pipe, say
         raise ModelLoadError(f"{path} is not a model; expected a folder with config.json or a GGUF file")
     ENGINE.require(f"{path}, a GGUF file,", "model")
-    from prolepsis.engine.models.files.gguf import GgufFile
+    from prolepsis.engine.models.files.gguf_file import GgufFile
 
     return GgufFile(path)

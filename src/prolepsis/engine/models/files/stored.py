@@ -72,14 +72,11 @@ PACKED: Final = {
 class StoredMatrix:
     """A matrix [N, K] in one of the formats of `PACKED`."""
 
-    data: Tensor
-    """bf16: [N, K]; other formats: uint8 [N, bytes of a row]."""
-    kind: int = BF16
-    """ggml's number of the format."""
+    data: Tensor  # bf16: [N, K]; other formats: uint8 [N, bytes of a row]
+    kind: int = BF16  # ggml's number of the format
 
     @property
     def shape(self) -> tuple[int, int]:
-        """N and K."""
         rows, width = self.data.shape
         if self.kind == BF16:
             return rows, width
@@ -87,7 +84,6 @@ class StoredMatrix:
         return rows, width // block_bytes * block
 
     def values(self) -> Tensor:  # [N, K] float32
-        """Return its values."""
         if self.kind == BF16:
             return self.data.float()
         from gguf.quants import dequantize
@@ -95,7 +91,6 @@ class StoredMatrix:
         return torch.from_numpy(dequantize(self.data.numpy(), _type(self.kind)))
 
     def __getitem__(self, rows: slice) -> "StoredMatrix":
-        """Return some of its rows."""
         return StoredMatrix(self.data[rows], self.kind)
 
 

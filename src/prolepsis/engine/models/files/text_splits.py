@@ -12,14 +12,10 @@ from dataclasses import dataclass, replace
 class TextSplit:
     """The rules of a name: each cuts what the ones before it left into its matches and what lies between them."""
 
-    rules: tuple[str, ...]
-    """Regular expressions, as Oniguruma reads them."""
-    takes_words: bool = False
-    """Whether a part that is a token is taken whole, without regard to merges."""
-    has_bos: bool = False
-    """Whether a text begins with BOS if the file does not say."""
-    is_composed: bool = False
-    """Whether a text is brought to Unicode's form NFC first."""
+    rules: tuple[str, ...]  # regular expressions, as Oniguruma reads them
+    takes_words: bool = False  # whether a part that is a token is taken whole, without regard to merges
+    has_bos: bool = False  # whether a text begins with BOS if the file does not say
+    is_composed: bool = False  # whether a text is brought to Unicode's form NFC first
     is_spelled_in_bytes: bool = True
     """Whether tokens are spelled in GPT-2's alphabet of bytes; else in characters, with U+2581 for a space."""
 
@@ -155,4 +151,3 @@ _SINGLE: dict[str, TextSplit] = {
     ),
 }
 SPLITS: Mapping[str, TextSplit] = {name: one for one, names in _NAMES.items() for name in names.split()} | _SINGLE
-"""By name."""

@@ -9,12 +9,12 @@ from tokenizers import Tokenizer as Backend
 
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.errors import ModelLoadError
-from prolepsis.engine.models.answer_formats.choose import AUTO, answer_formats
-from prolepsis.engine.models.files.chat_template import one_template
-from prolepsis.engine.models.files.end_tokens import named_ends
 from prolepsis.engine.models.files.generation_config import json_object
 from prolepsis.engine.models.files.source import ModelSource, open_model
-from prolepsis.engine.models.files.tokenizer import ModelTokenizer, TokenizerParts, template_of
+from prolepsis.engine.text.answer_formats.choose import AUTO, answer_formats
+from prolepsis.engine.text.chat_template import one_template
+from prolepsis.engine.text.model_tokenizer import ModelTokenizer, TokenizerParts, template_of
+from prolepsis.engine.text.named_tokens import named_ends
 
 
 def load_tokenizer(source: ModelSource, config: EngineConfig | None = None) -> ModelTokenizer:
@@ -130,7 +130,6 @@ def _token_text(value: object) -> str | None:
 
 
 def _folder_templates(folder: Path) -> dict[str, str]:
-    """Return the templates that are files of their own, by name."""
     files = {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
     if (default := folder / "chat_template.jinja").is_file():
         files["default"] = default

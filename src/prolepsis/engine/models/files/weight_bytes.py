@@ -24,8 +24,7 @@ class _StoredSize:
 
     num_bytes: int
     num_weights: int
-    format: str
-    """Q4_1, BF16."""
+    format: str  # Q4_1, BF16
 
 
 def bytes_per_pass(path: Path) -> int:
@@ -63,7 +62,7 @@ def _tensors(source: "ModelSource") -> dict[str, _StoredSize]:
         return {name: _stored(entry) for file in weight_files(source) for name, entry in header(file).items()}
     from gguf.constants import GGMLQuantizationType
 
-    from prolepsis.engine.models.files.gguf import GgufFile
+    from prolepsis.engine.models.files.gguf_file import GgufFile
 
     file = GgufFile(source) if isinstance(source, Path) else source
     return {

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from prolepsis.core.errors import ModelLoadError
+from prolepsis.engine.models.families import FAMILIES
 from prolepsis.engine.models.files.checkpoint import TIED_HEAD, Checkpoint, Config
-from prolepsis.engine.models.files.config import KNOWN, llama_shaped
-from prolepsis.engine.models.files.config_keys import READ, declared, refuse_sizes, refuse_unread
+from prolepsis.engine.models.files.config import READ_HERE, llama_shaped
+from prolepsis.engine.models.files.config_keys import declared, refuse_sizes, refuse_unread
 from prolepsis.engine.models.files.generation_config import json_object
 from prolepsis.engine.models.files.safetensors_files import homes
 from prolepsis.engine.models.files.source import ModelSource, open_model
@@ -57,15 +58,16 @@ def folder_config(folder: Path) -> Config:
     stated = json_object(file)
     refuse_sizes(file, stated)
     kind = stated.get("model_type")
-    if isinstance(kind, str) and kind in READ:
-        refuse_unread(file, stated, READ[kind])
+    family = FAMILIES.get(kind) if isinstance(kind, str) else None
+    if family is not None:
+        refuse_unread(file, stated, family.keys.split())
     try:
-        config = llama_shaped(stated) if kind in KNOWN else _by_transformers(folder)
+        config = llama_shaped(stated) if kind in READ_HERE else _by_transformers(folder)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelLoadError(f"{file} is not a usable model configuration: {error}") from error
     except Exception as error:  # transformers' classes raise validation errors without a common base class
         raise ModelLoadError(f"{file} is refused by transformers: {error}") from error
-    if kind not in READ:
+    if family is None:
         refuse_unread(file, stated, declared(config))
     return config
 

@@ -10,8 +10,7 @@ from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.files import JsonFile, exclusive
 
 _ALIAS = re.compile(r"[a-z][a-z0-9_-]{0,31}")
-Aliases = Mapping[str, Mapping[str, int]]
-"""Version by name of the head and alias."""
+Aliases = Mapping[str, Mapping[str, int]]  # version by name of the head and alias
 
 
 class HeadAliases:
@@ -23,11 +22,9 @@ class HeadAliases:
         self._lock = folder / ".aliases.lock"
 
     def read(self) -> Aliases:
-        """Return all aliases; raises `ConfigError` for a damaged file."""
         return self._file.read()
 
     def of(self, name: str, version: int) -> tuple[str, ...]:
-        """Return the aliases of one version."""
         return tuple(sorted(alias for alias, known in self.read().get(name, {}).items() if known == version))
 
     def resolved(self, label: str) -> str:

@@ -25,10 +25,8 @@ class HeadInfo:
     name: str
     aux_layers: tuple[int, ...]
     """Layers of the target whose input the head reads (EAGLE-3: auxiliary hidden-state layers)."""
-    feature_size: int
-    """Size of one token's features: number of these layers times the target's hidden size."""
-    page_bytes: int
-    """Memory of one of its KV pages, in bytes."""
+    feature_size: int  # size of one token's features: number of these layers times the target's hidden size
+    page_bytes: int  # memory of one of its KV pages, in bytes
     weight_bytes: int
     levels: int = 0
     """Number of levels: further tokens that a pass over committed tokens predicts (`LookaheadHead`)."""
@@ -57,14 +55,10 @@ class Lookahead:
 class TreeParams:
     """Expansion of draft trees, the same for all sequences (EAGLE-2, arXiv 2406.16858)."""
 
-    num_candidates: int
-    """Candidates considered after a node."""
-    max_children: int
-    """Most children of a node."""
-    max_expanded: int
-    """Most nodes of a level that get children."""
-    min_survival: float
-    """Nodes with a lower survival probability are dropped."""
+    num_candidates: int  # candidates considered after a node
+    max_children: int  # most children of a node
+    max_expanded: int  # most nodes of a level that get children
+    min_survival: float  # nodes with a lower survival probability are dropped
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +66,11 @@ class TreeSpec:
     """The limits of one sequence's tree, and its sampling."""
 
     max_depth: int
-    node_budget: int
-    """Most nodes."""
-    expansion_threshold: float
-    """Nodes with a lower survival probability get no children."""
+    node_budget: int  # most nodes
+    expansion_threshold: float  # nodes with a lower survival probability get no children
     params: SamplingParams
     noise_key: int
-    position: int
-    """Output position of the first drafted token."""
+    position: int  # output position of the first drafted token
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +80,7 @@ class DraftTree:
     tokens: tuple[int, ...]
     parents: tuple[int, ...]
     survival: tuple[float, ...]
-    chances: tuple[float, ...]
-    """Probability of each node, given its parent."""
+    chances: tuple[float, ...]  # probability of each node, given its parent
 
 
 class DraftHead(Protocol):

@@ -33,7 +33,7 @@ from prolepsis.engine.models.heads.registry import HeadEntry, check_checksum, fi
 from prolepsis.engine.models.load import identity_of
 from prolepsis.engine.models.provenance import KEY
 from prolepsis.engine.models.targets.lean_shape import LeanShape, rope_parameters
-from prolepsis.engine.models.targets.lean_weights import lean_ends, output_rows
+from prolepsis.engine.models.targets.lean_weights import output_rows, read_ends
 
 NAME = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*)(@(?P<version>[1-9]\d*))?")
 
@@ -44,7 +44,17 @@ def import_head(folder: Path, name: str, root: Path | None = None) -> HeadEntry:
     The copy records its checksum. Raises `ModelLoadError` if the folder is not a whole EAGLE-3 head, and
     `InvalidParameter` for a name that is invalid or taken.
     """
-    label = _free_label(name, root)
+    match = NAME.fullmatch(name)
+    if match is None or match["name"] in ("auto", "none"):
+        raise InvalidParameter(
+            f"name is {name!r}; allowed: letters, digits, '.', '_' and '-', or NAME@VERSION; not 'auto' or 'none'",
+            param="name",
+        )
+    taken = [entry.version for entry in list_heads(root) if entry.name == match["name"]]
+    version = int(match["version"] or max(taken, default=0) + 1)
+    if version in taken:
+        raise InvalidParameter(f"{match['name']}@{version} is taken; allowed: another version", param="name")
+    label = f"{match['name']}@{version}"
     if not (folder / CONFIG).is_file():
         raise ModelLoadError(
             f"{folder} has no {CONFIG}; allowed: the folder of an EAGLE-3 head in the speculators format"
@@ -113,7 +123,7 @@ def export_head(
 def rows_of(path: Path) -> OutputRows:
     """Return what reads rows of the output head of the model at `path`."""
     checkpoint = open_checkpoint(path)
-    return partial(output_rows, lean_ends(checkpoint, LeanShape.from_config(checkpoint.config)))
+    return partial(output_rows, read_ends(checkpoint, LeanShape.from_config(checkpoint.config)))
 
 
 def _unread(ids: Tensor) -> Tensor:
@@ -162,18 +172,3 @@ def _staged(home: Path) -> Iterator[Path]:
         raise ModelLoadError(f"{home} cannot be written: {error}") from error
     finally:
         shutil.rmtree(staging, ignore_errors=True)
-
-
-def _free_label(name: str, root: Path | None) -> str:
-    """Return NAME@VERSION; without a version in `name`, it is one more than the newest."""
-    match = NAME.fullmatch(name)
-    if match is None or match["name"] in ("auto", "none"):
-        raise InvalidParameter(
-            f"name is {name!r}; allowed: letters, digits, '.', '_' and '-', or NAME@VERSION; not 'auto' or 'none'",
-            param="name",
-        )
-    taken = [entry.version for entry in list_heads(root) if entry.name == match["name"]]
-    version = int(match["version"] or max(taken, default=0) + 1)
-    if version in taken:
-        raise InvalidParameter(f"{match['name']}@{version} is taken; allowed: another version", param="name")
-    return f"{match['name']}@{version}"

@@ -25,8 +25,7 @@ WEIGHTS = "model.safetensors"
 STORAGE = "prolepsis_storage"
 """Entry of the configuration of a head that only Prolepsis reads (`HeadStorage`)."""
 WeightFormat = Literal["bf16", "q8_0"]
-Q8_0_BYTES = 34
-"""Bytes of 32 weights in 8 bits."""
+Q8_0_BYTES = 34  # bytes of 32 weights in 8 bits
 OutputRows = Callable[[Tensor], Tensor]
 """Returns rows [n, d] of a target's output head by token ids [n] int64."""
 
@@ -54,19 +53,15 @@ class HeadConfig:
     before.
     """
 
-    shape: LeanShape
-    """Geometry of the one layer (`layers` is 1); `vocab` and `hidden` are the target's."""
+    shape: LeanShape  # geometry of the one layer (`layers` is 1); `vocab` and `hidden` are the target's
     aux_layers: tuple[int, ...]
     """The hidden states entering these layers of the target are concatenated to [len(aux_layers) * d]."""
     draft_vocab: int
-    norm_before_fc: bool = True
-    """Whether a norm is applied to the concatenated hidden states, before fc."""
+    norm_before_fc: bool = True  # whether a norm is applied to the concatenated hidden states, before fc
     norm_output: bool = True
     """Whether the state that is fed back has passed the final norm; if not, it is the layer's output."""
-    norm_before_residual: bool = False
-    """Whether the residual is g after its norm; if not, it is g itself."""
-    verifier: str = ""
-    """Name of the target."""
+    norm_before_residual: bool = False  # whether the residual is g after its norm; if not, it is g itself
+    verifier: str = ""  # name of the target
     storage: HeadStorage = field(default_factory=HeadStorage)
     provenance: Mapping[str, Any] = field(default_factory=dict)
     """Its training, with `target_fingerprint` if known (`engine.models.provenance`). Plain JSON values."""
@@ -104,7 +99,6 @@ class HeadWeights:
 
 
 NAMES: dict[str, str] = {f.name: f.metadata["name"] for f in fields(HeadWeights)}
-"""Field of `HeadWeights` -> tensor in the file."""
 
 
 def tensor_shapes(config: HeadConfig) -> dict[str, tuple[int, ...]]:
@@ -283,7 +277,6 @@ def _document(config: HeadConfig, rope: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _llama_layer(shape: LeanShape, rope: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the transformers configuration of the head's layer."""
     return {
         "model_type": "llama",
         "architectures": ["LlamaForCausalLM"],

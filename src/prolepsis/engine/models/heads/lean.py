@@ -145,7 +145,6 @@ class LeanHead:
     def logits(
         self, batch: Batch, cache: KVCache, features: Tensor | None, states: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Return logits [L, draft vocabulary] and states [L, hidden], float32, of `batch.logit_rows`."""
         out, after = self._layer.ends(self._hidden(batch, cache, features, states))
         return F.linear(out, self._layer.weights.lm_head).float(), after.float()
 

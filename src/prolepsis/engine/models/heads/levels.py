@@ -58,11 +58,9 @@ class LevelWeights:
         return self.enter.shape[1]
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors by name."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
     def to(self, dtype: torch.dtype, device: torch.device | None = None) -> "LevelWeights":
-        """Return these weights in another type, on another device if one is given."""
         return LevelWeights(**{name: tensor.detach().to(device, dtype) for name, tensor in self.tensors().items()})
 
 
@@ -77,7 +75,6 @@ def save_levels(folder: Path, weights: LevelWeights, report: Mapping[str, Any]) 
 
 
 def read_report(folder: Path) -> dict[str, Any]:
-    """Return the report of the levels of the head in `folder`."""
     with safe_open(str(folder / LEVELS), framework="pt") as found:
         report: dict[str, Any] = json.loads(found.metadata()[_REPORT])
     return report
@@ -123,7 +120,6 @@ class HeadLevels:
     eps: float
 
     def ahead(self, z: Tensor) -> Tensor:  # [r, d] -> [n, r, d]
-        """Return p of all levels."""
         w = self.weights
         entered = torch.matmul(self.normed(z), w.enter.transpose(1, 2))
         return z + torch.matmul(F.silu(entered), w.leave.transpose(1, 2))
@@ -142,5 +138,4 @@ class HeadLevels:
         return F.linear(rms_norm(embeddings, ones, self.eps), self.weights.token)
 
     def normed(self, states: Tensor) -> Tensor:
-        """Return the input of the output head."""
         return rms_norm(states, self.norm, self.eps)

@@ -133,7 +133,6 @@ class NativeHead:
     def logits(
         self, batch: Batch, cache: KVCache, features: Tensor | None, states: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Return logits [L, draft vocabulary] and states [L, hidden], float32, of `batch.logit_rows`."""
         logits, after = self._decoder.draft(*operands(batch, cache), features, states)
         return logits, after
 
@@ -160,14 +159,9 @@ def _layer(shape: LeanShape, weights: HeadWeights, kind: int) -> LayerParts[Stor
     return LayerParts(
         shape=shape.layers[0],
         qkv=(quantise(weights.q, kind), quantise(weights.k, kind), quantise(weights.v, kind)),
-        qkv_bias=None,
         o=quantise(weights.o, kind),
         gate_up=(quantise(weights.gate, kind), quantise(weights.up, kind)),
         down=quantise(weights.down, kind),
         before_attention=weights.embed_norm,
-        after_attention=None,
         before_feed_forward=weights.post_norm,
-        after_feed_forward=None,
-        q_norm=None,
-        k_norm=None,
     )

@@ -73,7 +73,6 @@ class HeadEntry:
 
     @property
     def size(self) -> int:
-        """Bytes of its weights; 0 if the file is missing."""
         file = self.folder / WEIGHTS
         return file.stat().st_size if file.is_file() else 0
 

@@ -48,13 +48,11 @@ class LeanExit:
 
     @torch.no_grad()
     def logits(self, batch: Batch, cache: KVCache) -> Tensor:  # [L, vocab_size] float32
-        """Run a pass of the first layers (`EarlyExit.logits`)."""
         assert isinstance(cache, PlainCache), "a cache made by the target"
         *_, leaving = self._target.hidden_states(batch, cache, self.num_layers)
         return self._target.logits(leaving[batch.logit_rows.to(self._target.device)], self.vocab_size)
 
     def likeliest(self, batch: Batch, cache: KVCache, count: int) -> tuple[Tensor, Tensor]:
-        """Run a pass and return its likeliest tokens (`EarlyExit.likeliest`)."""
         logprobs, ids = self.logits(batch, cache).log_softmax(-1).topk(count)
         return ids.cpu(), logprobs.cpu()
 
@@ -67,12 +65,10 @@ class NativeExit:
         self._decoder = target.decoder.make_exit(num_layers, vocab_size)
 
     def logits(self, batch: Batch, cache: KVCache) -> Tensor:  # [L, vocab_size] float32
-        """Run a pass of the first layers (`EarlyExit.logits`)."""
         logits: Tensor = self._decoder.forward(*operands(batch, cache), [], None)[0]
         return logits
 
     def likeliest(self, batch: Batch, cache: KVCache, count: int) -> tuple[Tensor, Tensor]:
-        """Run a pass and return its likeliest tokens (`EarlyExit.likeliest`)."""
         ids, logprobs = self._decoder.top_k(self.logits(batch, cache), count)
         return ids.long(), logprobs
 

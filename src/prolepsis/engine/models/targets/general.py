@@ -61,25 +61,22 @@ class Router:
         layer = module.layer_idx
         assert isinstance(layer, int), "attention modules carry their layer's number"
         if self.step is None:
-            return self._record(layer, query, key, value, options)
+            fault = next((name for name in UNSUPPORTED if options.get(name) is not None), None)
+            if options.get("attention_mask") is not None:
+                fault = "a mask of its own"
+            if options.get("is_causal") is False:
+                fault = "attention that is not causal"
+            if layer in self.layers:
+                fault = "two attentions in one layer"
+            if fault is not None:
+                raise ModelLoadError(f"layer {layer} needs {fault}, which paged attention does not offer")
+            self.layers[layer] = LayerKV(key.shape[1], key.shape[3], value.shape[3])
+            return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
         cache, plan = self.step.cache, self.step.plan
         position = list(self.layers).index(layer)
         cache.write(position, plan.slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
         rows = query[0].transpose(0, 1)
         return paged_attention(rows, cache, position, plan, _scoring(module, rows, options))[None]
-
-    def _record(self, layer: int, query: Tensor, key: Tensor, value: Tensor, options: Mapping[str, object]) -> Tensor:
-        fault = next((name for name in UNSUPPORTED if options.get(name) is not None), None)
-        if options.get("attention_mask") is not None:
-            fault = "a mask of its own"
-        if options.get("is_causal") is False:
-            fault = "attention that is not causal"
-        if layer in self.layers:
-            fault = "two attentions in one layer"
-        if fault is not None:
-            raise ModelLoadError(f"layer {layer} needs {fault}, which paged attention does not offer")
-        self.layers[layer] = LayerKV(key.shape[1], key.shape[3], value.shape[3])
-        return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
 
 
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
@@ -87,7 +84,6 @@ _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_exp
 
 
 def _num_experts(config: object) -> int:
-    """Return the experts of a layer, 0 for models without a choice of them."""
     named = (getattr(config, name, None) for name in _EXPERTS)
     return next((number for number in named if isinstance(number, int) and number > 1), 0)
 
@@ -146,11 +142,9 @@ class GeneralModel:
         return self._info
 
     def make_cache(self, num_pages: int) -> PlainCache:
-        """Allocate zeroed KV pages in the shape of each layer."""
         return PlainCache(self._kv, num_pages, self.dtype, self.device)
 
     def forward(self, batch: Batch, cache: KVCache) -> Tensor:  # [L, vocab] float32
-        """Write the K/V of `batch` into `cache` and return the logits of its `logit_rows`."""
         assert isinstance(cache, PlainCache), "a cache made by this model"
         self._router.step = Step(plan_attention(batch, self.device), cache)
         try:

@@ -54,12 +54,10 @@ class StaticInputs:
     visible: Tensor  # [W, S, N, L] bool: for each window of the layers
 
     def copy(self, other: "StaticInputs") -> None:
-        """Copy the values of `other`."""
         for name in ("token_ids", "positions", "slots", "pages", "visible"):
             getattr(self, name).copy_(getattr(other, name), non_blocking=True)
 
     def to(self, device: torch.device) -> "StaticInputs":
-        """Return a copy on `device`."""
         moved = (t.to(device) for t in (self.token_ids, self.positions, self.slots, self.pages, self.visible))
         return StaticInputs(*moved)
 
@@ -108,23 +106,19 @@ class GraphedLean(LeanModel):
         return PlainCache(self._kv, num_pages, self.dtype, self.device, scratch=True)
 
     def forward(self, batch: Batch, cache: KVCache) -> Tensor:  # [L, vocab] float32
-        """Write the K/V of `batch` into `cache` and return the logits of its `logit_rows`."""
         assert isinstance(cache, PlainCache), "a cache made by this model"
         bucket = GraphShape.of(batch)
         if bucket is None:
             return super().forward(batch, cache)
         inputs, rows = lay_out(batch, bucket, cache.num_pages, self.windows)
-        logits = self._replay(bucket, inputs, cache)
-        return logits[rows.to(self.device, non_blocking=True)]
-
-    def _replay(self, bucket: GraphShape, inputs: StaticInputs, cache: PlainCache) -> Tensor:  # [S * N, vocab] float32
         graphs = self._graphs.setdefault(cache, {})
         captured = graphs.get(bucket)
         if captured is None:
             captured = graphs[bucket] = self._capture(inputs.to(self.device), cache)
         captured.inputs.copy(inputs)
         captured.graph.replay()
-        return captured.logits
+        logits = captured.logits
+        return logits[rows.to(self.device, non_blocking=True)]
 
     def _capture(self, inputs: StaticInputs, cache: PlainCache) -> "Captured":
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]

@@ -6,7 +6,7 @@ Legend: T tokens of the step, L logits kept, h query heads, k key/value heads, d
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F  # noqa: N812  torch's own convention
@@ -15,7 +15,7 @@ from torch import Tensor
 from prolepsis.engine.models.files.checkpoint import Checkpoint
 from prolepsis.engine.models.protocol import Batch, KVCache, ModelInfo
 from prolepsis.engine.models.targets.lean_shape import LayerShape, LeanShape, Rope
-from prolepsis.engine.models.targets.lean_weights import EndParts, LeanLayer, lean_ends, lean_layers, output_rows
+from prolepsis.engine.models.targets.lean_weights import EndParts, LayerParts, WeightReader, output_rows
 from prolepsis.engine.models.targets.paged_attention import (
     LayerKV,
     PlainCache,
@@ -26,6 +26,7 @@ from prolepsis.engine.models.targets.paged_attention import (
     plan_attention,
 )
 
+Parts = TypeVar("Parts", LayerParts[Tensor], EndParts[Tensor])
 Rotaries = Mapping[Rope, Tensor]  # [2, T, 1, r / 2] each: cosine and sine
 
 
@@ -36,8 +37,9 @@ class LeanModel:
         """Load all weights onto `device`; raises `ModelLoadError` for missing or misshapen tensors."""
         self.shape = shape
         self.device = device
-        self.ends = ends_to(lean_ends(checkpoint, shape), device)
-        self.layers = [layer_to(layer, device) for layer in lean_layers(checkpoint, shape)]
+        reader = WeightReader(checkpoint, shape, checkpoint.tensor)
+        self.ends = parts_to(reader.ends(), device)
+        self.layers = [parts_to(fused(layer), device) for layer in reader.layers()]
         self.dtype = self.ends.embedding.dtype
         self._inv_freq = {rope: torch.tensor(rope.inv_freq, device=device) for rope in shape.ropes}
         self._kv = [LayerKV(shape.kv_heads, shape.head_dim, shape.head_dim)] * len(shape.layers)
@@ -48,7 +50,7 @@ class LeanModel:
             max_positions=shape.max_positions,
             num_layers=len(shape.layers),
             page_bytes=page_bytes(self._kv, self.dtype),
-            weight_bytes=_weight_bytes(self.layers, self.ends),
+            weight_bytes=_num_bytes([*self.layers, self.ends]),
             eos_token_ids=checkpoint.eos_token_ids,
             token_bytes=shape.token_bytes,
             device=str(device),
@@ -59,17 +61,14 @@ class LeanModel:
         return self._info
 
     def make_cache(self, num_pages: int) -> PlainCache:
-        """Allocate zeroed KV pages."""
         return PlainCache(self._kv, num_pages, self.dtype, self.device)
 
     @torch.no_grad()
     def forward(self, batch: Batch, cache: KVCache) -> Tensor:  # [L, vocab] float32
-        """Write the K/V of `batch` into `cache` and return the logits of its `logit_rows`."""
         return self.forward_features(batch, cache, ())[0]
 
     @torch.no_grad()
     def forward_features(self, batch: Batch, cache: KVCache, aux_layers: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Do `forward` and return its logits and the hidden states entering `aux_layers` (`FeatureModel`)."""
         assert isinstance(cache, PlainCache), "a cache made by this model"
         entering = self.hidden_states(batch, cache, len(self.layers))
         x = entering[-1]
@@ -90,11 +89,9 @@ class LeanModel:
         return entering
 
     def output_rows(self, ids: Tensor) -> Tensor:  # [n, hidden]
-        """Return rows of the output head, `ids` [n] int64."""
         return output_rows(self.ends, ids)
 
     def embed(self, token_ids: Tensor) -> Tensor:  # [T, hidden]
-        """Return what enters the first layer."""
         x = self.ends.embedding[token_ids]
         return x if self.shape.embedding_scale == 1.0 else x * self.shape.embedding_scale
 
@@ -111,15 +108,15 @@ class LeanModel:
 
 
 def scoring(layer: LayerShape) -> Scoring:
-    """Return how a layer of this shape scores keys."""
     return Scoring(scale=layer.score_scale, window=layer.window, softcap=layer.score_cap)
 
 
 def before_attention(
-    x: Tensor, layer: LeanLayer, rotaries: Rotaries, shape: LeanShape
+    x: Tensor, layer: LayerParts[Tensor], rotaries: Rotaries, shape: LeanShape
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return rotated queries [T, h, d], rotated keys [T, k, d] and values [T, k, d] of hidden states [T, hidden]."""
-    qkv = linear(optional_norm(x, layer.before_attention, shape.eps), layer.qkv, layer.qkv_bias)
+    [weight] = layer.qkv
+    qkv = linear(optional_norm(x, layer.before_attention, shape.eps), weight, layer.qkv_bias)
     heads = qkv.view(len(x), -1, shape.head_dim)
     q, k, v = torch.split(heads, [shape.heads, shape.kv_heads, shape.kv_heads], dim=1)
     if layer.q_norm is not None and layer.k_norm is not None:
@@ -130,7 +127,7 @@ def before_attention(
     return rotate(q, angles), rotate(k, angles), v
 
 
-def after_attention(x: Tensor, mixed: Tensor, layer: LeanLayer, shape: LeanShape) -> Tensor:
+def after_attention(x: Tensor, mixed: Tensor, layer: LayerParts[Tensor], shape: LeanShape) -> Tensor:
     """Return the layer's output [T, hidden]: output projection and gated feed-forward, each added to its input."""
 
     def add(x: Tensor, sublayer: Tensor, norm: Tensor | None) -> Tensor:
@@ -138,7 +135,8 @@ def after_attention(x: Tensor, mixed: Tensor, layer: LeanLayer, shape: LeanShape
         return x + (added if layer.shape.residual_scale == 1.0 else added * layer.shape.residual_scale)
 
     x = add(x, linear(mixed.flatten(1), layer.o), layer.after_attention)
-    gate, up = linear(optional_norm(x, layer.before_feed_forward, shape.eps), layer.gate_up).chunk(2, dim=-1)
+    [gate_up] = layer.gate_up
+    gate, up = linear(optional_norm(x, layer.before_feed_forward, shape.eps), gate_up).chunk(2, dim=-1)
     return add(x, linear(activate(gate, layer.shape.activation) * up, layer.down), layer.after_feed_forward)
 
 
@@ -169,7 +167,6 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def optional_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    """Return `rms_norm`, or `x` without a weight."""
     return x if weight is None else rms_norm(x, weight, eps)
 
 
@@ -193,22 +190,21 @@ def rotate(x: Tensor, angles: Tensor) -> Tensor:
     return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=-1).to(x.dtype)
 
 
-def layer_to(layer: LeanLayer, device: torch.device) -> LeanLayer:
-    """Return `layer` on `device`."""
-    moved: dict[str, Any] = {name: tensor.to(device) for name, tensor in _tensors(layer)}
-    return replace(layer, **moved)
+def fused(layer: LayerParts[Tensor]) -> LayerParts[Tensor]:
+    """Return `layer` with its projections of the same input as one matrix."""
+    return replace(layer, qkv=(torch.cat(layer.qkv),), gate_up=(torch.cat(layer.gate_up),))
 
 
-def ends_to(ends: EndParts[Tensor], device: torch.device) -> EndParts[Tensor]:
-    """Return `ends` on `device`."""
-    return replace(ends, **{name: tensor.to(device) for name, tensor in _tensors(ends)})
+def parts_to(parts: Parts, device: torch.device) -> Parts:
+    def moved(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(map(moved, value))
+        return value.to(device) if isinstance(value, Tensor) else value
+
+    return replace(parts, **{field.name: moved(getattr(parts, field.name)) for field in fields(parts)})
 
 
-def _weight_bytes(layers: list[LeanLayer], ends: EndParts[Tensor]) -> int:
-    parts: list[LeanLayer | EndParts[Tensor]] = [*layers, ends]
-    return sum(int(tensor.nbytes) for part in parts for _, tensor in _tensors(part))
-
-
-def _tensors(part: LeanLayer | EndParts[Tensor]) -> list[tuple[str, Tensor]]:
-    values = [(f.name, getattr(part, f.name)) for f in fields(part)]
-    return [(name, value) for name, value in values if isinstance(value, Tensor)]
+def _num_bytes(weights: Sequence[LayerParts[Tensor] | EndParts[Tensor]]) -> int:
+    values = [getattr(parts, field.name) for parts in weights for field in fields(parts)]
+    tensors = [tensor for value in values for tensor in (value if isinstance(value, tuple) else (value,))]
+    return sum(int(tensor.nbytes) for tensor in tensors if isinstance(tensor, Tensor))

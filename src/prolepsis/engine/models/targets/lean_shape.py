@@ -1,17 +1,15 @@
 """The shape of a model as data: its sizes, and what each of its layers computes.
 
-The forwards know this description only; `FAMILIES` says how it follows from a transformers configuration.
+The forwards know this description only; `engine.models.families` says how it follows from a transformers configuration.
 
 Legend: h query heads, k key/value heads, d head dimension.
 """
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
-
-import torch
+from typing import Any
 
 from prolepsis.core.errors import ModelLoadError
+from prolepsis.engine.models.families import FAMILIES, Family, NormNames, QueryNorm, Scales
 from prolepsis.engine.models.files.checkpoint import Config
 from prolepsis.engine.models.files.rope import ROPE_TYPES, rope_frequencies
 
@@ -25,8 +23,7 @@ class Rope:
 
     inv_freq: tuple[float, ...]
     """[r / 2] float32 values: the angle per position of each pair (i, i + r / 2) of a head."""
-    scaling: float = 1.0
-    """Factor on both cosine and sine."""
+    scaling: float = 1.0  # factor on both cosine and sine
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,29 +31,11 @@ class LayerShape:
     """Computation of one layer; the model has its sizes."""
 
     rope: Rope | None
-    score_scale: float
-    """Factor on the products of queries and keys."""
-    score_cap: float | None = None
-    """Scores s become cap * tanh(s / cap)."""
-    window: int | None = None
-    """A token sees this many positions, its own included; None: all before it."""
+    score_scale: float  # factor on the products of queries and keys
+    score_cap: float | None = None  # scores s become cap * tanh(s / cap)
+    window: int | None = None  # a token sees this many positions, its own included; None: all before it
     activation: str = "silu"
-    residual_scale: float = 1.0
-    """Factor on what attention and feed-forward add to the hidden state."""
-
-
-@dataclass(frozen=True, slots=True)
-class NormNames:
-    """Norms of a layer, by their names in the files; None: there is none."""
-
-    before_attention: str | None = "input_layernorm"
-    after_attention: str | None = None
-    before_feed_forward: str | None = "post_attention_layernorm"
-    after_feed_forward: str | None = None
-
-
-QueryNorm = Literal["head", "row"]
-"""What a norm of queries and keys takes: each head by itself, or all heads of a token at once."""
+    residual_scale: float = 1.0  # factor on what attention and feed-forward add to the hidden state
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,19 +51,15 @@ class LeanShape:
     eps: float
     max_positions: int
     vocab: int
-    tied: bool = False
-    """Whether the output head is the embedding."""
+    tied: bool = False  # whether the output head is the embedding
     norms: NormNames = field(default_factory=NormNames)
-    norm_offset: float = 0.0
-    """Added to the weights of all norms, as the files hold them."""
+    norm_offset: float = 0.0  # added to the weights of all norms, as the files hold them
     query_norm: QueryNorm | None = None
     qkv_bias: bool = False
-    fused: bool = False
-    """Whether q, k and v are one matrix in the files, and gate and up another."""
+    fused: bool = False  # whether q, k and v are one matrix in the files, and gate and up another
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
-    logit_cap: float | None = None
-    """Scaled logits x become cap * tanh(x / cap)."""
+    logit_cap: float | None = None  # scaled logits x become cap * tanh(x / cap)
 
     @property
     def token_bytes(self) -> int:
@@ -129,7 +104,6 @@ class LeanShape:
 
     @property
     def ropes(self) -> tuple[Rope, ...]:
-        """The rotations of the layers, each once."""
         return tuple(dict.fromkeys(layer.rope for layer in self.layers if layer.rope is not None))
 
     @property
@@ -143,74 +117,6 @@ class LeanShape:
         return replace(
             self, layers=(layer,), norms=NormNames(), norm_offset=0.0, query_norm=None, qkv_bias=False, fused=False
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Scales:
-    """Factors and caps of a model; defaults are Llama's."""
-
-    embedding: float = 1.0
-    score: float | None = None
-    """None: one over the root of d."""
-    score_cap: float | None = None
-    residual: float = 1.0
-    logits: float = 1.0
-    logit_cap: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """Differences of a transformers model type from Llama."""
-
-    norms: NormNames = field(default_factory=NormNames)
-    norm_offset: float = 0.0
-    query_norm: QueryNorm | None = None
-    qkv_bias: bool = False
-    fused: bool = False
-    partial_rotary: bool = False
-    """Whether `partial_rotary_factor` counts: the part of a head that is rotated."""
-    windows: bool = False
-    """Whether `sliding_window` counts, in all layers or in the layers that `layer_types` names."""
-    scales: Callable[[Any], Scales] = lambda config: Scales()
-
-
-def _gemma2_scales(config: Any) -> Scales:
-    return replace(_gemma3_scales(config), score_cap=config.attn_logit_softcapping)
-
-
-def _gemma3_scales(config: Any) -> Scales:
-    root = torch.tensor(config.hidden_size**0.5, dtype=torch.bfloat16)  # rounded, as the models were trained
-    return Scales(
-        embedding=float(root), score=config.query_pre_attn_scalar**-0.5, logit_cap=config.final_logit_softcapping
-    )
-
-
-def _granite_scales(config: Any) -> Scales:
-    return Scales(
-        embedding=config.embedding_multiplier,
-        score=config.attention_multiplier,
-        residual=config.residual_multiplier,
-        logits=1.0 / config.logits_scaling,
-    )
-
-
-_GEMMA_NORMS = NormNames(
-    "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
-)
-_OLMO2_NORMS = NormNames(None, "post_attention_layernorm", None, "post_feedforward_layernorm")
-
-FAMILIES: Mapping[str, Family] = {
-    "llama": Family(),
-    "mistral": Family(windows=True),
-    "qwen2": Family(qkv_bias=True, windows=True),
-    "qwen3": Family(query_norm="head", windows=True),
-    "smollm3": Family(windows=True),
-    "phi3": Family(fused=True, partial_rotary=True, windows=True),
-    "granite": Family(scales=_granite_scales),
-    "olmo2": Family(norms=_OLMO2_NORMS, query_norm="row"),
-    "gemma2": Family(norms=_GEMMA_NORMS, norm_offset=1.0, windows=True, scales=_gemma2_scales),
-    "gemma3_text": Family(norms=_GEMMA_NORMS, norm_offset=1.0, query_norm="head", windows=True, scales=_gemma3_scales),
-}
 
 
 def lean_fault(config: Config) -> str | None:
@@ -300,7 +206,6 @@ def rope_parameters(config: Config, kind: str = FULL) -> dict[str, Any]:
 
 
 def _rope(config: Config, kind: str) -> Rope:
-    """Return the rotation of layers of this kind."""
     rope = rope_parameters(config, kind)
     if rope.get("rope_type") == "longrope" and rope.get("factor") is None:
         rope = rope | {"factor": config.max_position_embeddings / rope["original_max_position_embeddings"]}

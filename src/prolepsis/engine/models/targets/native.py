@@ -18,15 +18,14 @@ from prolepsis.engine.models.files.checkpoint import Checkpoint
 from prolepsis.engine.models.files.stored import PACKED, StoredMatrix
 from prolepsis.engine.models.protocol import Batch, KVCache, ModelInfo
 from prolepsis.engine.models.targets.lean_shape import LeanShape, Rope
-from prolepsis.engine.models.targets.lean_weights import LayerParts, end_parts, layer_parts
+from prolepsis.engine.models.targets.lean_weights import LayerParts, WeightReader
 from prolepsis.engine.native.decoder import pick_decoder
 from prolepsis.engine.native.processor import default_threads
 
 INVARIANT_BY = "each sum of a row has one order, whatever else is in the pass"
 SUPERS = ("q4_k", "q5_k", "q6_k")
 """Formats whose rows have one scale for 256 values, as their integer scales allow; with others it is one for 32."""
-WIDTH = 32
-"""Hidden, intermediate, head and rotary widths must be multiples of this."""
+WIDTH = 32  # hidden, intermediate, head and rotary widths must be multiples of this
 
 
 class NativeCache:
@@ -45,11 +44,9 @@ class NativeCache:
         return self.tensor.shape[1]
 
     def copy_page(self, source: int, target: int) -> None:
-        """Copy one page over all layers."""
         self.tensor[:, target] = self.tensor[:, source]
 
     def clear_page(self, page: int) -> None:
-        """Fill one page with zeros over all layers."""
         self.tensor[:, page] = 0
 
     def views(self, page: int) -> Sequence[Tensor]:
@@ -57,7 +54,6 @@ class NativeCache:
         return [self.tensor[:, page]]
 
     def move(self, pages: Sequence[int], moves: Sequence[tuple[int, int]]) -> None:
-        """Copy slots within one sequence (`KVCache.move`)."""
         self._module.move_slots(self.tensor, list(pages), list(moves))
 
 
@@ -91,10 +87,11 @@ class NativeModel:
             kinds[PACKED[found.kind]] = None
             return found
 
-        for layer in layer_parts(checkpoint, shape, read):
+        reader = WeightReader(checkpoint, shape, read)
+        for layer in reader.layers():
             rotated = layer.shape.rope
             add_layer(self.module, self.decoder, layer, -1 if rotated is None else shape.ropes.index(rotated))
-        ends = end_parts(checkpoint, shape, read)
+        ends = reader.ends()
         self.decoder.set_ends(part(ends.embedding), ends.head and part(ends.head), ends.final_norm.float())
         rounding = computation(list(kinds), int8=int8_activations)
         self._info = ModelInfo(
@@ -117,30 +114,24 @@ class NativeModel:
 
     @property
     def team(self) -> object:
-        """The threads of its passes (`ThreadedModel`)."""
         return self.decoder.team
 
     def output_rows(self, ids: Tensor) -> Tensor:  # [n, hidden] bfloat16
-        """Return rows of the output head, `ids` [n] int64."""
         rows: Tensor = self.decoder.output_rows(ids)
         return rows
 
     def make_cache(self, num_pages: int) -> NativeCache:
-        """Allocate zeroed KV pages."""
         return NativeCache(self.module, len(self.shape.layers), self.shape.kv_heads, self.shape.head_dim, num_pages)
 
     def forward(self, batch: Batch, cache: KVCache) -> Tensor:  # [L, vocab] float32
-        """Write the K/V of all tokens of `batch` into `cache` and return the logits of `batch.logit_rows`."""
         return self.forward_features(batch, cache, ())[0]
 
     def forward_features(self, batch: Batch, cache: KVCache, aux_layers: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Do `forward` and return its logits and the hidden states entering `aux_layers` (`FeatureModel`)."""
         return self.forward_argmax(batch, cache, aux_layers)[:2]
 
     def forward_argmax(
         self, batch: Batch, cache: KVCache, aux_layers: Sequence[int]
     ) -> tuple[Tensor, Tensor, list[int]]:
-        """Do `forward_features`, and also return the lowest id of each row's largest logit (`ArgmaxModel`)."""
         features = torch.empty(batch.num_tokens, len(aux_layers) * self.shape.hidden, dtype=torch.bfloat16)
         logits, argmax = self.decoder.forward(*operands(batch, cache), list(aux_layers), features)
         return logits, features, argmax
@@ -171,7 +162,6 @@ def computation(kinds: list[str], *, int8: bool) -> list[str]:
 
 
 def part(matrix: StoredMatrix) -> tuple[Tensor, int]:
-    """Return a matrix as the decoder takes it."""
     return matrix.data, matrix.kind
 
 
@@ -228,5 +218,4 @@ def add_layer(module: Any, decoder: Any, layer: LayerParts[StoredMatrix], rope: 
 
 
 def as_float(tensor: Tensor | None) -> Tensor | None:
-    """Return an optional tensor in float32."""
     return None if tensor is None else tensor.float()

@@ -60,17 +60,14 @@ class PlainCache:
         return self.keys[layer][pages].flatten(-4, -3), self.values[layer][pages].flatten(-4, -3)
 
     def copy_page(self, source: int, target: int) -> None:
-        """Copy one page over all layers."""
         for tensor in (*self.keys, *self.values):
             tensor[target] = tensor[source]
 
     def clear_page(self, page: int) -> None:
-        """Fill one page with zeros over all layers."""
         for tensor in (*self.keys, *self.values):
             tensor[page] = 0
 
     def views(self, page: int) -> Sequence[Tensor]:
-        """Return all that is stored of a page: keys and values of each layer."""
         return [tensor[page] for tensor in (*self.keys, *self.values)]
 
     def move(self, pages: Sequence[int], moves: Sequence[tuple[int, int]]) -> None:
@@ -89,7 +86,6 @@ class PlainCache:
 
 
 def page_bytes(layers: Sequence[LayerKV], dtype: torch.dtype) -> int:
-    """Return the bytes of one page over all `layers`."""
     return sum(PAGE_SIZE * layer.heads * (layer.key_dim + layer.value_dim) for layer in layers) * dtype.itemsize
 
 
@@ -107,8 +103,7 @@ class Scoring:
     """Parameters with which a layer turns dot products into probabilities."""
 
     scale: float
-    window: int | None = None
-    """A row attends to keys at most window - 1 positions back; None: to all."""
+    window: int | None = None  # a row attends to keys at most window - 1 positions back; None: to all
     softcap: float | None = None
     sinks: Tensor | None = None  # [h]: a logit per head that takes probability without adding a value
 
@@ -136,7 +131,6 @@ class AttentionPlan:
     """Masks by (sequence, window), computed for the first layer with that window."""
 
     def mask(self, sequence: int, window: int | None) -> Tensor:
-        """Return the [n, L] bool mask of `sequence` under `window`."""
         plan = self.sequences[sequence]
         if window is None:
             return plan.visible

@@ -24,13 +24,12 @@ from prolepsis.core.terminal.flags import settings_here
 from prolepsis.core.terminal.output import EPILOG, AsJson, command_group, note, print_json, print_table, warn
 from prolepsis.ops.incident import stored
 from prolepsis.ops.incident.period import Period, period
-from prolepsis.ops.incident.prometheus import Firing, Prometheus, Times, times_of
+from prolepsis.ops.incident.prometheus import Firing, Prometheus, times_of
 from prolepsis.ops.incident.snapshot import Source, archive, made, read_all
 from prolepsis.ops.incident.sources import PARTS, Server, lines_of
 from prolepsis.ops.incident.timeline import markdown, shown_at
 from prolepsis.ops.incident.timeline import timeline as timeline_of
-from prolepsis.ops.monitoring.dashboards.files import DASHBOARDS
-from prolepsis.ops.monitoring.grafana import Panel, filled
+from prolepsis.ops.monitoring.files import dashboards, filled
 
 app = command_group("Show what happened in an incident, and hand it over in one file.")
 
@@ -165,25 +164,34 @@ def _server_sources(server: Server) -> Iterator[Source]:
 def _series(asked: Period, prometheus: str | None) -> Iterator[Source]:
     def panels() -> object:
         asking, times = Prometheus(prometheus or ""), times_of(asked)
-        shown = [
-            {"dashboard": dashboard.title, "row": row.title, **_panel(panel, asking, times)}
-            for dashboard in DASHBOARDS
-            for row in dashboard.rows
-            for panel in row.panels
-        ]
+        interval, shown, row = f"{max(_LEAST_RATE_S, times.step_s):.0f}s", [], ""
+        for dashboard in dashboards():
+            for panel in dashboard["panels"]:
+                if panel["type"] == "row":
+                    row = panel["title"]
+                    continue
+                queries = [
+                    {
+                        "expr": target["expr"],
+                        "legend": target["legendFormat"].removeprefix("__auto"),
+                        "lines": [asdict(line) for line in asking.lines(filled(target["expr"], interval), times)],
+                    }
+                    for target in panel["targets"]
+                ]
+                shown.append(
+                    {
+                        "dashboard": dashboard["title"],
+                        "row": row,
+                        "panel": panel["title"],
+                        "about": panel["description"],
+                        "unit": panel["fieldConfig"]["defaults"]["unit"],
+                        "queries": queries,
+                    }
+                )
         return {"times": asdict(times), "panels": shown}
 
     if prometheus:
         yield Source("series.json", "what the panels of the dashboards showed, with the values of each line", panels)
-
-
-def _panel(panel: Panel, asking: Prometheus, times: Times) -> dict[str, object]:
-    interval = f"{max(_LEAST_RATE_S, times.step_s):.0f}s"
-    queries = [
-        {**asdict(query), "lines": [asdict(line) for line in asking.lines(filled(query.expr, interval), times)]}
-        for query in panel.queries
-    ]
-    return {"panel": panel.title, "about": panel.about, "unit": panel.unit, "queries": queries}
 
 
 def _local_sources(store: str | None, logs: Sequence[Path], asked: Period) -> Iterator[Source]:

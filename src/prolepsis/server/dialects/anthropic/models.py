@@ -10,9 +10,9 @@ from pydantic import Field
 from prolepsis.control.web.errors import ERROR_SHAPE
 from prolepsis.control.web.fields import Body
 from prolepsis.core.errors import InvalidParameter
+from prolepsis.server.answering.usage import Json
 from prolepsis.server.dialects.anthropic.routes import ERRORS
 from prolepsis.server.openai.replies import Model
-from prolepsis.server.openai.usage import Json
 
 
 class ModelQuery(Body):

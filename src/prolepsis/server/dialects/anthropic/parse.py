@@ -9,7 +9,15 @@ from prolepsis.control.web.fields import ClientBody, Count, NoEffect, Schema, Se
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.validation import Number
 from prolepsis.server.dialects.dialect import ForeignRequest, call, form_of, tool
-from prolepsis.server.openai.bodies import MAX_MESSAGES, MAX_TOOLS, ChatBody, Message, NamedTool, ToolChoice, ToolName
+from prolepsis.server.preparing.bodies import (
+    MAX_MESSAGES,
+    MAX_TOOLS,
+    ChatBody,
+    Message,
+    NamedTool,
+    ToolChoice,
+    ToolName,
+)
 
 _BETWEEN = "\n\n"
 """Between two texts of one turn."""

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 from prolepsis.core.engine_client import PromptProgress
 from prolepsis.core.stats import RequestStats
-from prolepsis.engine.models.answer_formats.call_reader import Piece
-from prolepsis.server.deltas import Delta
+from prolepsis.engine.text.answer_formats.call_reader import Piece
+from prolepsis.server.answering.chat_reader import ChatReader
+from prolepsis.server.answering.usage import Json
 from prolepsis.server.dialects.anthropic.parse import MessagesBody
 from prolepsis.server.dialects.dialect import Rendering, arguments_of
-from prolepsis.server.openai.chat_reader import ChatReader
-from prolepsis.server.openai.prepared import PreparedRequest
-from prolepsis.server.openai.usage import Json
+from prolepsis.server.preparing.prepared import PreparedRequest
+from prolepsis.server.text.deltas import Delta
 
 _BLOCKS = {
     "content": ("text", "text_delta", "text"),

@@ -11,16 +11,16 @@ from prolepsis.control.web.caller import caller_of
 from prolepsis.control.web.errors import ErrorShape, RequestRefused
 from prolepsis.control.web.fields import JsonObject, Reply
 from prolepsis.control.web.routes import CLIENTS, Route, Routes
+from prolepsis.server.answering.stream import NAMED_SSE
+from prolepsis.server.answering.usage import Json
 from prolepsis.server.dialects.anthropic.parse import CountTokensBody, MessagesBody, to_chat
 from prolepsis.server.dialects.anthropic.render import MessageRendering
 from prolepsis.server.dialects.dialect import Endpoint, answered, refuse_others
-from prolepsis.server.openai.constraint import tool_use
-from prolepsis.server.openai.facts import MESSAGES_ROUTE
-from prolepsis.server.openai.prepare import chat_tokens
+from prolepsis.server.known import MESSAGES_ROUTE
 from prolepsis.server.openai.routes import HEADERS
-from prolepsis.server.openai.usage import Json
+from prolepsis.server.preparing.constraint import tool_use
+from prolepsis.server.preparing.prepare import chat_tokens
 from prolepsis.server.services import Models, Services
-from prolepsis.server.stream import NAMED_SSE
 
 MESSAGES = Endpoint(to_chat, MessageRendering, NAMED_SSE, prefix="msg_")
 _TYPES = {

@@ -7,11 +7,11 @@ from pydantic import BeforeValidator, Field
 
 from prolepsis.control.web.fields import ClientBody, LogitBias, NoEffect, Schema, Seed, Stop, TopK, TopLogprobs
 from prolepsis.core.validation import Number
+from prolepsis.engine.text.tokenizer import Tokenizer
 from prolepsis.server.dialects.dialect import ForeignRequest, form_of
-from prolepsis.server.openai.bodies import CompletionBody, Messages, StructuredOutputs
-from prolepsis.server.openai.fill import Gap, fill_stop, gap_prompt
 from prolepsis.server.openai.tokenization import TemplatedBody
-from prolepsis.server.tokenizer import Tokenizer
+from prolepsis.server.preparing.bodies import CompletionBody, Messages, StructuredOutputs
+from prolepsis.server.preparing.fill import Gap, fill_stop, gap_prompt
 
 _RANDOM = (None, -1, 2**32 - 1)
 """Seeds that stand for one that is drawn."""

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 
 from prolepsis.core.engine_client import PromptProgress
 from prolepsis.core.stats import RequestStats
-from prolepsis.server.deltas import Delta
+from prolepsis.engine.text.tokenizer import Tokenizer
+from prolepsis.server.answering.usage import Json
 from prolepsis.server.dialects.dialect import Rendering
 from prolepsis.server.dialects.llamacpp.parse import LlamaCppBody
-from prolepsis.server.openai.prepared import PreparedRequest
-from prolepsis.server.openai.usage import Json
-from prolepsis.server.shown_tokens import ShownToken
-from prolepsis.server.tokenizer import Tokenizer
+from prolepsis.server.preparing.prepared import PreparedRequest
+from prolepsis.server.text.deltas import Delta
+from prolepsis.server.text.shown_tokens import ShownToken
 
 
 class LlamaCppRendering(Rendering):

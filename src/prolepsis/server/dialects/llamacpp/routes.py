@@ -12,6 +12,7 @@ from prolepsis.control.web.body_reader import read_body
 from prolepsis.control.web.caller import SignedIn, caller_of
 from prolepsis.control.web.fields import JsonObject, Reply
 from prolepsis.control.web.routes import ANY_ROLE, CLIENTS, Route, Routes
+from prolepsis.server.answering.stream import UNENDED_SSE
 from prolepsis.server.dialects.dialect import Endpoint, answered
 from prolepsis.server.dialects.llamacpp.parse import (
     LlamaCppBody,
@@ -22,11 +23,10 @@ from prolepsis.server.dialects.llamacpp.parse import (
     parse_infill,
 )
 from prolepsis.server.dialects.llamacpp.render import LlamaCppRendering
-from prolepsis.server.openai.facts import LLAMACPP_ROUTES
+from prolepsis.server.known import LLAMACPP_ROUTES
 from prolepsis.server.openai.routes import HEADERS
 from prolepsis.server.openai.tokenization import templated
 from prolepsis.server.services import Models, Services
-from prolepsis.server.stream import UNENDED_SSE
 
 
 class LlamaCppReply(Reply):

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field, model_validator
 from prolepsis.control.web.fields import ClientBody, Schema, Seed, Stop, TopLogprobs
 from prolepsis.core.validation import Number
 from prolepsis.server.dialects.dialect import ForeignRequest, call, form_of, tool
-from prolepsis.server.openai.bodies import MAX_MESSAGES, MAX_TOOLS, ChatBody, CompletionBody, Message, ResponseFormat
+from prolepsis.server.preparing.bodies import MAX_MESSAGES, MAX_TOOLS, ChatBody, CompletionBody, Message, ResponseFormat
 
 
 def _not_served(value: object) -> object:

@@ -6,13 +6,13 @@ from datetime import UTC, datetime
 
 from prolepsis.core.engine_client import PromptProgress
 from prolepsis.core.stats import RequestStats
-from prolepsis.server.deltas import Delta
+from prolepsis.server.answering.chat_reader import ChatReader
+from prolepsis.server.answering.usage import Json
 from prolepsis.server.dialects.dialect import Rendering, arguments_of
 from prolepsis.server.dialects.ollama.parse import OllamaBody
-from prolepsis.server.openai.chat_reader import ChatReader
 from prolepsis.server.openai.formats import chat_logprobs
-from prolepsis.server.openai.prepared import PreparedRequest
-from prolepsis.server.openai.usage import Json
+from prolepsis.server.preparing.prepared import PreparedRequest
+from prolepsis.server.text.deltas import Delta
 
 
 class _OllamaRendering(Rendering):

@@ -13,6 +13,7 @@ from prolepsis.control.web.caller import SignedIn, caller_of
 from prolepsis.control.web.errors import ErrorShape
 from prolepsis.control.web.fields import JsonObject, Reply
 from prolepsis.control.web.routes import ANY_ROLE, CLIENTS, Route, Routes
+from prolepsis.server.answering.stream import NDJSON
 from prolepsis.server.dialects.dialect import Endpoint, answered, refuse_others
 from prolepsis.server.dialects.ollama.parse import (
     OllamaChatBody,
@@ -22,10 +23,9 @@ from prolepsis.server.dialects.ollama.parse import (
     parse_generate,
 )
 from prolepsis.server.dialects.ollama.render import OllamaChatRendering, OllamaGenerateRendering, loaded, shown_time
-from prolepsis.server.openai.facts import OLLAMA_ROUTES
+from prolepsis.server.known import OLLAMA_ROUTES
 from prolepsis.server.openai.routes import HEADERS
 from prolepsis.server.services import Models, Services
-from prolepsis.server.stream import NDJSON
 
 VERSION = "0.34.0"
 """The version of Ollama whose API this is: clients compare it with the one that they need."""

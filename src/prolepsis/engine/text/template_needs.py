@@ -1,0 +1,194 @@
+"""What a chat template takes, found by rendering small conversations, and messages brought into that form.
+
+Templates differ in more than their marks: some refuse a system message or leave it out, some join the arguments of a
+call to a text, and some show calls only in messages without content.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby, takewhile
+from operator import itemgetter
+from typing import Any
+
+from prolepsis.core.errors import InvalidParameter
+from prolepsis.core.given_text import joined, made_of
+from prolepsis.engine.text.chat_template import ChatTemplate, Message
+
+_ASKED, _SYSTEM, _OTHER = "asked-7f3", "system-7f3", "other-7f3"
+_NAME, _KEY, _VALUE = "name_7f3", "key_7f3", "value-7f3"
+_PARAMETERS = {"type": "object", "properties": {_KEY: {"type": "string", "description": "a text"}}}
+_TOOL = {"type": "function", "function": {"name": _NAME, "description": "a function", "parameters": _PARAMETERS}}
+
+_UNDESCRIBED = {"type": "function", "function": {"name": _NAME, "parameters": _PARAMETERS}}
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateNeeds:
+    """How a template differs from one that takes all that clients send."""
+
+    no_system: bool = False  # it refuses system messages, or leaves them out
+    one_system: bool = False  # it refuses a second system message, or leaves one out
+    alternates: bool = False  # it refuses two messages of the user in a row, or leaves one out
+    parts: bool = False  # it takes contents only as lists of parts
+    text_arguments: bool = False  # it takes arguments of calls as JSON in a text, not as an object
+    null_content: bool = False  # it shows calls only in messages whose content is null
+    descriptions: bool = False  # it refuses functions without a description
+
+
+class FittingTemplate:
+    """A template that is given messages in the form that it takes."""
+
+    def __init__(self, template: ChatTemplate) -> None:
+        self._template = template
+        self.source = template.source
+
+    @cached_property
+    def _needs(self) -> TemplateNeeds:
+        return needs_of(self._template)
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        variables: Mapping[str, object] | None = None,
+    ) -> str:
+        """Return the prompt text of `messages`; raises `InvalidParameter` if the template refuses them."""
+        if tools and self._needs.descriptions:
+            tools = [_with_description(tool) for tool in tools]
+        return self._template.render(
+            fitted(messages, self._needs), add_generation_prompt=add_generation_prompt, tools=tools, variables=variables
+        )
+
+    def shows_role(self, role: str) -> bool:
+        asked = [{"role": "user", "content": _ASKED}, {"role": role, "content": _VALUE}]
+        return _shows(self._template, fitted(asked, self._needs), _ASKED, _VALUE)
+
+
+def needs_of(template: ChatTemplate) -> TemplateNeeds:
+    """Return what `template` takes; what it can show in no form counts as no need."""
+    user: Message = {"role": "user", "content": _ASKED}
+    parts = not _shows(template, [user], _ASKED) and _shows(template, [_in_parts(user)], _ASKED)
+    system: Message = {"role": "system", "content": _SYSTEM}
+    other: Message = {"role": "user", "content": _OTHER}
+    asked, system, other = (_in_parts(one) if parts else one for one in (user, system, other))
+    takes_user, takes_system = _shows(template, [asked], _ASKED), _shows(template, [system, asked], _SYSTEM, _ASKED)
+    forms: list[tuple[bool, str | None]] = [(False, ""), (False, None), (True, ""), (True, None)]
+    as_text, content = next((one for one in forms if _shows_call(template, asked, one[1], as_text=one[0])), forms[0])
+    return TemplateNeeds(
+        no_system=takes_user and not takes_system,
+        one_system=takes_system and not _shows(template, [system, {**other, "role": "system"}, asked], _SYSTEM, _OTHER),
+        alternates=takes_user and not _shows(template, [asked, other], _ASKED, _OTHER),
+        parts=parts,
+        text_arguments=as_text,
+        null_content=content is None,
+        descriptions=bool(_rendered(template, [asked])) and not _rendered(template, [asked], _UNDESCRIBED),
+    )
+
+
+def fitted(messages: Sequence[Message], needs: TemplateNeeds) -> list[Message]:
+    """Return messages in the form that a template with these needs takes.
+
+    What stands in system messages then begins the user's message that follows, or ends the one before, or is one; where
+    one of them may come first, it has what stands in those at the beginning.
+    """
+    found = [each for one in messages for each in (_with_calls(one, needs) if one.get("tool_calls") else [one])]
+    if needs.no_system:
+        found = _without_system(found)
+    elif needs.one_system:
+        first = list(takewhile(lambda one: one["role"] == "system", found))
+        found = [*_joined(first), *_without_system(found[len(first) :])]
+    if needs.alternates:
+        groups = [(role, list(group)) for role, group in groupby(found, key=itemgetter("role"))]
+        found = [one for role, group in groups for one in (_joined(group) if role == "user" else group)]
+    return [_in_parts(one) for one in found] if needs.parts else found
+
+
+def _rendered(template: ChatTemplate, messages: Sequence[Message], tool: Mapping[str, object] = _TOOL) -> str:
+    try:
+        return template.render(messages, tools=[tool])
+    except InvalidParameter:
+        return ""
+
+
+def _shows(template: ChatTemplate, messages: Sequence[Message], *texts: str) -> bool:
+    shown = _rendered(template, messages)
+    return all(text in shown for text in texts)
+
+
+def _shows_call(template: ChatTemplate, asked: Message, content: str | None, *, as_text: bool) -> bool:
+    """Say whether a call is shown with its arguments, neither in Python's spelling nor as a text in a text."""
+    arguments = {_KEY: _VALUE}
+    function = {"name": _NAME, "arguments": json.dumps(arguments) if as_text else arguments}
+    call = {"id": "abcdefghi", "type": "function", "function": function}
+    shown = _rendered(template, [asked, {"role": "assistant", "content": content, "tool_calls": [call]}])
+    shown = shown.partition(_ASKED)[2]  # what comes before explains the function
+    return _VALUE in shown and _KEY in shown and not any(f"{quote}{_KEY}" in shown for quote in ("{'", '\\"'))
+
+
+def _in_parts(message: Message) -> Message:
+    content = message["content"]
+    return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
+
+
+def _with_calls(message: Message, needs: TemplateNeeds) -> list[Message]:
+    """Return a message with calls; where its content would hide them, the content is a message before it."""
+    if needs.text_arguments:
+        message = {**message, "tool_calls": [_with_text(call) for call in _listed(message["tool_calls"])]}
+    if not needs.null_content:
+        return [message]
+    before = [{key: value for key, value in message.items() if key != "tool_calls"}] if message["content"] else []
+    return [*before, {**message, "content": None}]
+
+
+def _with_description(tool: Mapping[str, object]) -> Mapping[str, object]:
+    function = tool["function"]
+    assert isinstance(function, dict), "a tool holds a function"
+    return {**tool, "function": {"name": function["name"], "description": "", **function}}
+
+
+def _listed(value: object) -> list[Any]:
+    assert isinstance(value, list), "calls of a message are a list"
+    return value
+
+
+def _with_text(call: dict[str, Any]) -> dict[str, Any]:
+    arguments = call["function"]["arguments"]
+    if isinstance(arguments, str):
+        return call
+    text = made_of(json.dumps(arguments, ensure_ascii=False), arguments)
+    return {**call, "function": {**call["function"], "arguments": text}}
+
+
+def _without_system(messages: Sequence[Message]) -> list[Message]:
+    found: list[Message] = []
+    waiting: list[object] = []
+    for message in messages:
+        if message["role"] == "system":
+            waiting.append(message["content"])
+        elif waiting and message["role"] == "user":
+            found.append({**message, "content": joined([*waiting, message["content"]], "\n\n")})
+            waiting = []
+        else:
+            _add_to_user(found, waiting)
+            found.append(message)
+            waiting = []
+    _add_to_user(found, waiting)
+    return found
+
+
+def _joined(messages: Sequence[Message]) -> list[Message]:
+    if len(messages) < 2:
+        return list(messages)
+    return [{**messages[0], "content": joined([one["content"] for one in messages], "\n\n")}]
+
+
+def _add_to_user(messages: list[Message], texts: Sequence[object]) -> None:
+    """Put texts, if there are any, behind the last message if it is the user's, else into a message of their own."""
+    if not texts:
+        return
+    before = [messages.pop()["content"]] if messages and messages[-1]["role"] == "user" else []
+    messages.append({"role": "user", "content": joined([*before, *texts], "\n\n")})

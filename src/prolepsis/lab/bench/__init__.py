@@ -1,1 +1,0 @@
-"""Arms of speculation, and peers in processes of their own, measured side by side."""

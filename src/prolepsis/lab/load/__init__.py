@@ -1,1 +1,0 @@
-"""Load on a running server, by requests that arrive whether or not it keeps up."""

@@ -1,1 +1,0 @@
-"""Measures a machine, and forecasts what it would do with a trace."""

@@ -1,1 +1,0 @@
-"""Three dashboards: does it pay (executive), is it healthy (on call), what broke (debug)."""

@@ -1,0 +1,1 @@
+"""From a prepared request to the answer, its stream and its account."""

@@ -1,0 +1,231 @@
+"""The account of an HTTP request while it is answered; at the end it becomes a `RequestEnded`."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from prolepsis.control.web.errors import RequestAborted, RequestRefused
+from prolepsis.core.ended import Answer, End, Keep, PromptEnded, RequestAbout, RequestEnded
+from prolepsis.core.errors import AnswerBroken, ClientDeadlineExceeded, GrammarFailed, ProlepsisError, UserError
+from prolepsis.core.events import Event, Tokens
+from prolepsis.core.requests import GenerateRequest
+from prolepsis.core.stats import RequestStats
+from prolepsis.core.token_intervals import TokenIntervals
+from prolepsis.server.admission.group import Progress
+from prolepsis.server.answering.answer_check import AnswerCheck
+from prolepsis.server.output.delivery import Delivery
+from prolepsis.server.preparing.facts import structured_output, tool_choice
+from prolepsis.server.preparing.prepared import PreparedRequest
+from prolepsis.server.text.deltas import Delta
+
+Clock = Callable[[], float]
+MakeCheck = Callable[[], AnswerCheck | None]
+_CLIENT_FAMILIES = {
+    "claude-cli": "claude-code",
+    "codex": "codex",
+    "opencode": "opencode",
+    "aider": "aider",
+    "litellm": "litellm",
+    "openai/": "openai-sdk",
+    "asyncopenai/": "openai-sdk",
+    "anthropic/": "anthropic-sdk",
+    "asyncanthropic/": "anthropic-sdk",
+    "ollama": "ollama",
+    "mozilla": "browser",
+}
+"""Programs that requests come from, by how the header `user-agent` begins; in lower case."""
+
+
+def classified(error: BaseException) -> tuple[End, str | None]:
+    """Return how a request ended that `error` ended, and the error's code; the one place that decides this."""
+    if isinstance(error, asyncio.CancelledError | GeneratorExit):
+        return "left", None
+    if isinstance(error, RequestAborted):
+        return "aborted", None
+    code = error.code if isinstance(error, ProlepsisError) else type(error).__name__
+    if isinstance(error, ClientDeadlineExceeded):
+        return "expired", code
+    if isinstance(error, AnswerBroken):
+        return "broken", code
+    is_servers = isinstance(error, RequestRefused) and error.status >= 500
+    return ("refused" if isinstance(error, UserError | GrammarFailed) and not is_servers else "failed"), code
+
+
+class PromptAccount:
+    """Account of one prompt's answer so far."""
+
+    def __init__(
+        self, request: GenerateRequest, progress: Progress, check: MakeCheck, *, whole: bool, clock: Clock
+    ) -> None:
+        """`whole`: the answer goes out at its end, or not at all. `check` makes what reads a sample, where that has to
+        be whole. `clock` is monotonic."""
+        self.progress = progress
+        self.delivery = Delivery(whole=whole)
+        self.intervals = TokenIntervals()
+        self.num_shown_tokens: int | None = None
+        """Output tokens up to the stop of an output policy, if there was one; None: the answer is not complete."""
+        self._request = request
+        self._check = check
+        self._checks: dict[int, AnswerCheck | None] = {}
+        self._finish_reasons: list[str] = []
+        self._clock = clock
+        self._began_at = clock()
+        self._first_token_at: float | None = None
+        self._sent_at = 0.0
+        self._stream_s = 0.0
+        self._end: tuple[End, str | None] = ("finished", None)
+
+    def keep(self, level: Keep) -> GenerateRequest:
+        """Keep as much from here on; return the request that makes the engine say so much."""
+        self.progress.keep |= level
+        if level == Keep.FIGURES:
+            return self._request
+        return replace(
+            self._request, keeps_rounds=True, tells_drafts=Keep.DRAFTS in level, records_drafts=Keep.SHAPES in level
+        )
+
+    def see(self, event: Event) -> None:
+        """Take in an event when it arrives."""
+        self.progress.see(event)
+        if isinstance(event, Tokens):
+            if self._first_token_at is None:
+                self._first_token_at = self._clock()
+            self.delivery.see(event)
+            self.intervals.see(event.index, len(event.token_ids), self._clock())
+
+    async def sending(self, delta: Delta) -> Delta:
+        """Take in what is about to go to the client, and return it with the finish reason that all of us show.
+
+        Raises `AnswerBroken` for an answer that breaks its schema.
+        """
+        self._sent_at = self._clock()
+        if delta.index not in self._checks:
+            self._checks[delta.index] = self._check()
+        check = self._checks[delta.index]
+        if check is not None:
+            delta = await check.taken(delta)
+            await check.whole(delta)
+        if delta.finish_reason is not None:
+            self._finish_reasons.append(delta.finish_reason)
+        return delta
+
+    def sent(self, delta: Delta) -> None:
+        """Take in that the client's side has taken `delta`."""
+        self._stream_s += self._clock() - self._sent_at
+        self.delivery.passed(delta)
+
+    def timed(self, stats: RequestStats, arrived: float) -> RequestStats:
+        """Return the figures with the times before the engine; `arrived`: by the same clock, 0 if unknown."""
+        waited_s = self.progress.waited_s
+        receive_s = max(0.0, self._began_at - waited_s - arrived) if arrived else 0.0
+        return replace(stats, receive_s=receive_s, waited_s=waited_s)
+
+    def fail(self, error: BaseException) -> None:
+        """Take in what ended the answer; a client that leaves after the last token has had all of it."""
+        self.delivery.left()
+        end, code = classified(error)
+        self._end = ("finished" if end == "left" and self.progress.finished else end, code)
+
+    @property
+    def _answer(self) -> Answer:
+        if self.progress.stored is not None:
+            return "cached"
+        if self.progress.finished is not None:
+            return "complete"
+        return "cut" if self.progress.ended is not None else "unreported"
+
+    def ended(self) -> PromptEnded:
+        """Return what the answer came to."""
+        progress, last = self.progress, self.progress.ended
+        filled = self.delivery.filled(last.stats if last is not None else RequestStats())
+        num_prompt_tokens = len(self._request.prompt_token_ids)
+        came = RequestStats(num_prompt_tokens=num_prompt_tokens, num_output_tokens=progress.num_tokens)
+        return PromptEnded(
+            request=self._request,
+            end=self._end[0],
+            error=self._end[1],
+            stats=filled if last is not None else came,
+            num_shown_tokens=self.num_shown_tokens,
+            answer=self._answer,
+            tokens=progress.stored.tokens if progress.stored is not None else tuple(progress.kept),
+            finish_reasons=tuple(self._finish_reasons),
+            delivery=self.delivery.by_proposer(filled),
+            whole_calls=tuple(
+                whole for check in self._checks.values() if check and (whole := check.whole_calls) is not None
+            ),
+            waited_s=progress.waited_s,
+            began_at=self._began_at,
+            first_token_at=self._first_token_at,
+            stream_s=self._stream_s,
+            intervals=self.intervals,
+        )
+
+
+class RequestAccount:
+    """Account of an HTTP request so far, over all of its prompts."""
+
+    def __init__(self, about: RequestAbout, *, whole: bool, check: MakeCheck, clock: Clock = time.monotonic) -> None:
+        self.about = about
+        self._check = check
+        self._whole = whole
+        self._clock = clock
+        self._prompts: list[PromptAccount] = []
+        self._end: tuple[End, str | None] = ("finished", None)
+
+    def begin(self, request: GenerateRequest, progress: Progress) -> PromptAccount:
+        """Return the account of a prompt that runs now."""
+        self._prompts.append(PromptAccount(request, progress, self._check, whole=self._whole, clock=self._clock))
+        return self._prompts[-1]
+
+    def fail(self, error: BaseException) -> None:
+        """Take in what ended the request."""
+        self._end = classified(error)
+
+    def ended(self) -> RequestEnded:
+        """Return what the request came to."""
+        end, error = self._end
+        return RequestEnded(
+            about=self.about,
+            end=end,
+            error=error,
+            prompts=tuple(prompt.ended() for prompt in self._prompts),
+            ended_at=self._clock(),
+        )
+
+
+def about(prepared: PreparedRequest) -> RequestAbout:
+    """Return the sender of a request, and what decided how it is served."""
+    caller, decision = prepared.context.caller, prepared.speculation
+    audit = decision.terms.audit if decision.terms else None
+    return RequestAbout(
+        answer_id=prepared.answer_id,
+        tenant=caller.tenant,
+        key_id=caller.key_id,
+        tier=caller.tier,
+        route=prepared.context.route,
+        model=prepared.body.model,
+        num_prompts=len(prepared.requests),
+        policy_rule=decision.rule,
+        policy_version=decision.policy_version,
+        assignment=decision.assignment,
+        is_evidence=decision.is_evidence,
+        flags={flag.key: {"variant": flag.variant, "reason": flag.reason} for flag in decision.flags},
+        audit_share=audit.percentage / 100.0 if audit else None,
+        audit_content=audit.content if audit else None,
+        http_request_id=prepared.context.http_request_id,
+        client=client_family(prepared.context.headers.get("user-agent", "")),
+        stream=prepared.stream,
+        structured=structured_output(prepared.body),
+        tools=tool_choice(prepared.body) != "none",
+        asks=decision.requested.mode,
+        arrived=prepared.context.arrived,
+        trace=prepared.context.trace,
+    )
+
+
+def client_family(user_agent: str) -> str:
+    given = user_agent.strip().lower()
+    if not given:
+        return "none"
+    return next((family for begin, family in _CLIENT_FAMILIES.items() if given.startswith(begin)), "other")

@@ -1,0 +1,132 @@
+"""Speculation shows in a stream as bursts; here each token leaves alone, evenly over the time its step took."""
+
+import asyncio
+import heapq
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from itertools import count
+from typing import Self
+
+from prolepsis.core.events import Event, Tokens
+from prolepsis.server.answering.stream import close
+
+MAX_STEP_S = 0.25
+"""Longest time over which one step's tokens are spread; no token is later than this after its step."""
+
+
+class Pacer:
+    """Says when each token of a step is due, from the times at which steps arrive."""
+
+    def __init__(self) -> None:
+        self._arrived: dict[int, float] = {}
+        self._due: dict[int, float] = {}
+
+    def take(self, event: Tokens, now: float) -> list[tuple[float, Tokens]]:
+        """Return the event's tokens one by one with the clock readings (seconds) at which they are due.
+
+        The tokens of one sample never change their order. A sample's first step has no time yet: it leaves at once.
+        """
+        step_s = min(MAX_STEP_S, now - self._arrived.get(event.index, now))
+        self._arrived[event.index] = now
+        spacing = step_s / max(1, len(event.token_ids))
+        due = max(now, self._due.get(event.index, now))
+        parts = [(due + i * spacing, part) for i, part in enumerate(split(event))]
+        self._due[event.index] = due + step_s
+        return parts
+
+    def last_due(self, now: float) -> float:
+        """Return when everything taken so far is due."""
+        return max([now, *self._due.values()])
+
+
+def split(event: Tokens) -> list[Tokens]:
+    """Return an event per token; the last one carries how the sample ended."""
+    if len(event.token_ids) <= 1:
+        return [event]
+    parts = []
+    for i, token in enumerate(event.token_ids):
+        logprobs = None if event.logprobs is None else event.logprobs[i : i + 1]
+        last = i == len(event.token_ids) - 1
+        reason, stop = (event.finish_reason, event.stop_reason) if last else (None, None)
+        accepted_by = event.accepted_by[i : i + 1]
+        parts.append(
+            Tokens(
+                event.request_id,
+                event.index,
+                (token,),
+                event.position + i,
+                logprobs,
+                reason,
+                stop,
+                accepted_by=accepted_by,
+                prompt_logprobs=None if i else event.prompt_logprobs,
+            )
+        )
+    return parts
+
+
+Arrival = Event | Exception | None
+"""What the reader hands on: an event, what the events failed with, or their end."""
+
+
+class Paced:
+    """Events token by token at an even pace; their failure or end comes after the tokens before it.
+
+    The events are read ahead of what has been taken; `observe` sees each when it arrives.
+    """
+
+    def __init__(self, events: AsyncIterator[Event], observe: Callable[[Event], None]) -> None:
+        self._events = events
+        self._observe = observe
+        self._arrivals: asyncio.Queue[Arrival] = asyncio.Queue()
+        self._reading: asyncio.Task[None] | None = None
+        self._pacer = Pacer()
+        self._order = count()
+        self._waiting: list[tuple[float, int, Arrival]] = []
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Event:
+        if self._reading is None:
+            self._reading = asyncio.create_task(self._read())
+        while not self._waiting or self._waiting[0][0] > asyncio.get_running_loop().time():
+            await self._wait()
+        item = heapq.heappop(self._waiting)[2]
+        if item is None:
+            raise StopAsyncIteration
+        if isinstance(item, Exception):
+            raise item
+        return item
+
+    async def aclose(self) -> None:
+        """Stop reading and close the events."""
+        if self._reading is not None:
+            self._reading.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._reading
+        await close(self._events)
+
+    async def _wait(self) -> None:
+        """Wait until something arrives, or until the first that waits is due."""
+        now = asyncio.get_running_loop().time()
+        try:
+            async with asyncio.timeout(self._waiting[0][0] - now if self._waiting else None):
+                arrived = await self._arrivals.get()
+        except TimeoutError:
+            return
+        now = asyncio.get_running_loop().time()
+        if isinstance(arrived, Tokens):
+            for due, part in self._pacer.take(arrived, now):
+                heapq.heappush(self._waiting, (due, next(self._order), part))
+        else:
+            heapq.heappush(self._waiting, (self._pacer.last_due(now), next(self._order), arrived))
+
+    async def _read(self) -> None:
+        try:
+            async for event in self._events:
+                self._observe(event)
+                self._arrivals.put_nowait(event)
+            self._arrivals.put_nowait(None)
+        except Exception as error:  # handed on to the reader of the stream
+            self._arrivals.put_nowait(error)

@@ -1,0 +1,1 @@
+"""What says how the server is: health, metrics, records."""

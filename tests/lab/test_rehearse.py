@@ -1,0 +1,247 @@
+"""`prolepsis rehearse` on a tiny model: measured, recorded, forecast."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from prolepsis.core.config import EngineConfig
+from prolepsis.core.terminal.output import BAD_INPUT, UNPROVEN
+from prolepsis.engine.build import build_engine
+from prolepsis.engine.models.load import load_model
+from prolepsis.engine.thread import ThreadEngineClient
+from prolepsis.lab import rehearse
+from prolepsis.lab.measure.arrivals import load_of
+from prolepsis.lab.measure.prompts import EncodedPrompt
+from prolepsis.lab.rehearsal.calibrate import Calibration, LoadRecording, OfferedLoad, record
+from prolepsis.lab.rehearsal.trace import Trace, TraceLine, read_trace, write_trace
+from prolepsis.lab.virtual_engine.machine import BANDS, Machine
+from prolepsis.server.cli.main import app
+
+
+def run_command(*arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments, env={"COLUMNS": "250"})
+
+
+@dataclass(frozen=True)
+class Measured:
+    machine: Machine
+    plain: Trace
+    surveyed: Trace
+    auto: Trace
+
+
+@pytest.fixture(scope="module")
+def calibration(tiny_family: Callable[[str, str], Path]) -> Measured:
+    config = EngineConfig(model=str(tiny_family("sentencepiece", "hermes")), max_model_len=512)
+    target = load_model(config)
+    prompts = [EncodedPrompt(str(i), "", tuple(range(5, 45 + i))) for i in range(3)]
+    loads = [
+        OfferedLoad(load=load_of(text), prompts=prompts, seconds=0.25, max_tokens=24, seed=number)
+        for number, text in enumerate(("3", "40/s"))
+    ]
+
+    async def measured() -> Measured:
+        calibration = Calibration(lambda meter: build_engine(config, meter, target=target), lambda text: None)
+        machine, (plain, surveyed) = await calibration.run(target.model, loads[:1], loads[1:])
+        client = ThreadEngineClient(build_engine(config, target=target))
+        try:  # auto leaves out drafts that do not pay
+            return Measured(machine, plain.trace, surveyed.trace, await record(client, loads[0], "always", "always"))
+        finally:
+            await client.close()
+
+    return asyncio.run(measured())
+
+
+def test_a_machine_is_measured_and_its_requests_are_recorded(calibration: Measured) -> None:
+    machine, plain, auto = calibration.machine, calibration.plain, calibration.auto
+    assert machine.engine.max_model_len == 512
+    assert "suffix" in machine.proposers
+    assert machine.proposers["suffix"].free
+    assert len(machine.scatter) == 1 + len(BANDS)
+    assert machine.step_ms + machine.row_ms + machine.token_ms > 0.0
+    assert plain.at_once is None
+    assert [one.at for one in plain.lines] == sorted(one.at for one in plain.lines)
+    assert auto.at_once == 3
+    assert len(auto.lines) >= 3
+    assert not any(one.drafts for one in plain.lines)
+    assert any(one.drafts for one in auto.lines)
+    assert all(one.measured and 0.0 < one.measured.first_token_s <= one.measured.total_s for one in auto.lines)
+    rounds = -(-len(auto.lines) // 3)
+    assert len({one.blocks[0] for one in auto.lines}) == rounds, "prompts of a round share their first block"
+
+
+def test_every_proposer_is_asked_about_an_answer(calibration: Measured) -> None:
+    for one in calibration.surveyed.lines:
+        for made in one.drafts.values():
+            assert made[0].position == 1
+        assert "suffix" in one.drafts or one.output < 4
+    assert calibration.surveyed.at_once is None
+    assert len(calibration.surveyed.lines) == len(calibration.plain.lines)
+
+
+def files(calibration: Measured, folder: Path) -> tuple[str, str]:
+    machine, trace = folder / "machine.json", folder / "auto.jsonl"
+    machine.write_text(calibration.machine.to_json())
+    write_trace(trace, calibration.auto)
+    return str(machine), str(trace)
+
+
+def test_what_was_measured_reads_as_it_was_written(calibration: Measured, tmp_path: Path) -> None:
+    machine, _ = files(calibration, tmp_path)
+    read = Machine.from_json(Path(machine).read_text())
+    assert read.to_json() == calibration.machine.to_json()
+    with pytest.raises(ValueError, match="not a measured machine"):
+        Machine.from_json("{}")
+
+
+def test_check_prints_the_error_of_each_time_and_is_on_record(
+    calibration: Measured, audit_actions: Callable[[], list[str]], tmp_path: Path
+) -> None:
+    machine, trace = files(calibration, tmp_path)
+    result = run_command("rehearse", "check", trace, "--machine", machine, "--json")
+    assert audit_actions() == ["rehearsal.checked"]
+    [compared] = json.loads(result.stdout).values()
+    assert Machine.from_json(Path(machine).read_text()).checks["auto"].errors["tokens a second"] == next(
+        one["error"] for one in compared if one["what"] == "tokens a second"
+    )
+    times = ("time to first token", "time a token", "end to end")
+    expected = {(what, share) for what in times for share in (0.5, 0.95, 0.99)}
+    assert {(one["what"], one["share"]) for one in compared} == expected | {
+        ("tokens a pass", None),
+        ("tokens a second", None),
+    }
+    assert all(one["forecast"] > 0.0 for one in compared)
+
+
+def test_run_shows_each_load_plain_and_speculating(calibration: Measured, tmp_path: Path) -> None:
+    machine, trace = files(calibration, tmp_path)
+    run_command("rehearse", "check", trace, "--machine", machine)
+    result = run_command("rehearse", "run", trace, "--machine", machine, "--rates", "0.1,1", "--json")
+    shown = json.loads(result.stdout)
+    by_load = [("off", "0.1x"), ("auto", "0.1x"), ("off", "1x"), ("auto", "1x")]
+    assert [(one["mode"], one["load"]) for one in shown["forecasts"]] == by_load
+    assert (list(shown["checks"]), shown["checks"]["auto"]["num_requests"]) == (["auto"], len(calibration.auto.lines))
+    assert "end to end, 95 %" in shown["checks"]["auto"]["errors"]
+
+
+def test_run_writes_a_page_and_recommends_rules(calibration: Measured, tmp_path: Path) -> None:
+    machine, trace = files(calibration, tmp_path)
+    page, policy = tmp_path / "page.html", tmp_path / "policy.yaml"
+    options = ("--machine", machine, "--rates", "1,2", "--requests", "3", "--unchecked")
+    more = ("--seeds", "2", "--price-per-hour", "2.5", "--html", str(page))
+    result = run_command("rehearse", "run", trace, *options, *more, "--json")
+    shown = json.loads(result.stdout)
+    assert [one["seed"] for one in shown["forecasts"]] == [0] * 4 + [1] * 4
+    assert "Forecast of auto.jsonl" in page.read_text()
+    policy.write_text(shown["rules"])
+    assert run_command("policy", "check", str(policy), "--strict").exit_code == 0
+    ruled = run_command("rehearse", "run", trace, *options, "--policy", str(policy))
+    assert "speculation stops paying" in ruled.stdout
+    closed = run_command("rehearse", "run", trace, *options, "--at-once", "1,2", "--json")
+    loads = [one["load"] for one in json.loads(closed.stdout)["forecasts"]]
+    assert loads == ["1 at once", "1 at once", "2 at once", "2 at once"]
+
+
+def test_a_shipped_machine_is_named_and_said_not_to_be_measured(calibration: Measured, tmp_path: Path) -> None:
+    _, trace = files(calibration, tmp_path)
+    listed = json.loads(run_command("rehearse", "machines", "--json").stdout)
+    assert {one["name"] for one in listed["times"]} == listed["sources"].keys() >= {"h100x2-llama-70b-fp8"}
+    result = run_command("rehearse", "run", trace, "--machine", "h100x2-llama-70b-fp8", "--rates", "1", "--unchecked")
+    assert "not measured: 2 NVIDIA H100" in result.stderr
+    unknown = run_command("rehearse", "run", trace, "--machine", "h100x3", "--rates", "1")
+    assert unknown.exit_code == BAD_INPUT
+
+
+def test_a_forecast_shows_the_error_of_the_last_check_and_is_refused_without_one(
+    calibration: Measured, tmp_path: Path
+) -> None:
+    machine, trace = files(calibration, tmp_path)
+    arguments = ("rehearse", "run", trace, "--machine", machine, "--rates", "1")
+    refused = run_command(*arguments)
+    assert refused.exit_code == BAD_INPUT
+    assert "was ever checked; allowed: after prolepsis rehearse check" in refused.stderr
+    told = run_command(*arguments, "--unchecked")
+    assert (told.exit_code, "error of the last check  none" in told.stdout) == (0, True)
+    for mode in ("auto", "off"):
+        run_command("rehearse", "check", trace, "--machine", machine, "--mode", mode)
+    shown = run_command(*arguments).stdout
+    assert "error of the last check" in shown
+    assert shown.count(f"{len(calibration.auto.lines)} requests") == 2
+    assert "end to end, 95 %" in shown
+
+
+def test_what_measure_writes_was_checked(
+    calibration: Measured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def measured(*_: object) -> tuple[Machine, list[LoadRecording]]:
+        loads = {"off": calibration.plain, "auto": calibration.auto}
+        return calibration.machine, [LoadRecording(load_of("3"), mode, trace) for mode, trace in loads.items()]  # type: ignore[arg-type]
+
+    monkeypatch.setattr(rehearse, "_measured", measured)
+    result = run_command("rehearse", "measure", "--output", str(tmp_path))
+    assert result.exit_code == 0, result.stderr
+    checks = Machine.from_json((tmp_path / "machine.json").read_text()).checks
+    assert {mode: one.num_requests for mode, one in checks.items()} == {
+        "off": len(calibration.plain.lines),
+        "auto": len(calibration.auto.lines),
+    }
+    assert read_trace(tmp_path / "auto-3.jsonl.gz").at_once == 3
+
+
+def test_a_machine_of_the_package_is_not_checked(calibration: Measured, tmp_path: Path) -> None:
+    _, trace = files(calibration, tmp_path)
+    result = run_command("rehearse", "check", trace, "--machine", "h100-llama-7b-fp8")
+    assert result.exit_code == BAD_INPUT
+    assert "allowed: a file" in result.stderr
+
+
+def test_a_machine_from_before_there_were_checks_is_read(calibration: Measured) -> None:
+    old = json.loads(calibration.machine.to_json())
+    del old["checks"]
+    assert Machine.from_json(json.dumps(old)).checks == {}
+
+
+POLICY = """
+rules:
+  - name: all
+    match: {}
+    mode: "on"
+    rollout: {step_weights: [50], gate: automatic}
+    guardrails: [{name: errors, metric: error_rate, limit: 0.3}]
+"""
+
+
+def test_run_says_what_the_control_did(calibration: Measured, tmp_path: Path) -> None:
+    machine, trace = files(calibration, tmp_path)
+    policy = tmp_path / "policy.yaml"
+    policy.write_text(POLICY)
+    command = ("rehearse", "run", trace, "--machine", machine, "--rates", "1", "--policy", str(policy), "--unchecked")
+    plain, own = json.loads(run_command(*command, "--json").stdout)["forecasts"]
+    assert plain["changes"] == []
+    assert [(one["what"], one["at"]) for one in own["changes"]] == [("rollout.started", 0.0)]
+    shown = run_command(*command).stdout
+    assert "what the control did" in shown
+    assert "rollout.started" in shown
+
+
+def test_a_trace_that_says_nothing_of_drafts_proves_nothing(calibration: Measured, tmp_path: Path) -> None:
+    machine, recording = files(calibration, tmp_path)
+    write_trace(tmp_path / "bare.jsonl", Trace(lines=(TraceLine(at=0.0, prompt=9, output=5),)))
+    bare = str(tmp_path / "bare.jsonl")
+    arguments = ("rehearse", "run", bare, "--machine", machine, "--rates", "1", "--unchecked")
+    result = run_command(*arguments)
+    assert result.exit_code == UNPROVEN
+    assert "says nothing of drafts" in result.stderr
+    assert not run_command(*arguments, "--drafts", recording).exit_code
+
+
+@pytest.mark.parametrize("rates", ["0", "a", "1,-2"])
+def test_a_rate_that_is_none_is_refused(calibration: Measured, tmp_path: Path, rates: str) -> None:
+    machine, trace = files(calibration, tmp_path)
+    result = run_command("rehearse", "run", trace, "--machine", machine, "--rates", rates, "--unchecked")
+    assert "allowed: numbers above 0" in result.stderr
