@@ -97,10 +97,15 @@ def audit_routes(store: Store, info: Callable[[], EngineInfo], replay_now: Repla
     @routes.get("/admin/audit", roles=AUDITORS, summary="Entries of the audit log", reply=AuditReply)
     async def audit(query: Annotated[AuditQuery, read_query(AuditQuery)]) -> JSONResponse:
         head, signed, entries = await reading(lambda: _entries(store, query))
-        shown: dict[str, object] = {"head": head, "signed_head": signed and signed.plain()}
         changes = (await reading(recent.read) if store.writer.is_on else NO_CHANGES) if query.changes else None
-        shown["changes"] = None if changes is None else asdict(changes)
-        return JSONResponse({**shown, "entries": [entry.plain() for entry in entries]})
+        return JSONResponse(
+            {
+                "head": head,
+                "signed_head": signed and signed.plain(),
+                "entries": [entry.plain() for entry in entries],
+                "changes": changes and asdict(changes),
+            }
+        )
 
     @routes.get(
         "/admin/audit/{entry}",
@@ -130,9 +135,17 @@ def audit_routes(store: Store, info: Callable[[], EngineInfo], replay_now: Repla
     )
     async def replay(entry: str, caller: SignedIn) -> AuditReplayReply:
         found = await reading(lambda: _entry(store, entry, SERVED))
-        recorded = _replayable(found, info())
+        recorded, given = recorded_in(found), found.versions.get("fingerprint")
+        if given != info().fingerprint:
+            message = f"Entry {found.seq} is of the model {given}; this server has {info().fingerprint}."
+            raise RequestRefused(message, code="other_model", param="entry", status=409)
         reply = replay_reply(found, await replay_now(recorded, REPLAY_TIMEOUT_S), info().exactness)
-        emit(_replayed_event(caller.actor, found, reply.outcome))
+        after = {"entry": reply.seq, "outcome": reply.outcome}
+        tenant, name = found.details.tenant if found.details else "", reply.request_id
+        event = AuditEvent(
+            actor=caller.actor, action="request.replayed", subject=name, names=(name,), after=after, tenant=tenant
+        )
+        emit(event)
         return reply
 
     return routes.all
@@ -186,16 +199,6 @@ def _entry(store: Store, name: str, action: str | None = None) -> AuditEntry:
     raise RequestRefused(message, code="audit_entry_not_found", param="entry", status=404)
 
 
-def _replayable(entry: AuditEntry, info: EngineInfo) -> Recording:
-    """Return the recording of an entry; raises `RequestRefused` if another model made it."""
-    recorded = recorded_in(entry)
-    if entry.versions.get("fingerprint") != info.fingerprint:
-        given = entry.versions.get("fingerprint")
-        message = f"Entry {entry.seq} is of the model {given}; this server has {info.fingerprint}."
-        raise RequestRefused(message, code="other_model", param="entry", status=409)
-    return recorded
-
-
 def recorded_in(entry: AuditEntry) -> Recording:
     """Return the recording that an entry holds; raises `InvalidParameter` saying why it holds none."""
     details = entry.details
@@ -207,20 +210,6 @@ def recorded_in(entry: AuditEntry) -> Recording:
         message = f"entry {entry.seq} holds no tokens, as {why}; allowed: {SERVED}, kept with audit_content tokens"
         raise InvalidParameter(message, param="entry")
     return parse(after[RECORDING], details.subject)
-
-
-def _replayed_event(actor: str, entry: AuditEntry, outcome: str) -> AuditEvent:
-    details = entry.details
-    assert details is not None, "an erased entry cannot be decoded again"
-    after = {"entry": entry.seq, "outcome": outcome}
-    return AuditEvent(
-        actor=actor,
-        action="request.replayed",
-        subject=details.subject,
-        names=(details.subject,),
-        after=after,
-        tenant=details.tenant,
-    )
 
 
 def replay_reply(entry: AuditEntry, replayed: Replayed, exactness: Literal["strict", "normal"]) -> AuditReplayReply:

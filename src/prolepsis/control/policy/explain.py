@@ -16,13 +16,11 @@ class Change:
     """One difference; `field` is empty where it is about a whole rule."""
 
     kind: Literal["added", "removed", "moved", "changed"]
-    rule: str
-    """Its name; empty: the policy itself."""
+    rule: str  # its name; empty: the policy itself
     field: str = ""
     old: object = None
     new: object = None
-    effective: bool = True
-    """It may change what a request gets; descriptions, owners and versions do not."""
+    effective: bool = True  # it may change what a request gets; descriptions, owners and versions do not
 
 
 def diff(old: Policy, new: Policy) -> list[Change]:

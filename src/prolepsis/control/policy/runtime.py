@@ -32,8 +32,7 @@ _NO_POLICY = Policy()
 log = structlog.get_logger(__name__)
 
 
-LimitsOf = Callable[[Terms, str], DraftLimits]
-"""Terms and traffic class -> what is left of the terms."""
+LimitsOf = Callable[[Terms, str], DraftLimits]  # terms and traffic class -> what is left of the terms
 
 
 def unlimited(terms: Terms, traffic_class: str) -> DraftLimits:

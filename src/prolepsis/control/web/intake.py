@@ -24,8 +24,7 @@ from prolepsis.control.web.refusals import too_large, too_many_uploads
 
 Value = TypeVar("Value")
 
-BODIES_OF_TENANT = 64
-"""How many bodies of the largest size one tenant may have waiting to be parsed."""
+BODIES_OF_TENANT = 64  # how many bodies of the largest size one tenant may have waiting to be parsed
 
 _BYTES_WITHOUT_PROMPT = 256 * 2**10
 _BYTES_OF_TOKEN = 16
@@ -98,8 +97,7 @@ def _decoder(request: Request, most_bytes: int) -> Callable[[bytes], bytes]:
     return decoded
 
 
-INLINE_BYTES = 4096
-"""Work on at most this many bytes runs on the event loop: a thread would cost more."""
+INLINE_BYTES = 4096  # work on at most this many bytes runs on the event loop: a thread would cost more
 PAID_BACK = 3
 """A tenant's next large work waits this many times as long as its last one took of the processor."""
 
@@ -113,8 +111,7 @@ class _TenantQueue:
         """Pieces that wait, run, or still block the next one."""
 
 
-NICENESS = 10
-"""Added to the niceness of threads whose work gives way, on Linux."""
+NICENESS = 10  # added to the niceness of threads whose work gives way, on Linux
 
 
 def _give_way() -> None:
@@ -301,7 +298,6 @@ class Intake:
     """The bounds that all routes of one application share."""
 
     uploads: Uploads
-    strict_parameters: bool = False
-    """Fields of clients' bodies that change nothing are refused."""
+    strict_parameters: bool = False  # fields of clients' bodies that change nothing are refused
     round_robin: RoundRobin = field(default_factory=RoundRobin)
     large_work: LargeWork = field(default_factory=LargeWork)
