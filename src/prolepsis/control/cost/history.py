@@ -11,9 +11,9 @@ from sqlalchemy import Connection, delete, insert, select
 
 from prolepsis.control.cost.device_time import DeviceCost, DeviceTime
 from prolepsis.control.store import documents as of
+from prolepsis.control.store.database import Database
 from prolepsis.control.store.documents import Documents, StoredDocument
 from prolepsis.control.store.tables import cost_periods
-from prolepsis.control.store.database import Database
 
 
 @dataclass(frozen=True, slots=True)
