@@ -62,7 +62,7 @@ CANNOT_RUN = {
     "prolepsis profile": "measures for a minute; tests/lab/test_profile.py",
     "prolepsis drill run": "needs a server that allows drills; tests/lab/drills/test_command.py",
     "prolepsis bench": "takes minutes; tests/lab/measure/test_measure.py",
-    "prolepsis rehearse": "loads a model, or needs what was measured; tests/lab/rehearse/test_command.py",
+    "prolepsis rehearse": "loads a model, or needs what was measured; tests/lab/test_rehearse.py",
     "prolepsis tune": "needs what was measured; tests/lab/rehearsal/test_tune.py",
     "prolepsis batch run": "loads a model; tests/server/cli/test_batch.py",
     "prolepsis models": "needs files of a head; tests/server/cli/test_models.py",

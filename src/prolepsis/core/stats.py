@@ -105,7 +105,7 @@ class ProposerMemory:
         return self.weights + self.kv + self.index
 
 
-Mode = Literal["on", "off", "shadow"]
+Mode = Literal["off", "shadow", "on"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from prolepsis.adapters.upstream.capabilities import (
     not_held,
     server_config,
 )
-from prolepsis.core.config import EngineConfig, ServerConfig, UpstreamApi
+from prolepsis.core.config import EngineConfig, ServerConfig, UpstreamApi, UpstreamTerms
 from prolepsis.core.continuation import Continuation
 from prolepsis.core.errors import ConfigError, InvalidGrammar, InvalidParameter
 from prolepsis.core.requests import GrammarSpec, SamplingParams
@@ -87,12 +87,16 @@ def test_a_setting_of_our_own_engine_is_named(setting: str, value: object) -> No
 
 def test_the_settings_that_count_are_there() -> None:
     assert set(USED) <= set(EngineConfig.model_fields)
-    check_config(EngineConfig(engine="upstream", upstream_plain="http://a", num_speculative_tokens=4, max_model_len=99))
+    check_config(
+        EngineConfig(
+            engine="upstream", upstream=UpstreamTerms(plain="http://a"), num_speculative_tokens=4, max_model_len=99
+        )
+    )
 
 
 def test_settings_of_the_server_that_upstreams_fix() -> None:
     fixed = server_config(ServerConfig(), {})
-    assert (fixed.replay_sample, fixed.start_drafts, fixed.engine_process) == (0.0, 0, "off")
+    assert (fixed.replay_sample, fixed.limits.start_drafts, fixed.engine_process) == (0.0, 0, "off")
     with pytest.raises(ConfigError, match=r"^replay_sample is 0\.5; allowed with engine upstream: 0\.0"):
         server_config(ServerConfig(replay_sample=0.5), {"replay_sample": "--replay-sample"})
 

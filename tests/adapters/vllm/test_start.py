@@ -14,7 +14,7 @@ from prolepsis.adapters.vllm.start import (
     plan_kv,
     start_vllm,
 )
-from prolepsis.core.config import EngineConfig
+from prolepsis.core.config import EngineConfig, RemoteProposerTerms
 from prolepsis.core.errors import ConfigError, EngineDead, MemoryPlanError, ModelLoadError
 from prolepsis.core.events import Event, Failed, Finished
 from prolepsis.core.extras import Extra
@@ -127,7 +127,7 @@ async def test_no_engine_is_built_beside_a_pass_that_may_still_run() -> None:
         ("draft_model", "some-model"),
         ("early_exit_layer", 3),
         ("chunk_limit_ms", 20.0),
-        ("remote_proposer", "127.0.0.1:8600"),
+        ("remote_proposer", RemoteProposerTerms(address="127.0.0.1:8600")),
         ("proposers", ("suffix", "draft_model")),
     ],
 )

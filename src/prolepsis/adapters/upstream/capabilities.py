@@ -79,13 +79,13 @@ def check_request(request: GenerateRequest, api: UpstreamApi) -> None:
     """Raise `InvalidParameter` or `InvalidGrammar` for the first thing asked for that the engines cannot do."""
     for one in CAPABILITIES:
         if api not in one.apis and one.is_asked(request):
-            allowed = f"with upstream_api {' or '.join(one.apis)}" if one.apis else "without it"
+            allowed = f"with upstream.api {' or '.join(one.apis)}" if one.apis else "without it"
             message = f"{one.name} is given, which {api} cannot do here ({one.why}); allowed: {allowed}"
             raise InvalidParameter(message, param=one.name)
     if request.grammar is not None and request.grammar.kind not in GRAMMARS[api]:
         kinds = ", ".join(GRAMMARS[api])
         message = (
-            f"the answer is constrained by a {request.grammar.kind} grammar; allowed with upstream_api {api}: {kinds}"
+            f"the answer is constrained by a {request.grammar.kind} grammar; allowed with upstream.api {api}: {kinds}"
         )
         raise InvalidGrammar(message)
     if api == "llama.cpp" and request.grammar is not None:
@@ -137,7 +137,7 @@ def may_speculate(request: GenerateRequest, api: UpstreamApi) -> bool:
 
 USED = (
     *("model", "model_dir", "engine", "max_model_len", "max_requests", "num_speculative_tokens", "stuck_after_s"),
-    *("default_sampling", "upstream_api", "upstream_plain", "upstream_speculating", "upstream_key_file"),
+    *("default_sampling", "upstream"),
 )
 """The settings of an engine that mean something here; the others are those of the pools' own servers."""
 
@@ -155,7 +155,6 @@ SERVER: Mapping[str, _Fixed] = {
     "max_replicas": _Fixed(None, "the pools are replicas of their own"),
     "engine_process": _Fixed("off", "the engines are in other processes already"),
     "replay_sample": _Fixed(0.0, "no pool gives the same answer twice"),
-    "start_drafts": _Fixed(0, "a pool drafts as far as its own settings say"),
 }
 
 
@@ -181,4 +180,5 @@ def server_config(config: ServerConfig, given: Mapping[str, object]) -> ServerCo
         if name in given and value != fixed.value:
             message = f"{name} is {value!r}; allowed with engine upstream: {fixed.value} ({fixed.why})"
             raise ConfigError(message, param=name)
-    return config.model_copy(update={name: fixed.value for name, fixed in SERVER.items()})
+    limits = config.limits.model_copy(update={"start_drafts": 0})  # a pool drafts as far as its own settings say
+    return config.model_copy(update={**{name: fixed.value for name, fixed in SERVER.items()}, "limits": limits})

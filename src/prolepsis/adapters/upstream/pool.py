@@ -227,7 +227,7 @@ class Pool:
                         break
         token_ids = [token for chunk in chunks for token in chunk.token_ids]
         if not token_ids:
-            raise UpstreamFault("says no token ids: it is of another kind than upstream_api says, or too old")
+            raise UpstreamFault("says no token ids: it is of another kind than upstream.api says, or too old")
         theirs, ours = "".join(chunk.text for chunk in chunks), self._vocabulary.decode(token_ids)
         # but for spaces around them and a character at the end that is not whole
         one, other = (text.rstrip("\ufffd").strip() for text in (theirs, ours))

@@ -63,7 +63,7 @@ def start_upstream(config: EngineConfig, observer: Metrics | None = None) -> Sta
             max_model_len=max_model_len,
             proposers=(UPSTREAM,) if num_draft_tokens else (),
         ),
-        config.upstream_api,
+        config.upstream.api,
         pools,
         tokenizer,
         metrics,
@@ -77,33 +77,33 @@ def start_upstream(config: EngineConfig, observer: Metrics | None = None) -> Sta
 
 def _urls(config: EngineConfig) -> Mapping[PoolName, str]:
     given: dict[PoolName, str | None] = {
-        "plain": config.upstream_plain,
-        "speculating": config.upstream_speculating,
+        "plain": config.upstream.plain,
+        "speculating": config.upstream.speculating,
     }
     urls: dict[PoolName, str] = {}
     for name, url in given.items():
         if url is None:
             continue
         if address(url) is None:
-            message = f"upstream_{name} is {url!r}; allowed: the URL of an HTTP server, such as http://10.0.0.1:8000"
-            raise ConfigError(message, param=f"upstream_{name}")
+            message = f"upstream.{name} is {url!r}; allowed: the URL of an HTTP server, such as http://10.0.0.1:8000"
+            raise ConfigError(message, param="upstream")
         urls[name] = url
     if "plain" not in urls:
-        message = "upstream_plain is unset; engine upstream needs engines that do not speculate, for what must be plain"
-        raise ConfigError(message, param="upstream_plain")
+        message = "upstream.plain is unset; engine upstream needs engines that do not speculate, for what must be plain"
+        raise ConfigError(message, param="upstream")
     return urls
 
 
 def _headers(config: EngineConfig) -> Mapping[str, str]:
-    if config.upstream_key_file is None:
+    if config.upstream.key_file is None:
         return {}
-    return {"authorization": f"Bearer {read_text(config.upstream_key_file, 'upstream_key_file').strip()}"}
+    return {"authorization": f"Bearer {read_text(config.upstream.key_file, 'upstream.key_file').strip()}"}
 
 
 def _api(config: EngineConfig, tokenizer: ModelTokenizer) -> Api:
-    if config.upstream_api == "llama.cpp":
+    if config.upstream.api == "llama.cpp":
         return LlamacppApi(spelling(tokenizer))
-    return SglangApi() if config.upstream_api == "sglang" else VllmApi()
+    return SglangApi() if config.upstream.api == "sglang" else VllmApi()
 
 
 def spelling(tokenizer: ModelTokenizer) -> Callable[[str], Sequence[int]]:
@@ -150,7 +150,7 @@ def _info(
     max_model_len: int,
     proposers: tuple[str, ...],
 ) -> EngineInfo:
-    forward = f"upstream-{config.upstream_api}"
+    forward = f"upstream-{config.upstream.api}"
     parts = (tokenizer.fingerprint, forward, *sorted({one.model for one in facts}))
     return EngineInfo(
         model=model_name(config.model, source, config.model_dir),

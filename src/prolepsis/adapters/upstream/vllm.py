@@ -25,7 +25,6 @@ class VllmApi:
             "return_token_ids": True,
             "max_tokens": params.max_tokens,
             "min_tokens": params.min_tokens,
-            "top_k": params.top_k,
             "seed": params.seed,
             "priority": ask.priority,
             **sampling_fields(params),

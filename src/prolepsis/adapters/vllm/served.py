@@ -14,7 +14,7 @@ from zlib import crc32
 from torch import Tensor
 
 from prolepsis.core.plan import SpecPlan
-from prolepsis.core.requests import SamplingParams
+from prolepsis.core.requests import SamplingParams, shaping
 from prolepsis.core.stats import ProposerCounts
 from prolepsis.engine.drafting.acceptance import AcceptanceEstimator
 from prolepsis.engine.drafting.candidate import DraftRequest
@@ -115,13 +115,11 @@ class ServedSequence(SequenceFields):
 def params_of(given: Any, fallback_seed: int) -> SamplingParams:
     """Return vLLM's sampling parameters as ours; without a seed the request's own is used."""
     return SamplingParams(
-        temperature=given.temperature if given.temperature >= 1e-5 else 0.0,
-        top_k=max(0, given.top_k),
-        top_p=given.top_p,
-        min_p=given.min_p,
-        repetition_penalty=given.repetition_penalty,
-        presence_penalty=given.presence_penalty,
-        frequency_penalty=given.frequency_penalty,
+        **{
+            **shaping(given),
+            "temperature": given.temperature if given.temperature >= 1e-5 else 0.0,
+            "top_k": max(0, given.top_k),
+        },
         max_tokens=_ENDLESS,  # vLLM ends requests itself
         min_tokens=given.min_tokens,
         stop_token_ids=tuple(given.stop_token_ids or ()),

@@ -8,6 +8,9 @@ from prolepsis.control.store.signing import key_file
 from prolepsis.control.web.context import Context
 from prolepsis.control.web.feature import Feature
 
+ANCHOR_S = 60.0
+"""Seconds between two anchors of the audit log."""
+
 
 def feature(context: Context, decode: Decode, replay: Replay) -> AuditFeature:
     """Return the audit of requests; `replay` decodes a recorded one again."""
@@ -33,4 +36,4 @@ def anchors(context: Context) -> Feature:
     if not database.is_kept:
         return Feature()
     kept = places(config.audit_anchor, default_file(key_file(config), database))
-    return AnchorFeature(database, kept, context.registry, period_s=config.audit_anchor_s)
+    return AnchorFeature(database, kept, context.registry, period_s=ANCHOR_S)

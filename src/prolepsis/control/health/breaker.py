@@ -91,18 +91,14 @@ class BreakerFigures:
 
     proposer: str
     traffic_class: str
-    acceptance: float | None
-    """Acceptance of the first tokens of `judged` drafts; None: none was judged."""
+    acceptance: float | None  # acceptance of the first tokens of `judged` drafts; None: none was judged
     judged: float
-    spent: float
-    """Cost of drafting and verifying in tokens, over `rounds` verified drafts."""
-    gained: float
-    """Accepted tokens over the same rounds."""
+    spent: float  # cost of drafting and verifying in tokens, over `rounds` verified drafts
+    gained: float  # accepted tokens over the same rounds
     rounds: float
     errors_in_row: int
     late_in_row: int
-    tenants: tuple[str, ...] = ()
-    """The only tenants for which it is not closed; none: it is in its state for all."""
+    tenants: tuple[str, ...] = ()  # the only tenants for which it is not closed; none: it is in its state for all
 
 
 @dataclass(frozen=True, slots=True)

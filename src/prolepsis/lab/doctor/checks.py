@@ -86,7 +86,7 @@ class Facts:
             mine = [one for one in starts if one["server"]["port"] == urlsplit(here["address"]).port]
             last = known(mine[-1] if mine else None, "the audit log has no start of this server, with its settings")
             parts = [last["engine"], last["server"]]
-        return {name: value for part in parts for name, value in part.items()}
+        return {name: value for part in (*parts, parts[1]["limits"]) for name, value in part.items()}
 
     def acts(self, action: str, number: int = 1) -> Sequence[AuditEntry]:
         """Return the newest entries of an action: of the server's audit log, without a server of the store's."""

@@ -56,6 +56,7 @@ def serve(
 def _start_engine(settings: Settings, logs: "LogSettings", config: EngineConfig, metrics: "Metrics") -> "StartedEngine":
     """Start what computes: upstream engines, replicas, an engine in its own process, or one in this process."""
     from prolepsis.engine.commands.downloads import ensure_model
+    from prolepsis.server.run import StartedEngine
 
     ensure_model(settings)
     if config.engine == "upstream":
@@ -69,25 +70,13 @@ def _start_engine(settings: Settings, logs: "LogSettings", config: EngineConfig,
         return started
     reserved = _reserved(settings.server)
     if _has_own_process(settings.server, config):
-        return _own_process(config, metrics, reserved, logs)
-    return _this_process(config, metrics, reserved)
+        from prolepsis.remote.process import EngineSpawn
 
-
-def _own_process(
-    config: EngineConfig, metrics: "Metrics", reserved: list["MemoryUse"], logs: "LogSettings"
-) -> "StartedEngine":
-    from prolepsis.remote.process import EngineSpawn
-    from prolepsis.server.run import StartedEngine
-
-    spawn = EngineSpawn(config, metrics, reserved, logs)
-    spawned = spawn.first()
-    return StartedEngine(spawned.client, spawned.tokenizer, spawned.compile_seconds, spawn.again)
-
-
-def _this_process(config: EngineConfig, metrics: "Metrics", reserved: list["MemoryUse"]) -> "StartedEngine":
+        spawn = EngineSpawn(config, metrics, reserved, logs)
+        spawned = spawn.first()
+        return StartedEngine(spawned.client, spawned.tokenizer, spawned.compile_seconds, spawn.again)
     from prolepsis.engine.native.build import compile_seconds
     from prolepsis.server.cli.engine import start_configured
-    from prolepsis.server.run import StartedEngine
 
     engine = start_configured(config, metrics, reserved)
     return StartedEngine(engine.client, engine.tokenizer, compile_seconds, engine.restart)

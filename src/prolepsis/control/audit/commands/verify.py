@@ -51,8 +51,6 @@ PublicKey = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class KnownKeys:
-    """Public keys and anchors for the check."""
-
     keys: PublicKeys | None
     heads: Sequence[SignedHead]
     anchors: Sequence[Anchor]  # given by hand
