@@ -143,7 +143,6 @@ class SamplingDefaults:
     or operator; where the operator gives some, 'operator, others ...'."""
 
     def describe(self) -> str:
-        """Return values and source as text."""
         return f"{', '.join(f'{name} {value:g}' for name, value in self._values.items())} (from {self.source})"
 
     @property

@@ -182,7 +182,6 @@ class Decisions:
         return ended is None or len(ended) < _ENOUGH or now - ended[0] > _MEMORY_S
 
     def _pause(self, rows: Sequence[Row], choices: Sequence[SpeculationChoice], plan: SpecPlan) -> None:
-        """Find the sequences whose drafts do not pay now."""
         decoding = [(row.sequence.key, choice.mode) for row, choice in zip(rows, choices, strict=True) if row.decodes]
         self._proposers.explore.earn(len(decoding))  # also where all drafts are only compared
         keys = [key for key, mode in decoding if mode == "auto"]

@@ -24,8 +24,6 @@ class _Recorded:
 
 @dataclass(frozen=True, slots=True)
 class ProposerCall:
-    """What a proposer took for some sequences."""
-
     proposer: str
     num_sequences: int
     depth: int

@@ -32,7 +32,6 @@ class FollowedPlace:
         return self._num_new == 0
 
     def follow(self, tokens: Sequence[int], first: int) -> None:
-        """Follow the sequence's tokens from `first` on."""
         for end in range(first + 1, len(tokens) + 1):
             known = min(end - 1, len(self._source)) if self.is_own else len(self._source)
             if self._num_new == 0 and self._anchor < known and self._source[self._anchor] == tokens[end - 1]:

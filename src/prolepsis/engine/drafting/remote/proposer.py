@@ -107,7 +107,6 @@ class DraftsAhead:
         self._draft = None
 
     def end(self) -> None:
-        """The sequence ended, or the server is lost."""
         self._outcomes["late"] += len(self._arrived)
         self._arrived.clear()
         self.drop()
@@ -115,8 +114,6 @@ class DraftsAhead:
 
 @dataclass(slots=True)
 class _OpenSequence:
-    """A sequence that the server knows."""
-
     number: int
     num_reserved: int  # tokens of the server that are reserved for it
     ahead: DraftsAhead
