@@ -61,7 +61,7 @@ class _Admission:
 
 
 class Decisions:
-    """One engine's. A step: `begin`, then `note` for each row to compare; `forget` what ended."""
+    """The decisions of one engine. A step: `begin`, then `note` for each row to compare; `forget` what ended."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class Decisions:
         admission.num_samples -= admission.num_samples > 0 and row.shadow is not None
 
     def exchange(self, proposer: str) -> None:
-        """Another proposer has this name, of which no draft was decided."""
+        """Start over for another proposer of this name, of which no draft was decided."""
         self._disabled.exchange(proposer)
         self._ended = {key: ended for key, ended in self._ended.items() if key[0] != proposer}
 

@@ -326,7 +326,7 @@ class Scheduler:
             self._emit_terminal(request, Failed(request.request_id, error, request.stats), now)
 
     def exchange_head(self, proposer: str) -> None:
-        """Another head drafts as `proposer`: pages without its states are not found again, live requests name none."""
+        """Forget what the previous head of `proposer` left: pages without the new one's states, its name in requests."""
         self._paging.pool.drop_cached()
         for request in self.requests.values():
             request.stats.heads[proposer] = None
@@ -543,7 +543,7 @@ class Scheduler:
                 insort(self.waiting, sibling, key=_by_rank)
 
     def _end(self, sequence: SequenceState, now: float) -> None:
-        """A sequence is complete; so is its request if it was the last."""
+        """Complete a sequence, and its request if it was the last."""
         self._stop(sequence, now)
         sequence.ended = True
         self._ended.append(sequence)

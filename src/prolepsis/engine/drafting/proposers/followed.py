@@ -17,7 +17,7 @@ _AHEAD, _BEHIND = 128, 32  # places looked at around the anchor
 
 
 class FollowedPlace:
-    """The place where the text `source` goes on as the sequence does; `is_own`: the text is the sequence's own."""
+    """Position in `source` from which it continues like the sequence; `is_own`: the source is the sequence itself."""
 
     def __init__(self, source: Sequence[int], anchor: int, run: int, *, is_own: bool) -> None:
         self._source = source
