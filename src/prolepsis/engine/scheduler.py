@@ -326,7 +326,7 @@ class Scheduler:
             self._emit_terminal(request, Failed(request.request_id, error, request.stats), now)
 
     def exchange_head(self, proposer: str) -> None:
-        """Forget what the previous head of `proposer` left: pages without the new one's states, its name in requests."""
+        """Forget what the head before left: pages without the new one's states, its name in live requests."""
         self._paging.pool.drop_cached()
         for request in self.requests.values():
             request.stats.heads[proposer] = None

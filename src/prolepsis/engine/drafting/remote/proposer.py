@@ -299,12 +299,10 @@ class RemoteProposer(Proposer):
         elif known is None:  # it has ended
             self._outcomes["late"] += 1
         else:
-            bucket, *buckets = (
-                min(max(0, each), _MOST_BUCKETS - 1) for each in (sent.draft.bucket, *sent.draft.buckets)
-            )
-            known.ahead.put(
-                sent.prefix, replace(sent.draft, proposer=self.name, bucket=bucket, buckets=tuple(buckets), sources=())
-            )
+            draft = sent.draft
+            bucket, *buckets = (min(max(0, each), _MOST_BUCKETS - 1) for each in (draft.bucket, *draft.buckets))
+            own = replace(draft, proposer=self.name, bucket=bucket, buckets=tuple(buckets), sources=())
+            known.ahead.put(sent.prefix, own)
 
     def _check(self, sent: SentDraft) -> None:
         """Raise `ProtocolError` for an invalid draft, also one for an unknown sequence."""
