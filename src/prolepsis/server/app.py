@@ -90,7 +90,6 @@ def build(
 def _feature_routes(
     context: Context, services: Services, names: Sequence[str], document: Callable[[], Mapping[str, object]]
 ) -> Sequence[Route]:
-    """Return the routes of all features, and the console's, which call them."""
     client, gate, service = context.client, services.admission, services.service_health
     routes = (
         *(route for feature in services.features for route in feature.routes),
@@ -121,7 +120,6 @@ def _shared_intake(config: ServerConfig, client: EngineClient, others: Sequence[
 
 @asynccontextmanager
 async def _while_serving(services: Services, runner: BatchRunner, _: Application) -> AsyncGenerator[None, None]:
-    """Run the clocks of the features while requests run; close the engine at the end."""
     async with running((*services.features, runner)):
         yield
     await services.client.close()

@@ -75,7 +75,6 @@ class Corpora(Feature):
         self._tokens = gauge(context.registry, "corpus_tokens", "Tokens of the corpora that the engine may draft from")
 
     async def tick(self) -> None:
-        """Send the engine what has changed."""
         if self._is_kept:
             with suppress(StoreUnavailable):
                 async with self._turn:
@@ -121,7 +120,6 @@ class Corpora(Feature):
         await self.tick()
 
     async def all(self) -> list[TenantFile]:
-        """Return the corpora of all owners, the oldest first."""
         return await asyncio.to_thread(self.files.of_purposes, PURPOSE)
 
     def shown(self, file: TenantFile) -> CorpusReply:

@@ -54,7 +54,6 @@ class Models:
         return list(self.by_name)
 
     def allowed(self, caller: Caller) -> Mapping[str, Services]:
-        """Return the models that the caller's key may use."""
         return {name: services for name, services in self.by_name.items() if caller.may_use(name)}
 
     def first(self, caller: Caller) -> str:

@@ -167,7 +167,6 @@ class AdmissionController(Feature):
         reply_headers(http).update(self._rates.reserve(caller, 0, self._clock()))
 
     async def tick(self) -> None:
-        """Let the ladder see the age of what waits, start what may run, set the gauges."""
         demand = self.demand
         self.reading = {one.request_id: one for one in self._client.health().reading}
         if not self._config.max_in_engine:  # replicas come and go
@@ -195,7 +194,6 @@ class AdmissionController(Feature):
                 granted.set_exception(RequestAborted("The request was aborted: shutdown."))
 
     def health(self) -> EngineHealth:
-        """Return the engine's health; what waits here waits too."""
         health = self._client.health()
         return replace(health, num_waiting=health.num_waiting + len(self._queue))
 
@@ -228,7 +226,6 @@ class AdmissionController(Feature):
 
     @property
     def demand(self) -> Demand:
-        """Requests that wait now."""
         oldest = min(self._oldest_of_tenants().values(), default=None)
         return Demand(0.0 if oldest is None else self._clock() - oldest, len(self._queue))
 
@@ -298,7 +295,6 @@ class AdmissionController(Feature):
         return 1.0 if oldest is None else min(max(1.0, self._clock() - oldest), _LONGEST_WAIT_TOLD_S)
 
     def _limits(self, http: HTTPConnection, request: GenerateRequest) -> Sequence[float | None]:
-        """Return the seconds the request may take by configuration, by what it says itself, and by its header."""
         is_background = caller_of(http).tier == BACKGROUND_TIER  # it has the time of its batch
         limits = [None if is_background else self._config.request_timeout_s, request.deadline_s]
         given = http.headers.get(TIMEOUT_HEADER)
@@ -310,7 +306,6 @@ class AdmissionController(Feature):
         return limits
 
     def _look_up(self, caller: Caller, request: GenerateRequest, *, deterministic: bool) -> Progress:
-        """Return the request with its stored answer, or with the client to ask."""
         if not deterministic or not self._cache.max_bytes:
             return Progress(request)
         key = cache_key(request, caller.tenant, self._client.info.fingerprint)
@@ -320,7 +315,6 @@ class AdmissionController(Feature):
 
     @asynccontextmanager
     async def _place(self, group: RequestGroup, progress: Progress) -> AsyncIterator[Waiting]:
-        """Hold the request's places in the engine, once it has them."""
         since, caller, load, request = self._clock(), group.caller, progress.load, progress.request
         waiting = Waiting(caller.tenant, caller.tier, request.priority, load, request.n, since)
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -373,7 +367,6 @@ class AdmissionController(Feature):
         self._dispatch()
 
     def _dispatch(self) -> None:
-        """Start those whose turn it is while there are places."""
         while (head := self._next()) is not None:
             granted = self._turns.pop(head.serial)
             if granted.done():

@@ -121,5 +121,4 @@ class RequestGroup:
 
     @property
     def to_run(self) -> Sequence[Progress]:
-        """The items whose answers are not stored."""
         return [item for item in self.items if not item.stored]

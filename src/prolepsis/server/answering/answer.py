@@ -80,7 +80,6 @@ class _Sample:
         self.filtered = filtered
 
     async def take(self, event: Tokens) -> Delta | None:
-        """Return what `event` adds for the client."""
         delta = self.choice.take(event)
         shown = None if delta is None else await self.filtered.take(delta)
         self.choice.finished |= self.filtered.stopped

@@ -45,7 +45,6 @@ class FollowedEvents:
             return self._status, self._events[place:]
 
     def add(self, first: int, texts: Sequence[str]) -> None:
-        """Take the next events, which are in the store now, by the number of the first."""
         if self._has_last and texts:
             is_next = first == self._first + len(self._events)
             has_room = len(self._events) < _MOST_EVENTS and self._num_bytes < _MOST_BYTES

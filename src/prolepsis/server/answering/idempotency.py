@@ -198,7 +198,6 @@ class Idempotency(Feature):
         return await self._attempt(answer, Request(request.scope, never), attend)
 
     async def tick(self) -> None:
-        """Forget what has expired."""
         now = self._clock()
         for answer in self.answers:
             if answer.is_expired(now):

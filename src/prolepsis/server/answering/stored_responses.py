@@ -74,7 +74,6 @@ class BackgroundResponse:
         self._num_bytes = num_bytes
 
     def take(self, event: Json) -> None:
-        """Take the next event; one that shows the response changes it."""
         text = json.dumps(event)
         if len(text) > MOST_BYTES:
             message = f"The response has more than {MOST_BYTES} bytes; allowed: fewer tokens, or fewer top_logprobs."
@@ -100,12 +99,10 @@ class BackgroundResponse:
             self.take({**event, "response": {**shown, "output": []}})
 
     def news(self, response_id: str) -> ResponseNews:
-        """Return what is not in the store yet."""
         document = None if self.document is self._kept_document else self.document
         return ResponseNews(response_id, document, tuple(self._unkept), self._num_bytes)
 
     def kept(self, news: ResponseNews) -> None:
-        """Drop what is in the store now."""
         del self._unkept[: len(news.events)]
         self._kept_document = news.document or self._kept_document
 
@@ -142,7 +139,6 @@ class StoredResponses(Feature):
         return store is not False and self._retention_s > 0
 
     async def conversation(self, tenant: str, previous_id: str | None) -> Sequence[StoredResponse]:
-        """Return the responses that a request continues; raises `RequestRefused` where one is missing or has no end."""
         read = partial(self.table.conversation, tenant, previous_id, MOST_BYTES)
         found = await asyncio.to_thread(read) if previous_id else []
         missing = found[0].previous_id if found else previous_id
@@ -229,7 +225,6 @@ class StoredResponses(Feature):
         self._wake.set()
 
     async def run(self) -> None:
-        """Work until cancelled."""
         while self._is_kept:
             with suppress(TimeoutError):
                 async with asyncio.timeout(LEASE_S / 3):
@@ -260,7 +255,6 @@ class StoredResponses(Feature):
                     await asyncio.to_thread(self.table.forget)
 
     async def close(self) -> None:
-        """Fail what runs here."""
         for running in self._running.values():
             running.task.cancel()
         await asyncio.gather(*(one.task for one in self._running.values()), return_exceptions=True)

@@ -73,7 +73,6 @@ class BatchRunner(Feature):
         self._wake.set()
 
     async def run(self) -> None:
-        """Work until cancelled."""
         while self._is_kept:
             self._wake.clear()
             await contained_tick(self)
@@ -138,7 +137,6 @@ class BatchRunner(Feature):
         return self.table.settle([(ended[0], _failed(ended[0], error))])
 
     async def _start(self) -> None:
-        """Start lines while there is room, first those of tenants that have the fewest in flight."""
         in_flight = Counter(batch.tenant for batch, _ in self._running.values())
         num_tenants = len({batch.tenant for batch in self._open})
         for batch in sorted(self._open, key=lambda one: (in_flight[one.tenant], one.created_at)):

@@ -50,7 +50,6 @@ def _by_id(keys: Iterable[KeyRecord]) -> Records:
 
 
 def _shown(keys: Iterable[KeyRecord]) -> dict[str, Mapping[str, object]]:
-    """Return by id what a key may do."""
     fields = {"tier", "roles", "models", "budget", "created", "expires"}
     return {key.id: key.model_dump(mode="json", include=fields) for key in keys}
 

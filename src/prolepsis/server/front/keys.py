@@ -50,12 +50,10 @@ class Keys:
 
     @property
     def tenants(self) -> frozenset[str]:
-        """The tenants that have a key; none in development mode."""
         return frozenset(record.tenant for record in self._records)
 
     @property
     def tiers(self) -> frozenset[str]:
-        """The tiers of the callers."""
         return frozenset(record.tier for record in self._records) if self._required else frozenset({DEVELOPER.tier})
 
     def caller(self, authorization: str | None) -> Caller:

@@ -98,7 +98,6 @@ class _Held:
         self._timer = self._loop.call_later(HOLD_S, self.end)
 
     def end(self) -> None:
-        """Answer, and close."""
         self._timer.cancel()
         self._loop.remove_reader(self._client.fileno())
         with self._client, suppress(OSError):

@@ -100,7 +100,6 @@ async def _decided(body: DecisionsBody, services: Services, request: Request) ->
 
 
 def _tokens(body: DecisionsBody, tokenizer: Tokenizer) -> tuple[list[int], list[list[int]]]:
-    """Return the tokens of the prompt, and those of each candidate behind it."""
     begin = templated(body, tokenizer) if body.prompt is None else tokenizer.encode(body.prompt)
     if not begin:
         raise InvalidParameter("prompt has no tokens; allowed: 1 or more", param="prompt")

@@ -160,7 +160,6 @@ def _chat_ending(deltas: Sequence[Delta], answer: ChatReader, prepared: Prepared
 
 
 def _tokens(deltas: Sequence[Delta], prepared: PreparedRequest) -> Json:
-    """Return what is shown of single tokens, where it is asked for."""
     ids = [token for delta in deltas for token in delta.token_ids]
     return {**({"token_ids": ids} if prepared.body.return_token_ids else {}), **_origins(deltas, prepared)}
 

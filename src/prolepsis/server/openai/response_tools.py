@@ -116,7 +116,6 @@ class NamedCall:
 
     @property
     def function(self) -> str:
-        """The function's name in the chat."""
         return f"{self.namespace}.{self.name}" if self.namespace else self.name
 
 
@@ -150,12 +149,10 @@ def callable_tools(tools: Sequence[CallableTool | NamespaceBody]) -> list[tuple[
 
 
 def chat_tool(named: NamedCall, tool: CallableTool) -> ToolBody:
-    """Return the tool as the chat has it."""
     return ToolBody(type="function", function=tool.function.model_copy(update={"name": named.function}))
 
 
 def chat_choice(choice: ToolWord | NamedFunction | AllowedFunctions) -> ToolChoice:
-    """Return the choice as the chat has it."""
     if isinstance(choice, str):
         return choice
     if isinstance(choice, NamedFunction):

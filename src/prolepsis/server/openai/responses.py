@@ -67,7 +67,6 @@ def _conversation(body: ResponsesBody, earlier: Sequence[StoredResponse], servic
 
 
 def items_of(conversation: Sequence[StoredResponse]) -> list[Mapping[str, object]]:
-    """Return what was given and answered in a conversation."""
     return [item for one in conversation for item in (*one.input, *one.output)]
 
 
@@ -125,7 +124,6 @@ class ResponseShape(Voice):
         }
 
     def numbered(self, event: Json) -> Json:
-        """Return the next event."""
         numbered: Json = {**event, "sequence_number": next(self._number)}
         return padded(numbered) if self._is_padded and str(event["type"]).endswith(".delta") else numbered
 
@@ -163,13 +161,11 @@ class ResponseShape(Voice):
         return {**self.shown("failed"), "error": {"code": code, "message": str(describe_error(error))}}
 
     def shown(self, status: str = "in_progress") -> Json:
-        """Return the response as it is now."""
         state: Json = {"status": status, "error": None, "incomplete_details": None, "usage": None}
         return {**self._frame, **state, "output": list(self.items.output)}
 
 
 async def whole_response(parts: Parts, shape: ResponseShape) -> tuple[Json, RequestStats]:
-    """Return the response object and the request's stats."""
     stats = await consumed(parts, shape.items.take)
     return await shape.ended(stats), stats
 

@@ -130,7 +130,6 @@ class _Items:
         return f"{self._text(trigger, place)} {rest}"
 
     def _text(self, end: str | None, place: str) -> str:
-        """Return an item for any text up to `end`."""
         if end is None:
             return "TEXT"
         if not end:

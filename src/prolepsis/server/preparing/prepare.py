@@ -141,7 +141,6 @@ def _limits(
 def _request(
     body: GenerationBody, prompt: ModelPrompt, params: SamplingParams, max_tokens: int, grammar: GrammarSpec | None
 ) -> GenerateRequest:
-    """Return what the body says of one prompt's request."""
     return GenerateRequest(
         request_id="",
         prompt_token_ids=prompt.token_ids,

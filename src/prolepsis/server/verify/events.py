@@ -42,7 +42,6 @@ async def verify_events(
 
 
 async def _texts(prepared: PreparedRequest, stream: VerifyStream, services: Services) -> list[str]:
-    """Return the texts of the prompt's tokens."""
     token_ids, decode = stream.request.prompt_token_ids, services.tokenizer.decode
 
     def texts() -> list[str]:

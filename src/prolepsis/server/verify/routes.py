@@ -45,7 +45,6 @@ class DraftReply(Reply):
 
 
 def verify_routes(models: Models) -> Sequence[Route]:
-    """Return the routes of answers whose clients draft."""
     routes, streams = Routes(), VerifyStreams()
     chat_path, completion_path = VERIFY_ROUTES
     generating = partial(

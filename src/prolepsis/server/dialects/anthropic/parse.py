@@ -147,7 +147,6 @@ class MessagesBody(CountTokensBody):
 
 
 def to_chat(body: CountTokensBody) -> ChatBody:
-    """Return the chat that means the same; raises `InvalidParameter`."""
     choice, form = body.tool_choice, body.output_config and body.output_config.format
     tools = [tool(one.name, one.description, one.input_schema, strict=one.strict) for one in body.tools or ()]
     return ChatBody.model_construct(
