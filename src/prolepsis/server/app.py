@@ -23,7 +23,7 @@ from prolepsis.server.dialects.models import model_routes
 from prolepsis.server.dialects.ollama.routes import ollama_routes
 from prolepsis.server.features import services_of
 from prolepsis.server.front.browsers import MethodsMiddleware, OtherOriginsMiddleware, check_origins
-from prolepsis.server.front.connections import check_exposure
+from prolepsis.server.front.listener import check_exposure
 from prolepsis.server.front.sign_in import AuthMiddleware, RouteRules, check_local
 from prolepsis.server.front.tracing import RequestIdMiddleware, TraceMiddleware
 from prolepsis.server.openai.decisions import decision_routes

@@ -12,7 +12,7 @@ from prolepsis.server.answering.idempotency import Idempotency
 from prolepsis.server.answering.stored_responses import StoredResponses
 from prolepsis.server.corpora import Corpora
 from prolepsis.server.front.keys import Keys
-from prolepsis.server.preparing.model_parts import ModelParts
+from prolepsis.server.preparing.prepare import ModelParts
 from prolepsis.server.status.recorder import Recorder
 from prolepsis.server.status.service_health import ServiceHealth
 

@@ -19,8 +19,8 @@ from prolepsis.core.terminal.flags import settings_here
 from prolepsis.core.units import duration, size
 from prolepsis.lab.doctor.facts import Facts, known
 from prolepsis.ops.monitoring.files import alert_groups
-from prolepsis.server.front.connections import is_loopback
 from prolepsis.server.front.key_file import KeyFile, default_key_file
+from prolepsis.server.front.listener import is_loopback
 
 Found = tuple[bool, str]
 """Whether a check passes, and what it saw."""

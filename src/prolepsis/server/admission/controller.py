@@ -24,11 +24,10 @@ from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import BACKGROUND, GenerateRequest
 from prolepsis.engine.shares import share_of
 from prolepsis.server.admission.fair_queue import FairQueue, Waiting
-from prolepsis.server.admission.group import Progress, RequestGroup
+from prolepsis.server.admission.group import Progress, RequestGroup, ResponseCache, cache_key
 from prolepsis.server.admission.load_shedding import BACKGROUND_TIER, PATIENT, TIERS, LoadShedder, ShedSettings
 from prolepsis.server.admission.metrics import AdmissionMetrics
 from prolepsis.server.admission.rate_limits import FindBucket, Limits, RateLimits
-from prolepsis.server.admission.response_cache import ResponseCache, cache_key
 
 DEFAULT_IN_ENGINE = 64
 TIMEOUT_HEADER = "x-request-timeout-ms"

@@ -15,7 +15,7 @@ from prolepsis.control.web.intake import Reading
 from prolepsis.control.web.refusals import headers_too_slow, invalid_http, too_many_connections
 from prolepsis.core.config import ServerConfig
 from prolepsis.server.admission.metrics import AdmissionMetrics
-from prolepsis.server.front.connections import connection_limit
+from prolepsis.server.front.listener import connection_limit
 from prolepsis.server.front.request_head import StrictConnection
 
 LOOK_FOR_RESET_S = 0.1
