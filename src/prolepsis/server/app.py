@@ -50,7 +50,7 @@ def build(
     intake = _shared_intake(config, context.client, others)
     services = services_of(context, sources, tokenizer, intake)
     admission = services.admission
-    models = Models([services, *(replace(one, intake=intake, responses=services.responses) for one in others)])
+    models = Models([services, *(replace(other, intake=intake, responses=services.responses) for other in others)])
     runner = BatchRunner(context, models, sources.keys)
     routes = (
         *openai_routes(models),
@@ -114,7 +114,7 @@ def _feature_routes(
 def _shared_intake(config: ServerConfig, client: EngineClient, others: Sequence[Services]) -> Intake:
     """Return the intake of all models; a body may be as large as the largest that one of them takes."""
     limits = [config.max_body_bytes or body_limit(client.info.max_model_len)]
-    limits += [one.intake.uploads.most_bytes for one in others]
+    limits += [other.intake.uploads.most_bytes for other in others]
     return Intake(Uploads(max(limits)), "fields" not in config.lenient)
 
 

@@ -191,7 +191,7 @@ def _routes(feature: Corpora, context: Context) -> Sequence[Route]:
 
     @routes.delete("/admin/corpora/{file_id}", roles=OPERATORS, summary="Remove a corpus", errors=(404,))
     async def remove(file_id: str, caller: SignedIn) -> CorpusReply:
-        file = next((one for one in await feature.all() if one.file_id == file_id), None)
+        file = next((corpus for corpus in await feature.all() if corpus.file_id == file_id), None)
         if file is None:
             message = f"No such corpus: {file_id[:64]}"
             raise RequestRefused(message, code="not_found", param="file_id", status=404)

@@ -37,7 +37,7 @@ FIRST, FURTHER, BATCH = 0, 1, 3
 samples than its share of the places (`engine.shares`) counts as further ones: else it could keep other tenants out."""
 _PATIENT_PRIORITY: Mapping[str, int] = {"batch": BATCH, BACKGROUND_TIER: BACKGROUND}
 _CHARGED = "charged"
-_LONGEST_WAIT_TOLD_S = 60.0
+_LONGEST_WAIT_STATED_S = 60.0
 
 
 def was_charged(http: HTTPConnection) -> bool:
@@ -146,7 +146,7 @@ class AdmissionController(Feature):
             return
         try:
             async with self._place(group, progress) as place:
-                with self._deadline_told(group, progress):
+                with self._deadline_named(group, progress):
                     yield _as_admitted(group, progress, place)
         finally:
             if progress.cache_key is not None and progress.finished is not None:
@@ -167,7 +167,7 @@ class AdmissionController(Feature):
 
     async def tick(self) -> None:
         demand = self.demand
-        self.reading = {one.request_id: one for one in self._client.health().reading}
+        self.reading = {prompt.request_id: prompt for prompt in self._client.health().reading}
         if not self._config.max_in_engine:  # replicas come and go
             self._places = self._client.health().max_running or self._places
         now = self._clock()
@@ -291,7 +291,7 @@ class AdmissionController(Feature):
     def _wait_guess_s(self, tiers: Collection[str]) -> float:
         """Who waits longest has waited this long, so room is not to be expected much sooner."""
         oldest = self._queue.oldest(TIERS.keys() - tiers)
-        return 1.0 if oldest is None else min(max(1.0, self._clock() - oldest), _LONGEST_WAIT_TOLD_S)
+        return 1.0 if oldest is None else min(max(1.0, self._clock() - oldest), _LONGEST_WAIT_STATED_S)
 
     def _limits(self, http: HTTPConnection, request: GenerateRequest) -> Sequence[float | None]:
         is_background = caller_of(http).tier == BACKGROUND_TIER  # it has the time of its batch
@@ -342,7 +342,7 @@ class AdmissionController(Feature):
             self._dispatch()
 
     @contextmanager
-    def _deadline_told(self, group: RequestGroup, progress: Progress) -> Iterator[None]:
+    def _deadline_named(self, group: RequestGroup, progress: Progress) -> Iterator[None]:
         """Name the time that a late request had from its arrival on; the engine knows only what the queue left."""
         try:
             yield

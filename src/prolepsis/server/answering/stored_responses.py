@@ -278,7 +278,7 @@ class StoredResponses(Feature):
         finally:
             self._followers -= Counter({tenant: 1})
 
-    def look(self) -> None:
+    def poll_now(self) -> None:
         """See at once what clients have changed in the store."""
         self._renewed = 0.0
         self._wake.set()
@@ -316,7 +316,7 @@ class StoredResponses(Feature):
     async def close(self) -> None:
         for running in self._running.values():
             running.task.cancel()
-        await asyncio.gather(*(one.task for one in self._running.values()), return_exceptions=True)
+        await asyncio.gather(*(running.task for running in self._running.values()), return_exceptions=True)
         for running in self._running.values():
             running.fail(RequestAborted("The server stopped before the response had ended."))
         with suppress(StoreUnavailable):

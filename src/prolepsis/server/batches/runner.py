@@ -67,7 +67,7 @@ class BatchRunner(Feature):
         self._lines = counter(context.registry, "batch_lines", "Lines of batches that ended here", "state")
         self._in_flight = gauge(context.registry, "batch_lines_in_flight", "Lines of batches that run here")
 
-    def look(self) -> None:
+    def poll_now(self) -> None:
         """Look at the store at once: something has changed there."""
         self._looked = 0.0
         self._wake.set()
@@ -186,7 +186,7 @@ class BatchRunner(Feature):
             pass
         finally:
             del self._reading[batch.tenant]
-            self.look()
+            self.poll_now()
 
     async def _keep_lines(self, batch: StoredBatch) -> None:
         batch_id, start, piece = batch.batch_id, 0, b"-"

@@ -77,7 +77,7 @@ class GatewayProtocol(H11Protocol):
 
     def _take_place(self) -> bool:
         """Close the connection that has been silent for longest; return whether there was one."""
-        longest = next((one for one in self.silent if not one._goes_on), None)
+        longest = next((connection for connection in self.silent if not connection._goes_on), None)
         if longest is None:
             return False
         del self.silent[longest]

@@ -169,7 +169,7 @@ def _origins(deltas: Sequence[Delta], prepared: PreparedRequest) -> Json:
     speculation = prepared.body.speculation
     if speculation is None or not speculation.origins:
         return {}
-    tokens = [(one.by, one.text) for delta in deltas for one in delta.tokens] or [("", d.text) for d in deltas]
+    tokens = [(token.by, token.text) for delta in deltas for token in delta.tokens] or [("", d.text) for d in deltas]
     runs = groupby(tokens, key=itemgetter(0))
     pieces = ((by, "".join(text for _, text in run)) for by, run in runs)
     return {"origins": [{"text": text, "drafted_by": by or None} for by, text in pieces if text]}

@@ -40,7 +40,7 @@ async def prepare_response(
     """Check `body`, behind the conversation of `earlier`, as the chat it stands for; raises `UserError`."""
     if not all(tool.is_enforced for _, tool in body.callable):
         context.warn("tools[].format: the model reads the grammar, and may leave it")
-    num_bytes = context.num_bytes + sum(one.num_bytes for one in earlier)
+    num_bytes = context.num_bytes + sum(response.num_bytes for response in earlier)
     turn = partial(services.intake.large_work.run, context.caller.tenant, num_bytes)
     try:
         whole = await turn(lambda: _conversation(body, earlier, services))
@@ -67,7 +67,7 @@ def _conversation(body: ResponsesBody, earlier: Sequence[StoredResponse], servic
 
 
 def items_of(conversation: Sequence[StoredResponse]) -> list[Mapping[str, object]]:
-    return [item for one in conversation for item in (*one.input, *one.output)]
+    return [item for response in conversation for item in (*response.input, *response.output)]
 
 
 def num_input_tokens(body: ResponsesBody, earlier: Sequence[StoredResponse], services: Services) -> int:

@@ -239,7 +239,7 @@ class SpeculationBody(Body):
     """Prolepsis' own field: what this request asks of speculation. It never changes the output."""
 
     mode: SpecMode | None = None
-    """auto: where it pays; off; on: wherever there is a draft; shadow: draft and compare, verify nothing."""
+    """auto: where it pays; off; always: wherever there is a draft; shadow: draft and compare, verify nothing."""
     max_depth: Count | None = None
     """Ceiling on drafted tokens a step."""
     proposer: str | None = None

@@ -122,8 +122,8 @@ class _Items:
     def _triggered(self, form: Format, given: object, place: str) -> str:
         tag = _checked(given, place)
         begin = str(tag.get("begin"))
-        triggers = [one for one in form["triggers"] if isinstance(one, str) and one]
-        trigger = next((one for one in triggers if begin.startswith(one)), None)
+        triggers = [text for text in form["triggers"] if isinstance(text, str) and text]
+        trigger = next((text for text in triggers if begin.startswith(text)), None)
         if trigger is None:
             raise _refused(f"{place}.begin", begin, "a text that begins with one of the triggers")
         rest = self.item({**tag, "begin": begin.removeprefix(trigger)}, "", place)
