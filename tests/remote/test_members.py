@@ -223,7 +223,7 @@ def test_every_count_is_added_or_compared() -> None:
     names = [
         name for name in TrafficClassCounts.__dataclass_fields__ if name not in ("proposer", "traffic_class", "tenants")
     ]
-    one = TrafficClassCounts("p", "c", **dict.fromkeys(names, 1))  # type: ignore[arg-type]
+    one = TrafficClassCounts("p", "c", **dict.fromkeys(names, 1))
     [total] = summed_counts([[one], [one]])
     kept = {"errors_in_row", "late_in_row", "is_lost"}
     assert {name: getattr(total, name) for name in names} == {name: 1 if name in kept else 2 for name in names}
@@ -232,11 +232,11 @@ def test_every_count_is_added_or_compared() -> None:
 def test_the_counts_of_a_tenant_are_added() -> None:
     names = [name for name in TenantCounts.__dataclass_fields__ if name != "tenant"]
     counts = {name: i + 1 for i, name in enumerate(names)}
-    parts = [TenantCounts(tenant, **counts) for tenant in ("bank", "shop")]  # type: ignore[arg-type]
+    parts = [TenantCounts(tenant, **counts) for tenant in ("bank", "shop")]
     one, other = (TrafficClassCounts("p", "c", tenants=tuple(some)) for some in (parts, parts[:1]))
     [total] = summed_counts([[one], [other]])
     assert total.tenants == (
-        TenantCounts("bank", **{name: 2 * number for name, number in counts.items()}),  # type: ignore[arg-type]
+        TenantCounts("bank", **{name: 2 * number for name, number in counts.items()}),
         parts[1],
     )
 
