@@ -223,7 +223,7 @@ def test_every_count_is_added_or_compared() -> None:
     names = [
         name for name in TrafficClassCounts.__dataclass_fields__ if name not in ("proposer", "traffic_class", "tenants")
     ]
-    one = TrafficClassCounts("p", "c", **dict.fromkeys(names, 1))
+    one = TrafficClassCounts("p", "c", **dict.fromkeys(names, 1))  # type: ignore[arg-type]
     [total] = summed_counts([[one], [one]])
     kept = {"errors_in_row", "late_in_row", "is_lost"}
     assert {name: getattr(total, name) for name in names} == {name: 1 if name in kept else 2 for name in names}
