@@ -191,13 +191,13 @@ class Eligibility:
                 traffic_class=traffic_class,
                 proposer=proposer,
                 version=version,
-                num_drafts=one.num_drafts,
-                acceptance_rate=ratio(one.accepted, one.drafted),
-                saved_s_per_million_tokens=ratio(1e6 * one.saved_s, one.tokens),
+                num_drafts=seen.num_drafts,
+                acceptance_rate=ratio(seen.accepted, seen.drafted),
+                saved_s_per_million_tokens=ratio(1e6 * seen.saved_s, seen.tokens),
             )
-            for (proposer, traffic_class, version), one in self.figures.items()
+            for (proposer, traffic_class, version), seen in self.figures.items()
         ]
-        figures.sort(key=lambda one: (one.traffic_class, one.proposer))
+        figures.sort(key=lambda reply: (reply.traffic_class, reply.proposer))
         return EligibilityReply(MIN_DRAFTS, list(self.judged), figures)
 
     @property
@@ -271,7 +271,7 @@ class Eligibility:
                 unmeasured: LimitReason = "unmeasured" if terms else "unmeasured_experts"
                 reasons.append(_LOW[name] if value is not None else unmeasured)
         start = start or self._start
-        is_early = start is not None and sum(one.num_drafts for one in figures.values()) < start.num_drafts
+        is_early = start is not None and sum(seen.num_drafts for seen in figures.values()) < start.num_drafts
         if not reasons and is_early and start is not None:
             return DraftLimits(("conservative_start",), num_speculative_tokens=start.num_speculative_tokens)
         return DraftLimits(tuple(dict.fromkeys(reasons)), verifies=not reasons)
@@ -285,12 +285,12 @@ class Eligibility:
 
     def _value(self, name: str, figures: Collection[DraftFigures]) -> float | None:
         """Return the figure of a condition, None where too few drafts were seen."""
-        if sum(one.num_drafts for one in figures) < MIN_DRAFTS:
+        if sum(seen.num_drafts for seen in figures) < MIN_DRAFTS:
             return None
         if name == _RATE:
-            return sum(one.accepted for one in figures) / sum(one.drafted for one in figures)
-        price, tokens = self._price_per_s() or 0.0, sum(one.tokens for one in figures)
-        return 1e6 * price * sum(one.saved_s for one in figures) / tokens if tokens else None
+            return sum(seen.accepted for seen in figures) / sum(seen.drafted for seen in figures)
+        price, tokens = self._price_per_s() or 0.0, sum(seen.tokens for seen in figures)
+        return 1e6 * price * sum(seen.saved_s for seen in figures) / tokens if tokens else None
 
     def _judge(
         self, traffic_class: str, asked: Asked, value: float | None, figures: Iterable[str]
@@ -327,5 +327,5 @@ def _saved_s(stats: RequestStats) -> float:
     device, num_tokens = stats.device, stats.num_output_tokens
     if stats.num_drafts or not stats.shadow:
         return device.predicted_plain - device.total if device.predicted_plain else 0.0
-    saved = sum(one.num_accepted - one.drafting - one.verifying for one in stats.shadow.values())
+    saved = sum(counts.num_accepted - counts.drafting - counts.verifying for counts in stats.shadow.values())
     return saved * device.plain / num_tokens if num_tokens else 0.0

@@ -105,8 +105,8 @@ def health_routes(
 
 def verdicts(breakers: BreakerRuntime, drift: DriftRuntime, eligibility: Eligibility) -> Iterator[ProposerHealth]:
     """Yield the verdicts on every proposer and traffic class that one of them has judged."""
-    states = {key: one.state for key, one in breakers.breakers.all.items()}
-    streams = {key: one.status for key, one in drift.streams.all.items()}
+    states = {key: breaker.state for key, breaker in breakers.breakers.all.items()}
+    streams = {key: stream.status for key, stream in drift.streams.all.items()}
     gone, judged = drift.gone, eligibility.judged
     counted = {place[:2] for place in eligibility.figures}
     for key in sorted(states.keys() | streams.keys() | gone.keys() | counted):
