@@ -103,7 +103,7 @@ class ReplayFeature(Feature):
         """`has_capacity`: whether a replay may run now. `count` receives the assignment of each replayed request and
         whether its tokens were right, `trip` the reason to stop all speculation, `report` replays with wrong tokens."""
         self.config = config
-        self.queue = ReplayQueue(config.replay_queue, registry)
+        self.queue = ReplayQueue(config.limits.replay_queue, registry)
         self.health_parts = {"correctness": self._shown}
         self.outcomes: Counter[ReplayOutcome] = Counter()
         """Replays since the start; match rate = match / (match + near_tie + structural)."""
@@ -133,7 +133,7 @@ class ReplayFeature(Feature):
             outcomes={outcome: self.outcomes[outcome] for outcome in OUTCOMES},
             num_queued=len(self.queue),
             dropped={reason: self.queue.dropped[reason] for reason in DROPS},
-            trip_after=self.config.replay_trip_after,
+            trip_after=self.config.limits.replay_trip_after,
             differences=list(self.mismatches),
         )
 
@@ -242,7 +242,7 @@ class ReplayFeature(Feature):
         write("replay_mismatch", kind=mismatch.kind, request_id=mismatch.request_id, position=mismatch.position)
         if mismatch.kind == "structural":
             self._emit(_audit_event(mismatch, served.about.tenant, self.client.info))
-            number, every = self.outcomes["structural"], self.config.replay_trip_after
+            number, every = self.outcomes["structural"], self.config.limits.replay_trip_after
             if self._trip is not None and every and number % every == 0:
                 self._trip(f"{number} replayed requests had other tokens, the last was {mismatch.request_id}")
 

@@ -123,7 +123,7 @@ def feature(
 ) -> HealthFeature:
     """Return the feature for an engine; `price_per_s` and `conditions` as `Eligibility` takes them."""
     config, client, registry, emit = context.config, context.client, context.registry, context.emit
-    version_of, least = partial(weights_of, client), config.breaker_min_acceptance
+    version_of, least = partial(weights_of, client), config.limits.breaker_min_acceptance
     settings = BreakerSettings(min_acceptance=least, acceptance_to_close=1.5 * least)
     breaker = BreakerRuntime(
         Breakers(settings, metrics_only=config.breaker == "metrics_only"),
@@ -135,13 +135,12 @@ def feature(
         clock=context.monotonic,
         now=context.wall,
     )
-
-    on_cliff = partial(breaker.trip, reason="cliff") if config.drift_cliff == "open_breaker" else None
+    on_cliff = partial(breaker.trip, reason="cliff") if config.drift == "open_breaker" else None
     eligibility = Eligibility(
         version_of,
         has_experts=client.info.num_experts > 0,
         price_per_s=price_per_s,
-        start=StartTerms(num_drafts=config.start_drafts) if config.start_drafts else None,
+        start=StartTerms(num_drafts=config.limits.start_drafts) if config.limits.start_drafts else None,
         conditions=conditions,
         changed=eligibility_reporter(registry, emit),
     )

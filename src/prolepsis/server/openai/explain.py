@@ -29,7 +29,8 @@ from prolepsis.server.admission.load_shedding import DEFAULT_TIER, TierName
 from prolepsis.server.known import GENERATION_ROUTES
 from prolepsis.server.openai.responses_bodies import ResponsesBody, to_chat
 from prolepsis.server.preparing.bodies import ChatBody, CompletionBody, GenerationBody
-from prolepsis.server.preparing.facts import request_facts, sampling_params
+from prolepsis.server.preparing.facts import request_facts
+from prolepsis.server.preparing.limits import sampling_params
 from prolepsis.server.preparing.prepared import RequestContext
 from prolepsis.server.preparing.speculation import requested_speculation
 
