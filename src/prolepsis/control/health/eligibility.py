@@ -205,6 +205,15 @@ class Eligibility:
         """Every condition that was asked for, as it was judged last; none of versions that are no longer in use."""
         return [judged for judged in self._held.values() if self._is_current(judged)]
 
+    def verdict(self, proposer: str, traffic_class: str) -> bool | None:
+        """Return whether a traffic class meets all conditions that concern a proposer; None without one."""
+        met = [
+            judged.eligible
+            for judged in self.judged
+            if judged.traffic_class == traffic_class and (judged.proposers is None or proposer in judged.proposers)
+        ]
+        return all(met) if met else None
+
     def learned(self) -> Mapping[Place, DraftFigures]:
         """Return copies of the figures of all versions, which a thread may store."""
         return {
