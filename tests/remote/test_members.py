@@ -230,10 +230,15 @@ def test_every_count_is_added_or_compared() -> None:
 
 
 def test_the_counts_of_a_tenant_are_added() -> None:
-    parts = [TenantCounts(tenant, num_asked=1, num_right=3, spent=5.0) for tenant in ("bank", "shop")]
+    names = [name for name in TenantCounts.__dataclass_fields__ if name != "tenant"]
+    counts = {name: i + 1 for i, name in enumerate(names)}
+    parts = [TenantCounts(tenant, **counts) for tenant in ("bank", "shop")]
     one, other = (TrafficClassCounts("p", "c", tenants=tuple(some)) for some in (parts, parts[:1]))
     [total] = summed_counts([[one], [other]])
-    assert total.tenants == (TenantCounts("bank", num_asked=2, num_right=6, spent=10.0), parts[1])
+    assert total.tenants == (
+        TenantCounts("bank", **{name: 2 * number for name, number in counts.items()}),
+        parts[1],
+    )
 
 
 def test_memory_adds_up_by_proposer() -> None:
