@@ -6,7 +6,7 @@ from functools import reduce
 from math import sqrt
 from typing import Self
 
-from prolepsis.core.stats import DraftCounts, TenantCounts, TrafficClassCounts
+from prolepsis.core.stats import GrowingCounts, TenantCounts, TrafficClassCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Window:
     gained: float = 0.0
     gained_squared: float = 0.0
 
-    def add(self, before: DraftCounts, after: DraftCounts, by_judged: float, by_rounds: float) -> Self:
+    def add(self, before: GrowingCounts, after: GrowingCounts, by_judged: float, by_rounds: float) -> Self:
         """Return the window after another reading; it already contains `before`, faded by these factors."""
         num_judged, num_rounds = after.num_judged - before.num_judged, after.num_rounds - before.num_rounds
         return type(self)(
