@@ -30,8 +30,7 @@ from prolepsis.core.stored_text import storable
 
 _Read = TypeVar("_Read")
 MAX_ENTRIES = 500
-REPLAY_TIMEOUT_S = 60.0
-"""How long a replay may wait for capacity and take."""
+REPLAY_TIMEOUT_S = 60.0  # how long a replay may wait for capacity and take
 
 
 class AuditQuery(Body):
@@ -66,12 +65,9 @@ class BundleBody(Body):
 
 @dataclass(frozen=True, slots=True)
 class AuditReply:
-    head: str
-    """NUMBER:DIGEST of the chain's last entry."""
-    signed_head: SignedHead | None
-    """The same with its signature; null if its writer had no key."""
-    entries: list[AuditEntry]
-    """In their order."""
+    head: str  # NUMBER:DIGEST of the chain's last entry
+    signed_head: SignedHead | None  # the same with its signature; null if its writer had no key
+    entries: list[AuditEntry]  # in their order
     changes: ChangesReply | None
     """Where they are asked for: what was changed in the last day, each thing once."""
 
@@ -85,8 +81,7 @@ class AuditReplayReply(Reply):
     differences: list[SampleDifference]
 
 
-Replay = Callable[[Recording, float], Awaitable[Replayed]]
-"""Replays a recording within so many seconds."""
+Replay = Callable[[Recording, float], Awaitable[Replayed]]  # replays a recording within so many seconds
 
 
 def audit_routes(store: Store, info: Callable[[], EngineInfo], replay_now: Replay, emit: Emit) -> Sequence[Route]:

@@ -299,20 +299,15 @@ def _audit_event(mismatch: ReplayMismatch, tenant: str, info: EngineInfo) -> Aud
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorrectnessReply:
     enabled: bool
-    share: float
-    """Share of finished requests that are replayed, 0 to 1."""
+    share: float  # share of finished requests that are replayed, 0 to 1
     exactness: Literal["strict", "normal"]
     match_rate: float | None
     """Share of matches among the replays that could be compared; null before the first."""
-    outcomes: dict[ReplayOutcome, int]
-    """Replays since the start; failed ones could not be compared."""
+    outcomes: dict[ReplayOutcome, int]  # replays since the start; failed ones could not be compared
     num_queued: int
-    dropped: dict[ReplayDrop, int]
-    """Requests drawn for a replay that were not replayed, by reason."""
-    trip_after: int
-    """Structural mismatches after which the kill switch is engaged, each time; 0: never."""
-    differences: list[ReplayMismatch]
-    """The last ones, oldest first."""
+    dropped: dict[ReplayDrop, int]  # requests drawn for a replay that were not replayed, by reason
+    trip_after: int  # structural mismatches after which the kill switch is engaged, each time; 0: never
+    differences: list[ReplayMismatch]  # the last ones, oldest first
 
 
 def feature(

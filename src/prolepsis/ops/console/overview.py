@@ -81,7 +81,7 @@ def overview_pages(
 
     async def overview(visit: Visit) -> Page:
         traffic, changes = await visit.read(TrafficReply, "/admin/traffic"), await recent_changes(visit)
-        judged = cast("Judged | None", (await visit.section(object, HEALTH)).value)
+        judged = cast("HealthParts | None", (await visit.section(object, HEALTH)).value)
         own = [
             *_of_engine(client.health(), client.info),
             *_of_service(failing(), traffic.service),
@@ -144,7 +144,7 @@ def charts(spans: Sequence[TimelineSpan], changes: Section[ChangesReply], width_
     ]
 
 
-class Judged(Protocol):
+class HealthParts(Protocol):
     """Parts of /admin/health."""
 
     @property
@@ -156,7 +156,7 @@ class Judged(Protocol):
 
 
 async def _attention(
-    visit: Visit, own: Sequence[Attention], health: Judged | None, runbooks: Mapping[str, Runbook]
+    visit: Visit, own: Sequence[Attention], health: HealthParts | None, runbooks: Mapping[str, Runbook]
 ) -> list[Attention]:
     """Return what asks for a person, the most urgent first; parts that the caller may not see are left out.
 
