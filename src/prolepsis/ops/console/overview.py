@@ -9,7 +9,7 @@ from prolepsis.control.controls.kill_switch import KillStatus
 from prolepsis.control.correctness.runtime import CorrectnessReply
 from prolepsis.control.cost.runtime import CostReport
 from prolepsis.control.health.breaker_runtime import BreakersReply
-from prolepsis.control.health.commands import HEALTH
+from prolepsis.control.health.commands import HEALTH, WHY
 from prolepsis.control.health.drift_runtime import DriftReply
 from prolepsis.control.policy.routes import PolicyReply
 from prolepsis.control.rollout.routes import RolloutsReply
@@ -26,7 +26,6 @@ from prolepsis.core.traffic_sums import TrafficSums
 from prolepsis.ops.console.alerts import AlertsReply
 from prolepsis.ops.console.changes import marks, recent_changes
 from prolepsis.ops.console.pages import HOME
-from prolepsis.ops.console.proposers import WHY
 from prolepsis.ops.console.render import age
 from prolepsis.ops.console.runbook import Runbook
 
