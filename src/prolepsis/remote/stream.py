@@ -79,7 +79,6 @@ class KeptStream:
 
     @property
     def num_tokens(self) -> int:
-        """Output tokens that came so far, of all samples."""
         return sum(map(len, self._emitted))
 
     @property
@@ -119,7 +118,14 @@ class KeptStream:
         self.info = info
         if self._first_token_s is None:
             self._first_token_s = self._clock() - self.arrival
-        return event, self._resumed(len(event.token_ids))
+        since, self._shown_at = self._shown_at, self._clock()
+        if self._lost is None:
+            return event, None
+        loss, self._lost = self._lost, None
+        before = self.num_tokens - len(event.token_ids)
+        self._not_exact |= dict.fromkeys(self.differences)
+        self._continued.append(Continued(loss=loss, num_tokens=before, pause_s=self._shown_at - since))
+        return event, self._continued[-1]
 
     def lose(self, loss: EngineLoss, part: RequestStats | None = None) -> None:
         """Count the loss of its engine; `part`: the engine's figures, if it still gave them."""
@@ -154,13 +160,3 @@ class KeptStream:
 
     def failed(self, error: ProlepsisError) -> Failed:
         return Failed(self.source.request_id, error, self.stats())
-
-    def _resumed(self, num_new: int) -> Continued | None:
-        since, self._shown_at = self._shown_at, self._clock()
-        if self._lost is None:
-            return None
-        loss, self._lost = self._lost, None
-        before = self.num_tokens - num_new
-        self._not_exact |= dict.fromkeys(self.differences)
-        self._continued.append(Continued(loss=loss, num_tokens=before, pause_s=self._shown_at - since))
-        return self._continued[-1]

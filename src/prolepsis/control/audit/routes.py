@@ -45,8 +45,7 @@ class AuditQuery(Body):
     tenant: Annotated[str, Field(max_length=256)] | None = None
     since: AwareDatetime | None = None
     until: AwareDatetime | None = None
-    changes: bool = False
-    """With the changes of the last day."""
+    changes: bool = False  # with the changes of the last day
 
     @model_validator(mode="after")
     def _a_period_has_both_ends(self) -> Self:
@@ -59,8 +58,7 @@ class BundleBody(Body):
     """Part of the request to hand out."""
 
     form: Form = "redacted"
-    sealed_for: Annotated[str, Field(max_length=128)] = ""
-    """For whom the caller seals it, for the audit log."""
+    sealed_for: Annotated[str, Field(max_length=128)] = ""  # for whom the caller seals it, for the audit log
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,15 +128,18 @@ def audit_routes(store: Store, info: Callable[[], EngineInfo], replay_now: Repla
     )
     async def replay(entry: str, caller: SignedIn) -> AuditReplayReply:
         found = await reading(lambda: _entry(store, entry, SERVED))
-        recorded, given = recorded_in(found), found.versions.get("fingerprint")
-        if given != info().fingerprint:
-            message = f"Entry {found.seq} is of the model {given}; this server has {info().fingerprint}."
+        recorded, here = recorded_in(found), info()
+        if (given := found.versions.get("fingerprint")) != here.fingerprint:
+            message = f"Entry {found.seq} is of the model {given}; this server has {here.fingerprint}."
             raise RequestRefused(message, code="other_model", param="entry", status=409)
-        reply = replay_reply(found, await replay_now(recorded, REPLAY_TIMEOUT_S), info().exactness)
-        after = {"entry": reply.seq, "outcome": reply.outcome}
-        tenant, name = found.details.tenant if found.details else "", reply.request_id
+        reply = replay_reply(found, await replay_now(recorded, REPLAY_TIMEOUT_S), here.exactness)
         event = AuditEvent(
-            actor=caller.actor, action="request.replayed", subject=name, names=(name,), after=after, tenant=tenant
+            actor=caller.actor,
+            action="request.replayed",
+            subject=reply.request_id,
+            names=(reply.request_id,),
+            after={"entry": reply.seq, "outcome": reply.outcome},
+            tenant=found.details.tenant if found.details else "",
         )
         emit(event)
         return reply

@@ -5,11 +5,12 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from prolepsis.control.health.eligibility import UNLIMITED, DraftLimits
-from prolepsis.control.policy.model import DEFAULT_RULE, Emit, Mode, Terms
+from prolepsis.control.policy.model import DEFAULT_RULE, Emit, Terms
 from prolepsis.core.ended import Assignment
 from prolepsis.core.facts import FlagDecision, position
 from prolepsis.core.reasons import LimitReason, OffReason
 from prolepsis.core.requests import SpecMode, SpeculationChoice
+from prolepsis.core.stats import Mode
 
 Source = Literal["policy", "caller", "shadow_percentage", "eligibility", "start"]
 

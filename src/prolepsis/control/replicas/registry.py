@@ -55,7 +55,7 @@ class ReplicaReply:
     model: str
     version: str
     group: ExactGroup
-    started_at: float  # unix time in seconds, by the clock of the store
+    started_at: float  # Unix time in seconds, by the clock of the store
     seen_s_ago: float
     engines: tuple[EngineMember, ...]  # behind this front end, where they are in other processes
 

@@ -28,8 +28,6 @@ _CONCLUSIVE: tuple[EffectiveReason, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class ShadowProposer:
-    """One proposer in one traffic class."""
-
     proposer: str
     num_drafts: int
     num_draft_tokens: int

@@ -113,7 +113,10 @@ class FairQueue:
         """Take out a request that will not run."""
         self._flows[request.flow].waiting.remove(request)
         self._num_waiting[request.tier] -= 1
-        self._forget_idle()
+        # a flow that is not ahead of the present is what a new one would be
+        idle = [name for name, flow in self._flows.items() if not flow.waiting and flow.virtual_time <= self._now]
+        for name in idle:
+            del self._flows[name]
 
     def correct(self, request: Waiting, unused: float) -> None:
         """Let its flow have the share back that a started request did not use (negative: used beyond its cost)."""
@@ -127,7 +130,6 @@ class FairQueue:
         return min(self.oldest_of_tenants(without).values(), default=None)
 
     def oldest_of_tenants(self, without: Collection[str] = ()) -> dict[str, float]:
-        """Return the same of each tenant that waits."""
         oldest: dict[str, float] = {}
         for (tenant, tier), flow in self._flows.items():
             if tier not in without and flow.waiting:
@@ -136,11 +138,4 @@ class FairQueue:
         return oldest
 
     def tenants(self) -> set[str]:
-        """Return the tenants that wait."""
         return {tenant for (tenant, _), flow in self._flows.items() if flow.waiting}
-
-    def _forget_idle(self) -> None:
-        """A flow that is not ahead of the present is what a new one would be."""
-        idle = [name for name, flow in self._flows.items() if not flow.waiting and flow.virtual_time <= self._now]
-        for name in idle:
-            del self._flows[name]

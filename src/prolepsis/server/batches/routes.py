@@ -76,7 +76,20 @@ class UploadReader(Reader):
         form = await _read_form(request, room)
         try:
             given = parse_texts(form, UploadForm, "form")
-            file = self._file(given, caller, room)
+            now, size, name = time.time(), given.file.size or 0, given.file.filename or ""
+            if size > room:
+                raise _file_too_large(room)
+            if len(name) > _NAME_LENGTH:
+                message = f"The file's name has {len(name)} characters; allowed: {_NAME_LENGTH}."
+                raise RequestRefused(message, code="invalid_value", param="file")
+            file = TenantFile(
+                tenant=caller.tenant,
+                purpose=purpose_of(given.route, caller) if given.purpose == PURPOSE else given.purpose,
+                filename=name,
+                num_bytes=size,
+                created_at=now,
+                expires_at=now + min(self._retention_s, given.seconds or math.inf),
+            )
             if is_corpus(file):
                 await self._keep_corpus(file, given.file.file, caller)
             else:
@@ -88,7 +101,7 @@ class UploadReader(Reader):
     async def _keep_corpus(self, file: TenantFile, content: BinaryIO, caller: Caller) -> None:
         """Check a file, then keep it, and let each model that the caller may use draft from it."""
         corpora = _corpora(file, caller, self._models)
-        given = {one: await one.tokenise(file, lambda: b"".join(_parts(content))) for one in corpora}
+        given = {corpus: await corpus.tokenise(file, lambda: b"".join(_parts(content))) for corpus in corpora}
         async with self._adding:  # two that are checked at once would both take the room that is left
             for one, ids in given.items():
                 await one.check(file, ids)
@@ -101,22 +114,6 @@ class UploadReader(Reader):
         """Keep a file, where its tenant has room for it. Waits for the database."""
         if not self._files.put(file, _parts(content), most_bytes=self._most_of_tenant):
             raise too_large("body", f"{self._most_of_tenant} bytes in {MOST_FILES} files of the tenant")
-
-    def _file(self, form: UploadForm, caller: Caller, room: int) -> TenantFile:
-        now, size, name = time.time(), form.file.size or 0, form.file.filename or ""
-        if size > room:
-            raise _file_too_large(room)
-        if len(name) > _NAME_LENGTH:
-            message = f"The file's name has {len(name)} characters; allowed: {_NAME_LENGTH}."
-            raise RequestRefused(message, code="invalid_value", param="file")
-        return TenantFile(
-            tenant=caller.tenant,
-            purpose=purpose_of(form.route, caller) if form.purpose == PURPOSE else form.purpose,
-            filename=name,
-            num_bytes=size,
-            created_at=now,
-            expires_at=now + min(self._retention_s, form.seconds or math.inf),
-        )
 
 
 def _parts(content: BinaryIO) -> Iterator[bytes]:
@@ -235,7 +232,7 @@ def _batch_routes(context: Context, runner: BatchRunner, models: Models) -> Sequ
             message = f"{MOST_RUNNING} batches of this tenant have not ended; allowed: to wait for one or cancel one."
             raise RequestRefused(message, code="too_many_batches", status=429, headers={"retry-after": "60"})
         context.emit(caller.act("batch.created", batch.batch_id))
-        runner.look()
+        runner.poll_now()
         return shown_batch(batch, {})
 
     @routes.get("/v1/batches", roles=CLIENTS, summary="List batches, the newest first")
@@ -254,7 +251,7 @@ def _batch_routes(context: Context, runner: BatchRunner, models: Models) -> Sequ
         batch = await found(caller.tenant, batch_id)
         if await asyncio.to_thread(table.change, batch_id, "cancelling", ["validating", "in_progress"]):
             context.emit(caller.act("batch.cancelled", batch_id))
-            runner.look()
+            runner.poll_now()
         elif batch.status not in ("cancelling", "cancelled", "failed"):  # of a failed one there is nothing to cancel
             message = f"The batch is {batch.status}; allowed: to cancel one that has not ended"
             raise RequestRefused(message, code="batch_ended", status=409)

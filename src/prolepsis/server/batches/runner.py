@@ -67,13 +67,12 @@ class BatchRunner(Feature):
         self._lines = counter(context.registry, "batch_lines", "Lines of batches that ended here", "state")
         self._in_flight = gauge(context.registry, "batch_lines_in_flight", "Lines of batches that run here")
 
-    def look(self) -> None:
+    def poll_now(self) -> None:
         """Look at the store at once: something has changed there."""
         self._looked = 0.0
         self._wake.set()
 
     async def run(self) -> None:
-        """Work until cancelled."""
         while self._is_kept:
             self._wake.clear()
             await contained_tick(self)
@@ -94,7 +93,22 @@ class BatchRunner(Feature):
                 self._renewed = now
             if now > self._looked + _LOOK_S:
                 self._looked = now
-                await self._look(now)
+                found, served = await asyncio.to_thread(self.table.running), self._models.by_name
+                running = self._skipped.due(self.name, found, lambda one: one.batch_id)
+                for batch in running:
+                    if batch.status != "validating" or batch.expires_at <= time.time():
+                        with self._skipped.contained(self.name, batch.batch_id, batch.tenant):
+                            await asyncio.to_thread(self._end, batch)
+                    elif batch.tenant not in self._reading and await asyncio.to_thread(
+                        self.table.take_reading, batch.batch_id
+                    ):
+                        self._reading[batch.tenant] = asyncio.create_task(self._read(batch))
+                running = [batch for batch in running if self._skipped.error_of(self.name, batch.batch_id) is None]
+                self._open = [batch for batch in running if batch.status == "in_progress" and batch.model in served]
+                if now > self._forgot + _HOUR_S:
+                    self._forgot = now
+                    if await asyncio.to_thread(self._periodic_work.take, self.name, _HOUR_S):
+                        await asyncio.to_thread(self.table.forget, before=time.time() - self.retention_s)
             if now > self._not_before:
                 await self._start()
             self._in_flight.set(len(self._running))
@@ -122,25 +136,7 @@ class BatchRunner(Feature):
         """Keep that a line failed whose result the database refuses. Waits for the database."""
         return self.table.settle([(ended[0], _failed(ended[0], error))])
 
-    async def _look(self, now: float) -> None:
-        """See which batches there are; begin, end and forget them."""
-        found, served = await asyncio.to_thread(self.table.running), self._models.by_name
-        running = self._skipped.due(self.name, found, lambda one: one.batch_id)
-        for batch in running:
-            if batch.status != "validating" or batch.expires_at <= time.time():
-                with self._skipped.contained(self.name, batch.batch_id, batch.tenant):
-                    await asyncio.to_thread(self._end, batch)
-            elif batch.tenant not in self._reading and await asyncio.to_thread(self.table.take_reading, batch.batch_id):
-                self._reading[batch.tenant] = asyncio.create_task(self._read(batch))
-        running = [batch for batch in running if self._skipped.error_of(self.name, batch.batch_id) is None]
-        self._open = [batch for batch in running if batch.status == "in_progress" and batch.model in served]
-        if now > self._forgot + _HOUR_S:
-            self._forgot = now
-            if await asyncio.to_thread(self._periodic_work.take, self.name, _HOUR_S):
-                await asyncio.to_thread(self.table.forget, before=time.time() - self.retention_s)
-
     async def _start(self) -> None:
-        """Start lines while there is room, first those of tenants that have the fewest in flight."""
         in_flight = Counter(batch.tenant for batch, _ in self._running.values())
         num_tenants = len({batch.tenant for batch in self._open})
         for batch in sorted(self._open, key=lambda one: (in_flight[one.tenant], one.created_at)):
@@ -190,7 +186,7 @@ class BatchRunner(Feature):
             pass
         finally:
             del self._reading[batch.tenant]
-            self.look()
+            self.poll_now()
 
     async def _keep_lines(self, batch: StoredBatch) -> None:
         batch_id, start, piece = batch.batch_id, 0, b"-"

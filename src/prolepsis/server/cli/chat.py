@@ -30,7 +30,7 @@ class DraftedText:
 
 
 @dataclass(slots=True)
-class Conversation:
+class ChatSession:
     """A conversation with one model of a server."""
 
     url: str
@@ -54,7 +54,9 @@ class Conversation:
                 self.usage = chunk.get("usage") or self.usage
                 for choice in chunk["choices"]:
                     answer.append(choice["delta"].get("content") or "")
-                    yield from (DraftedText(one["text"], one["drafted_by"] or "") for one in choice.get("origins", ()))
+                    yield from (
+                        DraftedText(piece["text"], piece["drafted_by"] or "") for piece in choice.get("origins", ())
+                    )
         except BaseException:
             self.messages.pop()  # a question without an answer is no part of the conversation
             raise
@@ -124,7 +126,7 @@ def chat(
 ) -> None:
     """Talk with the model of a running server, and see which proposer drafted what."""
     name = model or ask(url, key, "GET", "/v1/models")["data"][0]["id"]
-    conversation = Conversation(url, key, name, max_tokens, temperature)
+    conversation = ChatSession(url, key, name, max_tokens, temperature)
     if system:
         conversation.messages.append({"role": "system", "content": system})
     colours, out = Colours(), stdout()
@@ -154,12 +156,12 @@ def _asked(out: Console) -> str | None:
             return None if said in ("/quit", "/exit") else said
 
 
-def _obeyed(said: str, conversation: Conversation) -> bool:
+def _obeyed(said: str, conversation: ChatSession) -> bool:
     """Return whether `said` was a command."""
     if said in ("/plain", "/draft"):
         conversation.drafts = said == "/draft"
     elif said == "/new":
-        conversation.messages = [one for one in conversation.messages if one["role"] == "system"]
+        conversation.messages = [message for message in conversation.messages if message["role"] == "system"]
     elif said.startswith("/") and " " not in said:
         note(COMMANDS)
     else:
@@ -167,7 +169,7 @@ def _obeyed(said: str, conversation: Conversation) -> bool:
     return True
 
 
-def _answer(conversation: Conversation, said: str, colours: Colours, out: Console) -> None:
+def _answer(conversation: ChatSession, said: str, colours: Colours, out: Console) -> None:
     began, drafted, first = time.perf_counter(), 0, None
     for piece in conversation.say(said):
         first = first or time.perf_counter()

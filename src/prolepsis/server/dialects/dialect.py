@@ -11,17 +11,19 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from fastapi import Request
 from fastapi.responses import Response
 from jiter import from_json
 
 from prolepsis.control.web.caller import caller_of
-from prolepsis.control.web.fields import ClientBody, Schema
+from prolepsis.control.web.fields import ClientBody, Schema, Seed, Stop
 from prolepsis.control.web.refusals import unknown_url
 from prolepsis.control.web.routes import CLIENTS, Routes
+from prolepsis.core.requests import SAMPLING_TABLE
 from prolepsis.core.stats import RequestStats
+from prolepsis.core.validation import Number
 from prolepsis.server.answering.answer import Parts, answer
 from prolepsis.server.answering.stream import Framing, Voice
 from prolepsis.server.answering.usage import Json
@@ -41,6 +43,25 @@ class ForeignRequest(ClientBody):
     def predict_s(self) -> float | None:
         """As in `PreparedRequest`."""
         return None
+
+
+class LlamaSampling(ClientBody):
+    """Sampling parameters as llama.cpp and Ollama have them."""
+
+    temperature: Number | None = None
+    top_k: int | None = None
+    top_p: Number | None = None
+    min_p: Number | None = None
+    repeat_penalty: Number | None = None
+    presence_penalty: Number | None = None
+    frequency_penalty: Number | None = None
+    seed: Seed | None = None
+    stop: Stop | None = None
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """Fields of a chat or completion that mean the same, but for the seed."""
+        return {row.name: getattr(self, row.llamacpp or row.name) for row in SAMPLING_TABLE} | {"stop": self.stop}
 
 
 B = TypeVar("B", bound=ForeignRequest)
@@ -74,7 +95,6 @@ class Endpoint(Generic[B]):
 
 
 async def answered(request: Request, body: B, models: Models, endpoint: Endpoint[B]) -> Response:
-    """Return the answer to a request, by the path of all requests."""
     services = models.of(body.model, caller_of(request))
     return await services.idempotency.once(request, body, partial(_answered, body, services, endpoint))
 
@@ -124,7 +144,6 @@ def tool(name: str, description: str | None, schema: Schema | None, *, strict: b
 
 
 def call(call_id: str, name: str, arguments: Schema) -> bodies.ToolCallBody:
-    """Return a call of an earlier answer."""
     written = json.dumps(arguments, ensure_ascii=False)
     function = bodies.CalledFunctionBody.model_construct(name=name, arguments=written)
     return bodies.ToolCallBody(id=call_id, function=function)
@@ -137,6 +156,5 @@ def arguments_of(written: str) -> Json:
 
 
 def form_of(schema: Schema) -> bodies.ResponseFormat:
-    """Return the form of an answer by its schema."""
     named = bodies.JsonSchemaBody.model_construct(name="answer", schema_=schema)
     return bodies.ResponseFormat(type="json_schema", json_schema=named)

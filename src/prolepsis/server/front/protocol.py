@@ -15,7 +15,7 @@ from prolepsis.control.web.intake import Reading
 from prolepsis.control.web.refusals import headers_too_slow, invalid_http, too_many_connections
 from prolepsis.core.config import ServerConfig
 from prolepsis.server.admission.metrics import AdmissionMetrics
-from prolepsis.server.front.connections import connection_limit
+from prolepsis.server.front.listener import connection_limit
 from prolepsis.server.front.request_head import StrictConnection
 
 LOOK_FOR_RESET_S = 0.1
@@ -77,7 +77,7 @@ class GatewayProtocol(H11Protocol):
 
     def _take_place(self) -> bool:
         """Close the connection that has been silent for longest; return whether there was one."""
-        longest = next((one for one in self.silent if not one._goes_on), None)
+        longest = next((connection for connection in self.silent if not connection._goes_on), None)
         if longest is None:
             return False
         del self.silent[longest]
@@ -179,7 +179,7 @@ class GatewayProtocol(H11Protocol):
         if self._surplus:
             return self.linger_s
         if self.conn.their_state is h11.IDLE:
-            return self.settings.header_timeout_s
+            return self.settings.limits.header_timeout_s
         if self.conn.their_state is h11.SEND_BODY and self.cycle.response_complete:
             return self.linger_s
         return None
@@ -192,7 +192,7 @@ class GatewayProtocol(H11Protocol):
     def _give_up(self) -> None:
         has_begun = self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]
         if has_begun:
-            self._refuse(headers_too_slow(self.settings.header_timeout_s))
+            self._refuse(headers_too_slow(self.settings.limits.header_timeout_s))
         else:
             self.transport.close()
 

@@ -60,7 +60,18 @@ class ChatFormat:
             text = "".join(piece.text for piece in pieces if piece.kind == kind)
             if text or (is_first and kind == "content"):
                 shown[name] = text
-        calls = _call_deltas(pieces, answer)
+        # one delta a call: id and name where it begins, then arguments only
+        deltas: dict[int, Json] = {}
+        for piece in pieces:
+            if piece.kind == "call":
+                function: Json = {"name": piece.text, "arguments": ""}
+                call_id = answer.call_ids[piece.call]
+                deltas[piece.call] = {"index": piece.call, "id": call_id, "type": "function", "function": function}
+            elif piece.kind == "arguments":
+                known = deltas.setdefault(piece.call, {"index": piece.call, "function": {"arguments": ""}})
+                function = known["function"]  # type: ignore[assignment]  # built above
+                function["arguments"] = f"{function['arguments']}{piece.text}"
+        calls = list(deltas.values())
         if calls:
             shown["tool_calls"] = calls
         if not shown and delta.finish_reason is None and not (delta.logprobs or self._shows_tokens):
@@ -131,21 +142,6 @@ def _text(pieces: Sequence[Piece], kind: str) -> str:
     return "".join(piece.text for piece in pieces if piece.kind == kind)
 
 
-def _call_deltas(pieces: Sequence[Piece], answer: ChatReader) -> list[Json]:
-    """Return one delta a call: id and name where it begins, then arguments only."""
-    deltas: dict[int, Json] = {}
-    for piece in pieces:
-        if piece.kind == "call":
-            function: Json = {"name": piece.text, "arguments": ""}
-            call_id = answer.call_ids[piece.call]
-            deltas[piece.call] = {"index": piece.call, "id": call_id, "type": "function", "function": function}
-        elif piece.kind == "arguments":
-            known = deltas.setdefault(piece.call, {"index": piece.call, "function": {"arguments": ""}})
-            function = known["function"]  # type: ignore[assignment]  # built above
-            function["arguments"] = f"{function['arguments']}{piece.text}"
-    return list(deltas.values())
-
-
 def _whole_call(index: int, call_id: str, pieces: Sequence[Piece]) -> Json:
     mine = [piece for piece in pieces if piece.kind in ("call", "arguments") and piece.call == index]
     function = {"name": mine[0].text, "arguments": _text(mine, "arguments")}
@@ -164,7 +160,6 @@ def _chat_ending(deltas: Sequence[Delta], answer: ChatReader, prepared: Prepared
 
 
 def _tokens(deltas: Sequence[Delta], prepared: PreparedRequest) -> Json:
-    """Return what is shown of single tokens, where it is asked for."""
     ids = [token for delta in deltas for token in delta.token_ids]
     return {**({"token_ids": ids} if prepared.body.return_token_ids else {}), **_origins(deltas, prepared)}
 
@@ -174,7 +169,7 @@ def _origins(deltas: Sequence[Delta], prepared: PreparedRequest) -> Json:
     speculation = prepared.body.speculation
     if speculation is None or not speculation.origins:
         return {}
-    tokens = [(one.by, one.text) for delta in deltas for one in delta.tokens] or [("", d.text) for d in deltas]
+    tokens = [(token.by, token.text) for delta in deltas for token in delta.tokens] or [("", d.text) for d in deltas]
     runs = groupby(tokens, key=itemgetter(0))
     pieces = ((by, "".join(text for _, text in run)) for by, run in runs)
     return {"origins": [{"text": text, "drafted_by": by or None} for by, text in pieces if text]}

@@ -19,8 +19,9 @@ from prolepsis.server.answering.usage import Json, metrics
 from prolepsis.server.openai.completions import Parts, consumed, num_tokens
 from prolepsis.server.openai.response_items import ResponseItems
 from prolepsis.server.openai.responses_bodies import ResponsesBody, continued, renamed, to_chat, without_oldest
-from prolepsis.server.preparing.constraint import tool_use
-from prolepsis.server.preparing.prepare import chat_tokens, prepare_chat
+from prolepsis.server.preparing.asked import tool_use
+from prolepsis.server.preparing.conversation import chat_tokens
+from prolepsis.server.preparing.prepare import prepare_chat
 from prolepsis.server.preparing.prepared import PreparedRequest, RequestContext
 from prolepsis.server.services import Services
 from prolepsis.server.text.deltas import Delta
@@ -39,7 +40,7 @@ async def prepare_response(
     """Check `body`, behind the conversation of `earlier`, as the chat it stands for; raises `UserError`."""
     if not all(tool.is_enforced for _, tool in body.callable):
         context.warn("tools[].format: the model reads the grammar, and may leave it")
-    num_bytes = context.num_bytes + sum(one.num_bytes for one in earlier)
+    num_bytes = context.num_bytes + sum(response.num_bytes for response in earlier)
     turn = partial(services.intake.large_work.run, context.caller.tenant, num_bytes)
     try:
         whole = await turn(lambda: _conversation(body, earlier, services))
@@ -66,8 +67,7 @@ def _conversation(body: ResponsesBody, earlier: Sequence[StoredResponse], servic
 
 
 def items_of(conversation: Sequence[StoredResponse]) -> list[Mapping[str, object]]:
-    """Return what was given and answered in a conversation."""
-    return [item for one in conversation for item in (*one.input, *one.output)]
+    return [item for response in conversation for item in (*response.input, *response.output)]
 
 
 def num_input_tokens(body: ResponsesBody, earlier: Sequence[StoredResponse], services: Services) -> int:
@@ -124,7 +124,6 @@ class ResponseShape(Voice):
         }
 
     def numbered(self, event: Json) -> Json:
-        """Return the next event."""
         numbered: Json = {**event, "sequence_number": next(self._number)}
         return padded(numbered) if self._is_padded and str(event["type"]).endswith(".delta") else numbered
 
@@ -143,7 +142,16 @@ class ResponseShape(Voice):
         cut = self.items.cut
         shown = self.shown("incomplete" if cut else "completed")
         shown["incomplete_details"] = {"reason": cut} if cut else None
-        shown["usage"] = await self._usage(stats)
+        reasoning = self.items.reasoning
+        shown["usage"] = {
+            "input_tokens": stats.num_prompt_tokens,
+            "input_tokens_details": {"cached_tokens": stats.num_cached_tokens, "cache_write_tokens": 0},
+            "output_tokens": stats.num_output_tokens,
+            "output_tokens_details": {
+                "reasoning_tokens": await num_tokens(reasoning, self._prepared, self._services) if reasoning else 0
+            },
+            "total_tokens": stats.num_prompt_tokens + stats.num_output_tokens,
+        }
         if self._prepared.speculation.requested.metrics:
             shown["metrics"] = metrics(stats, self._prepared.speculation)
         return await self._keep(shown) if self._keep else shown
@@ -153,25 +161,11 @@ class ResponseShape(Voice):
         return {**self.shown("failed"), "error": {"code": code, "message": str(describe_error(error))}}
 
     def shown(self, status: str = "in_progress") -> Json:
-        """Return the response as it is now."""
         state: Json = {"status": status, "error": None, "incomplete_details": None, "usage": None}
         return {**self._frame, **state, "output": list(self.items.output)}
 
-    async def _usage(self, stats: RequestStats) -> Json:
-        reasoning = self.items.reasoning
-        return {
-            "input_tokens": stats.num_prompt_tokens,
-            "input_tokens_details": {"cached_tokens": stats.num_cached_tokens, "cache_write_tokens": 0},
-            "output_tokens": stats.num_output_tokens,
-            "output_tokens_details": {
-                "reasoning_tokens": await num_tokens(reasoning, self._prepared, self._services) if reasoning else 0
-            },
-            "total_tokens": stats.num_prompt_tokens + stats.num_output_tokens,
-        }
-
 
 async def whole_response(parts: Parts, shape: ResponseShape) -> tuple[Json, RequestStats]:
-    """Return the response object and the request's stats."""
     stats = await consumed(parts, shape.items.take)
     return await shape.ended(stats), stats
 

@@ -10,7 +10,7 @@ from prolepsis.core.errors import TokensOutOfPlace
 from prolepsis.core.events import FinishReason, Tokens
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.engine.text.stream import StopStrings, TextStream
-from prolepsis.engine.text.tokenizer import Tokenizer, Verbatim
+from prolepsis.engine.text.tokenizer import Tokenizer, VerbatimDecoder
 from prolepsis.server.text.shown_tokens import ShownPrompt, ShownToken, TokenPlaces
 
 log = structlog.get_logger(__name__)
@@ -88,7 +88,7 @@ class ChoiceText:
         shown of it, before the text; `predict_s`: seconds after which the text ends with its line."""
         self.finished = False
         self._index = index
-        decoder = tokenizer if skip_special_tokens else Verbatim(tokenizer)
+        decoder = tokenizer if skip_special_tokens else VerbatimDecoder(tokenizer)
         self._stream = TextStream(decoder, stop, min_tokens=request.params.min_tokens)
         self._include_stop = include_stop
         self._with_logprobs = request.params.logprobs is not None
@@ -99,7 +99,7 @@ class ChoiceText:
         self._places = TokenPlaces(tokenizer, skip_special_tokens=skip_special_tokens, start=start)
         self._held: list[OutputToken] = []
         self._positions = Positions()
-        self._num_told = 0
+        self._num_sent = 0
         self._first = True
 
     def take(self, event: Tokens) -> Delta | None:
@@ -125,9 +125,9 @@ class ChoiceText:
         if not text and not self.finished:
             return None
         tokens, self._held = tuple(self._held), []
-        logprobs = tuple(one.shown for one in tokens if one.shown) if self._with_logprobs else None
-        token_ids = tuple([one.token_id for one in tokens])
-        by = tuple([one.by for one in tokens if one.by])
+        logprobs = tuple(token.shown for token in tokens if token.shown) if self._with_logprobs else None
+        token_ids = tuple([token.token_id for token in tokens])
+        by = tuple([token.by for token in tokens if token.by])
         delta = Delta(
             self._index,
             text,
@@ -137,13 +137,13 @@ class ChoiceText:
             stop_reason,
             token_ids,
             tokens,
-            position=self._num_told,
+            position=self._num_sent,
             num_tokens=len(tokens),
             delivered=by,
             prompt=self._prompt,
         )
         self._first = False
-        self._num_told += len(tokens)
+        self._num_sent += len(tokens)
         return delta
 
     def _read(self, event: Tokens) -> str:

@@ -5,9 +5,8 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import AfterValidator, Field, model_validator
 
-from prolepsis.control.web.fields import ClientBody, Schema, Seed, Stop, TopLogprobs
-from prolepsis.core.validation import Number
-from prolepsis.server.dialects.dialect import ForeignRequest, call, form_of, tool
+from prolepsis.control.web.fields import ClientBody, Schema, TopLogprobs
+from prolepsis.server.dialects.dialect import ForeignRequest, LlamaSampling, call, form_of, tool
 from prolepsis.server.preparing.bodies import MAX_MESSAGES, MAX_TOOLS, ChatBody, CompletionBody, Message, ResponseFormat
 
 
@@ -20,17 +19,8 @@ def _not_served(value: object) -> object:
 NotServed: TypeAlias = Annotated[object, AfterValidator(_not_served)]
 
 
-class OllamaOptions(ClientBody):
+class OllamaOptions(LlamaSampling):
     num_predict: int | None = None
-    temperature: Number | None = None
-    top_k: int | None = None
-    top_p: Number | None = None
-    min_p: Number | None = None
-    repeat_penalty: Number | None = None
-    presence_penalty: Number | None = None
-    frequency_penalty: Number | None = None
-    seed: Seed | None = None
-    stop: Stop | None = None
 
 
 class OllamaFunction(ClientBody):
@@ -109,8 +99,8 @@ class OllamaGenerateBody(OllamaBody):
 
 def parse_chat(body: OllamaChatBody) -> ChatBody:
     """Return the chat that means the same."""
-    given = [one.function for one in body.tools or ()]
-    tools = [tool(one.name, one.description, one.parameters) for one in given]
+    given = [tool_given.function for tool_given in body.tools or ()]
+    tools = [tool(function.name, function.description, function.parameters) for function in given]
     return _chat(body, messages=list(_messages(body.messages or ())), tools=tools or None)
 
 
@@ -139,16 +129,14 @@ def _chat(body: OllamaBody, **conversation: Any) -> ChatBody:
 
 def _shared(body: OllamaBody) -> dict[str, Any]:
     options = body.options or OllamaOptions()
-    names = ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "stop")
     limit, form = options.num_predict or 0, body.format or None
     return {
         "model": body.model,
         "stream": body.stream is not False,
         "max_tokens": limit if limit > 0 else None,
         "seed": None if options.seed == -1 else options.seed,
-        "repetition_penalty": options.repeat_penalty,
         "response_format": form_of(form) if isinstance(form, dict) else form and ResponseFormat(type="json_object"),
-        **{name: getattr(options, name) for name in names},
+        **options.sampling,
     }
 
 
@@ -157,9 +145,11 @@ def _messages(messages: Sequence[OllamaMessage]) -> Iterator[Message]:
     number, waiting = 0, list[tuple[str, str | None]]()
     for message in messages:
         if message.role == "tool":
-            named = [one for one in waiting if one[1] == message.tool_name] or waiting or [("call_0", "")]
+            named = (
+                [open_call for open_call in waiting if open_call[1] == message.tool_name] or waiting or [("call_0", "")]
+            )
             call_id = message.tool_call_id or named[0][0]
-            waiting = [one for one in waiting if one[0] != call_id]
+            waiting = [open_call for open_call in waiting if open_call[0] != call_id]
             yield Message(role="tool", content=message.content, tool_call_id=call_id)
             continue
         calls = [
@@ -167,6 +157,6 @@ def _messages(messages: Sequence[OllamaMessage]) -> Iterator[Message]:
             for i, one in enumerate(message.tool_calls or ())
         ]
         number += len(calls)
-        waiting += [(one.id, one.function.name) for one in calls]
+        waiting += [(made.id, made.function.name) for made in calls]
         thought = message.thinking or None
         yield Message(role=message.role, content=message.content, tool_calls=calls or None, reasoning_content=thought)
