@@ -34,8 +34,7 @@ class BreakerBody(DriftResetQuery):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BreakerSetReply(BreakerReply):
-    not_saved: str | None
-    """Reason why the state holds only until the server ends."""
+    not_saved: str | None  # reason why the state holds only until the server ends
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,10 +45,8 @@ class ProposerHealth:
     traffic_class: str
     breaker: State | None
     drift: Status | None
-    benefit_gone: bool | None
-    """Whether its drafts bring less than half of the tokens that they brought."""
-    eligible: bool | None
-    """Whether its traffic class meets all conditions that concern the proposer."""
+    benefit_gone: bool | None  # whether its drafts bring less than half of the tokens that they brought
+    eligible: bool | None  # whether its traffic class meets all conditions that concern the proposer
 
 
 class HealthPage(Feature):

@@ -31,8 +31,7 @@ class ShadowProposer:
     proposer: str
     num_drafts: int
     num_draft_tokens: int
-    num_accepted: int
-    """Draft tokens that verification would have accepted."""
+    num_accepted: int  # draft tokens that verification would have accepted
     acceptance_rate: Interval | None
     saved: Interval | None
     """Share of the requests' time: accepted tokens, less the cost of drafting and verifying, over emitted tokens."""
@@ -44,10 +43,8 @@ class ShadowFigures:
 
     num_requests: int
     num_tokens: int
-    expected_speedup: Interval | None
-    """Tokens per second with speculation over without."""
-    cost: Interval | None
-    """Share of the requests' time that drafting in shadow took."""
+    expected_speedup: Interval | None  # tokens per second with speculation over without
+    cost: Interval | None  # share of the requests' time that drafting in shadow took
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
