@@ -146,7 +146,9 @@ def _start_of(file: Path, what: str, most_bytes: int) -> bytes:
     with file.open("rb") as opened:
         found = opened.read(most_bytes + 1)
     if len(found) > most_bytes:
-        raise ConfigError(f"{what} {file} has more than {most_bytes} bytes; allowed: fewer", param=what.partition(".")[0])
+        raise ConfigError(
+            f"{what} {file} has more than {most_bytes} bytes; allowed: fewer", param=what.partition(".")[0]
+        )
     return found
 
 
