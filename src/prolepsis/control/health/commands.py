@@ -48,9 +48,12 @@ DRIFT = Resource(
     command="show",
     columns={
         "streams": (
-            *("proposer > version", "traffic_class", "status", "overall=acceptance:share"),
-            *("recent=recent_acceptance:share", "excess estimate=overestimated", "distance=total_variation"),
-            *("benefit=benefit:share", "judged drafts=num_judged > seconds=seconds:s"),
+            *("proposer > version", "traffic_class", "status"),
+            *(
+                "overall=acceptance:share > recent=recent_acceptance:share",
+                "judged drafts=num_judged > seconds=seconds:s",
+            ),
+            *("excess estimate=overestimated:share > distance=total_variation", "benefit=benefit:share"),
         )
     },
     hint="One stream for each proposer in each traffic class, since its version was deployed. Drift is a slow decline"

@@ -31,12 +31,9 @@ from prolepsis.core.network import url_of
 from prolepsis.core.telemetry.declare import gauge
 
 KEEP_S = 5.0
-LOST_S = 15.0
-"""A replica that has not been seen for so long is taken for lost."""
-FORGOTTEN_S = 600.0
-"""One that has not been seen for so long is deleted."""
-PATIENCE_S = 1.0
-"""How long a tick waits for the store; a slower one continues after it."""
+LOST_S = 15.0  # a replica that has not been seen for so long is taken for lost
+FORGOTTEN_S = 600.0  # one that has not been seen for so long is deleted
+PATIENCE_S = 1.0  # how long a tick waits for the store; a slower one continues after it
 _EVERYWHERE = ("0.0.0.0", "::", "")  # noqa: S104
 """Hosts by which other machines cannot reach a server."""
 
@@ -51,19 +48,16 @@ class ReplicaReply:
     """A server of this store."""
 
     replica: str
-    here: bool
-    """It is the one that answers."""
+    here: bool  # it is the one that answers
     state: State
     address: str
     region: str
     model: str
     version: str
     group: ExactGroup
-    started_at: float
-    """Unix time in seconds, by the clock of the store."""
+    started_at: float  # Unix time in seconds, by the clock of the store
     seen_s_ago: float
-    engines: tuple[EngineMember, ...]
-    """Behind this front end, where they are in other processes."""
+    engines: tuple[EngineMember, ...]  # behind this front end, where they are in other processes
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -74,8 +68,7 @@ class ReplicaReply:
 
 @dataclass(frozen=True, slots=True)
 class ReplicasReply:
-    shared: bool
-    """They share a store; without one a server knows of itself only."""
+    shared: bool  # they share a store; without one a server knows of itself only
     replicas: list[ReplicaReply]
     fault: str | None = None
     """Reason why the store cannot be read; the other servers are then shown as last seen."""
