@@ -317,9 +317,9 @@ def _proposers(
         elif name == DRAFT_MODEL:
             assert draft is not None, "the draft model is loaded with its proposer"
             proposers.append(DraftModelProposer(draft.model, draft.tokenizer, target.tokenizer, num_pages=num_pages))
-    if REMOTE in proposer_names(config):
+    if REMOTE in proposer_names(config) and (terms := config.remote_proposer) is not None:
         address = RemoteAddress.of(config, vocabulary_digest(target.tokenizer))
-        settings = RemoteSettings(config.remote_proposer_ahead, config.remote_proposer_wait_ms / 1000.0)
+        settings = RemoteSettings(terms.ahead, terms.wait_ms / 1000.0)
         observe = observer.observe if observer is not None else None
         size = target.model.info.vocab_size
         proposers.append(RemoteProposer(Link(address.connect), address.key, size, settings, observe=observe))

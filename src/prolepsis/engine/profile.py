@@ -33,7 +33,12 @@ def cost_curve(model: TargetModel, file: Path, *, fresh: bool = False) -> CostCu
 
     One whose passes take much longer than now was measured on a busy machine, and is measured again.
     """
-    if not fresh and (kept := _read(file)) is not None and not _is_disturbed(kept, model):
+    text, kept = None if fresh else read_cached(file), None
+    try:
+        kept = CostCurve.from_json(text) if text is not None else None
+    except ValueError as error:
+        log.warning("profile_unreadable", file=str(file), error=str(error))
+    if kept is not None and not _is_disturbed(kept, model):
         return kept
     log.info("measuring_passes", kept_in=str(file))
     curve = measure(model)
@@ -55,10 +60,10 @@ def measure(model: TargetModel, repeats: int = 3, counts: Sequence[int] = PROFIL
 
 def _is_disturbed(kept: CostCurve, model: TargetModel) -> bool:
     """Return whether a pass of the fewest or of the most tokens takes much less than was measured."""
-    found = {(kept.tokens[end], kept.contexts[0]): kept.profiled[end][0] for end in (0, -1)}
-    milliseconds = _timer(model, list(found))
-    looks = {point: 1 if ms > _LONG_MS else 1 + _LOOKS for point, ms in found.items()}  # the first one is cold
-    return any(ms > _DISTURBED * min(milliseconds(*at) for _ in range(looks[at])) for at, ms in found.items())
+    points = {(kept.tokens[end], kept.contexts[0]): kept.profiled[end][0] for end in (0, -1)}
+    milliseconds = _timer(model, list(points))
+    looks = {point: 1 if ms > _LONG_MS else 1 + _LOOKS for point, ms in points.items()}  # the first one is cold
+    return any(ms > _DISTURBED * min(milliseconds(*at) for _ in range(looks[at])) for at, ms in points.items())
 
 
 def _timer(model: TargetModel, points: Sequence[tuple[int, int]]) -> Callable[[int, int], float]:
@@ -89,12 +94,3 @@ def _sequences(tokens: int, context: int, vocab_size: int) -> list[SequenceInput
         SequenceInput(new[begin:end], cached, list(range(i * pages, (i + 1) * pages)), keep_last=end - begin)
         for i, (begin, end) in enumerate(pairwise(edges))
     ]
-
-
-def _read(file: Path) -> CostCurve | None:
-    text = read_cached(file)
-    try:
-        return None if text is None else CostCurve.from_json(text)
-    except ValueError as error:
-        log.warning("profile_unreadable", file=str(file), error=str(error))
-        return None

@@ -132,8 +132,6 @@ class ProposeServer:
 
 
 class _Engine(asyncio.Protocol):
-    """One engine's connection."""
-
     def __init__(self, server: ProposeServer) -> None:
         self._server = server
         self._number = next(server.numbers)
@@ -185,11 +183,9 @@ class _Engine(asyncio.Protocol):
             self._transport.pause_reading()
 
     def abort(self) -> None:
-        """End the connection at once."""
         self._transport.abort()
 
     def leave(self, reason: str) -> None:
-        """Give the engine up."""
         log.warning("engine_refused", engine=self._number, reason=reason)
         if self._handshake is not None:
             self._transport.write(refusal(reason))

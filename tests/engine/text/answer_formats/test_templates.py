@@ -14,8 +14,9 @@ from prolepsis.engine.text.answer_formats.formats import REASONING_FORMATS, Answ
 from prolepsis.engine.text.answer_formats.table import TOOL_FORMATS
 from prolepsis.engine.text.answer_formats.tool_format import Call
 from prolepsis.engine.text.chat_template import ChatTemplate
+from prolepsis.server.preparing.asked import tool_use
 from prolepsis.server.preparing.bodies import ToolBody
-from prolepsis.server.preparing.constraint import constraint, tool_use
+from prolepsis.server.preparing.constraint import constraint
 from tests.engine.models.families import FOLDER, NEEDS_PUBLISHED, TEMPLATES
 from tests.engine.text.answer_formats.reading import read_all
 from tests.paths import ROOT
