@@ -28,7 +28,7 @@ from pathlib import Path
 from statistics import median
 from typing import get_args
 
-from prolepsis.core.config import EngineConfig
+from prolepsis.core.config import EngineConfig, RemoteProposerTerms
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import SamplingParams
 from prolepsis.core.rounds import RemoteOutcome
@@ -126,7 +126,7 @@ class CountingArm(EngineArm):
 @contextmanager
 def propose_server(key: Path, options: Sequence[str]) -> Iterator[tuple[int, int]]:
     """Start a propose server and yield its port and its process."""
-    command = prolepsis("propose-server", "--listen", "127.0.0.1:0", "--remote-proposer-key", str(key))
+    command = prolepsis("propose-server", "--listen", "127.0.0.1:0", "--remote-proposer", f"key={key}")
     with (
         tempfile.NamedTemporaryFile() as log,
         running([*command, "--log-json", *options], Path(log.name)) as process,
@@ -170,9 +170,9 @@ async def run(given: argparse.Namespace, key: Path, between: subprocess.Popen[st
     assert between.stdin is not None
     assert between.stdout is not None
     config = EngineConfig(
-        remote_proposer=f"127.0.0.1:{between.stdout.readline().strip()}",
-        remote_proposer_key=key,
-        remote_proposer_wait_ms=given.wait_ms,
+        remote_proposer=RemoteProposerTerms(
+            address=f"127.0.0.1:{between.stdout.readline().strip()}", key=key, wait_ms=given.wait_ms
+        ),
         max_model_len=4096,
         threads=given.threads,
     )

@@ -2,11 +2,12 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from prolepsis.control.health.breaker import BreakerSettings
 from prolepsis.control.health.eligibility import HALF_LIFE, MIN_DRAFTS, StartTerms
@@ -15,7 +16,7 @@ from prolepsis.control.policy.model import PRESETS, Terms
 from prolepsis.control.policy.rollout_terms import RolloutTerms
 from prolepsis.control.policy.source import NUM_LISTED
 from prolepsis.control.web.fields import MAX_PROMPTS, MAX_SAMPLES
-from prolepsis.core.config import EngineConfig, ServerConfig
+from prolepsis.core.config import EngineConfig, RemoteProposerTerms, ServerConfig, ServerLimits
 from prolepsis.core.facts import MAX_CLASS_RULES, MEDIUM, SHORT
 from prolepsis.core.requests import MAX_LOGIT_BIASES, MAX_STOP_CHARACTERS, MAX_STOP_STRINGS
 from prolepsis.server.batches import lines, routes
@@ -69,7 +70,7 @@ def test_fields_of_a_policy_have_the_defaults_that_are_stated(page: str, model: 
 
 
 SETTING = re.compile(
-    r"`(?:--)?(?P<name>[a-z][a-z_-]+)(?: [A-Z]+)?`"
+    r"`(?:--)?(?P<name>[a-z][a-z._-]+)(?: [A-Z]+)?`"
     r"(?:[^`|.;(]{0,40}\((?:default:? )?(?P<in_brackets>[\d.,]*\d)(?:;[^)]*)?\)"
     r"|[^`|.;]{0,60}?\bdefault:? (?:is )?`?(?P<said>[\d.,]*\d)\b(?!,))"
 )
@@ -78,10 +79,16 @@ SETTING = re.compile(
 
 def settings() -> Mapping[str, list[float]]:
     found: dict[str, list[float]] = {}
-    for config in (EngineConfig, ServerConfig):
+    blocks: Sequence[tuple[str, type[BaseModel]]] = (
+        ("", EngineConfig),
+        ("", ServerConfig),
+        ("limits.", ServerLimits),
+        ("remote_proposer.", RemoteProposerTerms),
+    )
+    for prefix, config in blocks:
         for name, field in config.model_fields.items():
             if isinstance(field.default, int | float):
-                found.setdefault(name, []).append(float(field.default))
+                found.setdefault(f"{prefix}{name}", []).append(float(field.default))
     return found
 
 
@@ -104,7 +111,7 @@ STATED = {
         f"at most {MAX_FLAGS} per policy",
         f"the newest {NUM_LISTED};",
         f"The first verdict needs {MIN_DRAFTS} drafts; a draft has half its weight after {HALF_LIFE:g} more",
-        f"until {ServerConfig().start_drafts} drafts of a traffic class were seen",
+        f"until {ServerConfig().limits.start_drafts} drafts of a traffic class were seen",
         f"num_drafts: {StartTerms().num_drafts}}}",
         f"drafts of at most {StartTerms().num_speculative_tokens} tokens",
     ),

@@ -10,7 +10,7 @@ requests, torch and transformers; vLLM is not needed (`vllm_plugin.py`). The tes
 server has to know:
 
     prolepsis serve --served-model-names "$(python -m benchmarks.contracts.vllm_endpoints --names)" \
-        --clamp-max-tokens --metrics-vllm-names
+        --lenient fields,clamp_max_tokens --metrics-vllm-names
 
 Left out are files whose tests need a model that reasons and calls tools by itself, and those of vLLM's classes.
 

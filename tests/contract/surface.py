@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, get_args
+from typing import Any, TypeGuard, get_args
 
 from fastapi import FastAPI
 from typer.core import TyperGroup
@@ -20,7 +20,7 @@ from typer.main import get_command
 
 from prolepsis.control.store import tables
 from prolepsis.control.web.routes import Route
-from prolepsis.core.config import EngineConfig, ServerConfig
+from prolepsis.core.config import EngineConfig, ServerConfig, Terms
 from prolepsis.core.stages import STAGES
 from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.core.terminal import output
@@ -99,7 +99,14 @@ def settings() -> Iterator[str]:
     """Yield each setting with its type and default."""
     for name, field in sorted((EngineConfig.model_fields | ServerConfig.model_fields).items()):
         default = field.get_default(call_default_factory=True)
-        yield f"{name}: {_plain_type(field.annotation)} = {default!r}"
+        terms = next((kind for kind in (field.annotation, *get_args(field.annotation)) if _has_terms(kind)), None)
+        yield f"{name}: {_plain_type(field.annotation)} = {'...' if terms and default else repr(default)}"
+        for term, inner in terms.model_fields.items() if terms else ():
+            yield f"  {name}.{term}: {_plain_type(inner.annotation)} = {inner.default!r}"
+
+
+def _has_terms(kind: object) -> TypeGuard[type[Terms]]:
+    return isinstance(kind, type) and issubclass(kind, Terms)
 
 
 def _plain_type(annotation: object) -> str:

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from prolepsis.adapters.vllm.build import PlaneFacts, assemble
-from prolepsis.adapters.vllm.client import VllmEngineClient
+from prolepsis.adapters.vllm.build import PlaneFacts, VllmEngineClient, assemble
 from prolepsis.core.client_draft import ClientDraft
 from prolepsis.core.engine_client import EngineClient
 from prolepsis.core.errors import ContextTooLong, DeadlineExceeded, EngineDead, InvalidParameter

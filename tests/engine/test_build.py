@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 from structlog.testing import capture_logs
 
-from prolepsis.core.config import EngineConfig
+from prolepsis.core.config import EngineConfig, RemoteProposerTerms
 from prolepsis.core.errors import ConfigError, MemoryPlanError
 from prolepsis.core.files import cache_directory
 from prolepsis.core.page_size import PAGE_SIZE
@@ -139,7 +139,7 @@ def test_names_of_proposers() -> None:
         ConfigError, match="'sufix'; allowed: grammar, suffix, prompt_lookup, prediction, client, corpus, draft_model"
     ):
         proposer_names(EngineConfig(proposers=("sufix",)))
-    assert proposer_names(EngineConfig(remote_proposer="127.0.0.1:8600"))[-1] == "remote"
+    assert proposer_names(EngineConfig(remote_proposer=RemoteProposerTerms(address="127.0.0.1:8600")))[-1] == "remote"
     with pytest.raises(ConfigError, match="draft_model is not set"):
         proposer_names(EngineConfig(proposers=("draft_model",)))
 
@@ -148,7 +148,7 @@ def test_names_of_proposers() -> None:
     ("given", "message"),
     [
         ({"proposers": ("sufix",)}, "proposers names 'sufix'"),
-        ({"remote_proposer": "127.0.0.1:8600"}, "remote_proposer_key is not set"),
+        ({"remote_proposer": RemoteProposerTerms(address="127.0.0.1:8600")}, "remote_proposer.key is not set"),
     ],
 )
 def test_proposers_are_refused_before_the_model_is_loaded(given: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -159,8 +159,8 @@ def test_proposers_are_refused_before_the_model_is_loaded(given: dict[str, Any],
 def test_a_propose_server_has_a_key(tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_text("k" * 32)
-    with pytest.raises(ConfigError, match="remote_proposer_key is not set"):
-        RemoteAddress.of(EngineConfig(remote_proposer="[::1]:8600"), b"")
-    named = EngineConfig(remote_proposer="[::1]:8600", remote_proposer_key=key)
+    with pytest.raises(ConfigError, match=r"remote_proposer\.key is not set"):
+        RemoteAddress.of(EngineConfig(remote_proposer=RemoteProposerTerms(address="[::1]:8600")), b"")
+    named = EngineConfig(remote_proposer=RemoteProposerTerms(address="[::1]:8600", key=key))
     address = RemoteAddress.of(named, b"")
     assert (address.host, address.port, address.tls) == ("::1", 8600, None)

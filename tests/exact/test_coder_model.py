@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from prolepsis.core.client_draft import ClientDraft
-from prolepsis.core.config import EngineConfig
+from prolepsis.core.config import EngineConfig, RemoteProposerTerms
 from prolepsis.core.events import Tokens
 from prolepsis.core.handshake import SharedKey
 from prolepsis.core.messages import OfferDraft
@@ -96,9 +96,7 @@ def engine_config(folder: Path) -> Iterator[EngineConfig]:
                 "proposers": ("grammar", *PROPOSERS),
                 "draft_model": CONFIG.model,
                 "early_exit_layer": LAYERS,
-                "remote_proposer": f"127.0.0.1:{port}",
-                "remote_proposer_key": key,
-                "remote_proposer_wait_ms": 100.0,
+                "remote_proposer": RemoteProposerTerms(address=f"127.0.0.1:{port}", key=key, wait_ms=100.0),
             }
         )
 

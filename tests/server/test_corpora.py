@@ -107,7 +107,7 @@ def test_operators_give_a_route_a_corpus(serve: Serve, keys: tuple[Keys, dict[st
 
 
 def test_what_is_no_text_or_too_much_is_refused_and_not_kept(serve: Serve) -> None:
-    server = serve(engine := FakeEngine(), corpus_tokens=10, corpus_tokens_in_all=12)
+    server = serve(engine := FakeEngine(), corpus_tokens=10, limits={"corpus_tokens_in_all": 12, "start_drafts": 0})
     wrong = put(server, b"ab\xff")
     assert wrong.status_code == 400
     assert "not UTF-8: invalid start byte at byte 2" in wrong.json()["error"]["message"]
@@ -118,7 +118,7 @@ def test_what_is_no_text_or_too_much_is_refused_and_not_kept(serve: Serve) -> No
         "The corpus has 3 tokens, those before it 8; allowed: 10 together (corpus_tokens)."
     )
     in_all = put(server, "12345", route="/v1/completions")
-    assert "allowed: 12 together (corpus_tokens_in_all)" in in_all.json()["error"]["message"]
+    assert "allowed: 12 together (limits.corpus_tokens_in_all)" in in_all.json()["error"]["message"]
     assert put(server, "x" * (MOST_BYTES + 1)).status_code == 413
     assert len(server.openai().files.list().data) == 1
     assert engine.corpora == {"tenant:": ids("12345678")}

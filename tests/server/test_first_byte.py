@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from starlette.types import Message
 
-from prolepsis.core.config import ServerConfig
+from prolepsis.core.config import ServerConfig, ServerLimits
 from prolepsis.core.engine_client import PromptProgress
 from prolepsis.core.errors import DeadlineExceeded
 from prolepsis.core.events import Event, Failed
@@ -70,7 +70,9 @@ class Server:
     def __init__(self, engine: FakeEngineClient, **config: Any) -> None:
         self.engine = engine
         self.metrics = Metrics()
-        self.app = build(steady(ServerConfig(start_drafts=0, **config)), engine, ByteTokenizer(), self.metrics)
+        self.app = build(
+            steady(ServerConfig(limits=ServerLimits(start_drafts=0), **config)), engine, ByteTokenizer(), self.metrics
+        )
 
     async def post(
         self, path: str, more: Mapping[str, Any] | None = None, *, leaves_s: float = 1e6, **headers: str

@@ -30,6 +30,7 @@ PROPOSER_NAMES = (
 
 MovedLine = Literal["date", "tokens_left"]
 """Lines of system texts that the server may move behind the conversation."""
+Leniency = Literal["fields", "clamp_max_tokens", "open_objects", "move_date", "move_tokens_left"]
 AUTO = "auto"
 """A value that is chosen at the start."""
 DAY_S = 86400.0
@@ -42,6 +43,116 @@ def _none_for_auto(given: object) -> object:
 
 def _auto_for_none(value: int | None) -> int | str:
     return AUTO if value is None else value
+
+
+class Terms(BaseModel):
+    """Values of one setting, as NAME=VALUE,... or as a mapping of the file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def described(terms: type[Terms]) -> str:
+    """Return what each of some terms means, with its default."""
+    parts = []
+    for name, info in terms.model_fields.items():
+        default = "" if info.default is None or info.is_required() else f" ({info.default})"
+        parts.append(f"{name}{default}: {info.description}")
+    return "; ".join(parts)
+
+
+class UpstreamTerms(Terms):
+    api: UpstreamApi = Field(default="vllm", description="their kind")
+    plain: str | None = Field(default=None, description="URL of those that do not speculate")
+    speculating: str | None = Field(
+        default=None,
+        description="URL of those that speculate, up to num_speculative_tokens; default: none",
+    )
+    key_file: Path | None = Field(default=None, description="file with the API key of both URLs")
+
+
+class RemoteProposerTerms(Terms):
+    address: str | None = Field(default=None, description="HOST:PORT")
+    key: Path | None = Field(default=None, description="file with the key")
+    ca: Path | None = Field(
+        default=None,
+        description="certificates (PEM) that verify the propose server; turns on TLS to it",
+    )
+    ahead: int = Field(
+        default=16,
+        ge=1,
+        le=128,
+        description="the remote proposer is asked again when fewer of its draft tokens than this are left",
+    )
+    wait_ms: float = Field(
+        default=0.0,
+        ge=0,
+        le=100,
+        description="longest time that a step waits for the remote proposer's drafts; 0: it never waits, and a later "
+        "step uses or drops the draft",
+    )
+
+    @field_validator("address")
+    @classmethod
+    def _address(cls, given: str | None) -> str | None:
+        from prolepsis.core.network import host_and_port  # takes time to import
+
+        place = None if given is None else host_and_port(given)
+        if given is not None and (place is None or place[1] == 0):
+            raise ValueError("allowed: HOST:PORT, such as 10.0.0.7:8600")
+        return given
+
+
+class ServerLimits(Terms):
+    max_header_bytes: int = Field(
+        default=32 * 2**10, ge=1024, le=2**20, description="largest total size of the request headers"
+    )
+    header_timeout_s: float = Field(
+        default=10.0, gt=0, description="seconds in which the headers of a request must arrive"
+    )
+    upload_timeout_s: float = Field(default=60.0, gt=0, description="seconds in which a body must arrive")
+    write_timeout_s: float = Field(
+        default=60.0,
+        gt=0,
+        description="seconds without progress in sending after which the request is aborted",
+    )
+    max_connections: int | None = Field(
+        default=None,
+        ge=1,
+        description="most open connections; default: 4096, less if the limit of open files is lower",
+    )
+    max_queued: int = Field(default=2048, ge=0, description="most requests in the queue")
+    max_queued_per_tenant: int = Field(default=1024, ge=0, description="most requests of one tenant in the queue")
+    shed_hold_s: float = Field(default=5.0, gt=0, description="seconds without overload until a level is left")
+    corpus_tokens_in_all: int = Field(default=4_000_000, ge=0, description="most tokens of all corpora")
+    response_cache_ttl_s: float = Field(default=300.0, gt=0, description="seconds until a cached answer expires")
+    samples_per_replica: int = Field(
+        default=32,
+        ge=1,
+        description="samples in flight per engine, if the number of engines follows the load",
+    )
+    start_drafts: int = Field(
+        default=64,
+        ge=0,
+        description="number of first drafts of a traffic class that are limited to 4 tokens; 0: none; a policy may "
+        "override it",
+    )
+    breaker_min_acceptance: float = Field(
+        default=0.1,
+        ge=0,
+        le=0.6,
+        description="a breaker opens when the acceptance of first draft tokens is reliably below this",
+    )
+    replay_queue: int = Field(default=256, ge=1, description="most requests that wait for their replay")
+    replay_beside: int | None = Field(
+        default=None,
+        ge=0,
+        description="replay only while at most this many sequences run; 0: while idle; default: if there is capacity",
+    )
+    replay_trip_after: int = Field(
+        default=0,
+        ge=0,
+        description="engage the kill switch after every N replays with structural differences; 0: never",
+    )
 
 
 class EngineConfig(BaseModel):
@@ -59,13 +170,9 @@ class EngineConfig(BaseModel):
         "or other engines over HTTP, for which only the tokenizer of the model is loaded here",
     )
     vllm_args: str = Field(default="", description="further engine arguments of vLLM, as a JSON object")
-    upstream_api: UpstreamApi = Field(default="vllm", description="kind of the engines over HTTP")
-    upstream_plain: str | None = Field(default=None, description="URL of the engines over HTTP that do not speculate")
-    upstream_speculating: str | None = Field(
-        default=None,
-        description="URL of the engines over HTTP that speculate, up to num_speculative_tokens; default: none",
+    upstream: UpstreamTerms = Field(
+        default=UpstreamTerms(), description=f"the engines over HTTP: {described(UpstreamTerms)}"
     )
-    upstream_key_file: Path | None = Field(default=None, description="file with the API key of both URLs")
     forward: Literal["auto", "native", "lean", "transformers"] = Field(
         default="auto", description="implementation that runs the model"
     )
@@ -129,29 +236,10 @@ class EngineConfig(BaseModel):
         ge=1,
         description="number of first layers that the early_exit proposer drafts with",
     )
-    remote_proposer: str | None = Field(
+    remote_proposer: RemoteProposerTerms | None = Field(
         default=None,
-        description="HOST:PORT of a `prolepsis propose-server`, which the remote proposer asks for drafts",
-    )
-    remote_proposer_key: Path | None = Field(
-        default=None, description="file with the key that engines and their propose servers share"
-    )
-    remote_proposer_ca: Path | None = Field(
-        default=None,
-        description="certificates (PEM) that verify the propose server; turns on TLS to it",
-    )
-    remote_proposer_ahead: int = Field(
-        default=16,
-        ge=1,
-        le=128,
-        description="the remote proposer is asked again when fewer of its draft tokens than this are left",
-    )
-    remote_proposer_wait_ms: float = Field(
-        default=0.0,
-        ge=0,
-        le=100,
-        description="longest time that a step waits for the remote proposer's drafts; 0: it never waits, and a later "
-        "step uses or drops the draft",
+        description="the `prolepsis propose-server` that the remote proposer asks for drafts, and the key that both "
+        f"share: {described(RemoteProposerTerms)}",
     )
     num_speculative_tokens: int = Field(
         default=24, ge=0, description="most draft tokens of a step; 0 turns speculation off"
@@ -199,16 +287,6 @@ class EngineConfig(BaseModel):
         given_sampling(given)
         return given
 
-    @field_validator("remote_proposer")
-    @classmethod
-    def _address(cls, given: str | None) -> str | None:
-        from prolepsis.core.network import host_and_port  # takes time to import
-
-        place = None if given is None else host_and_port(given)
-        if given is not None and (place is None or place[1] == 0):
-            raise ValueError("allowed: HOST:PORT, such as 10.0.0.7:8600")
-        return given
-
 
 def without_password(url: str) -> str:
     """Return a URL as it may be shown."""
@@ -254,11 +332,6 @@ class ServerConfig(BaseModel):
         description="Ray cluster for the replicas: local: one of the server's own on this machine, which ends with it; "
         "auto: the one that runs on this machine; or HOST:PORT",
     )
-    samples_per_replica: int = Field(
-        default=32,
-        ge=1,
-        description="samples in flight per engine, if the number of engines follows the load",
-    )
     engine_process: Literal["on", "off"] = Field(
         default="off", description="run the engine in its own process, separate from HTTP and JSON"
     )
@@ -274,12 +347,6 @@ class ServerConfig(BaseModel):
         default=None,
         description="policy file: which requests may speculate and how; read again when it changes; default: the "
         "version in the store, if there is one",
-    )
-    start_drafts: int = Field(
-        default=64,
-        ge=0,
-        description="number of first drafts of a traffic class that are limited to 4 tokens; 0: none; a policy may "
-        "override it",
     )
     store: Annotated[str, PlainSerializer(without_password, when_used="json")] = Field(
         default="auto",
@@ -319,23 +386,11 @@ class ServerConfig(BaseModel):
         description="places outside the store that get the signed end of the audit log: a file, log (a line of the "
         "server's log), an http(s) URL, auto (a file next to the audit key) or none",
     )
-    audit_anchor_s: float = Field(default=60.0, gt=0, description="seconds between two anchors of the audit log")
     replay_sample: float = Field(
         default=0.01,
         ge=0,
         le=1,
         description="share of finished requests that are replayed without speculation and compared; 0: none",
-    )
-    replay_queue: int = Field(default=256, ge=1, description="most requests that wait for their replay")
-    replay_beside: int | None = Field(
-        default=None,
-        ge=0,
-        description="replay only while at most this many sequences run; 0: while idle; default: if there is capacity",
-    )
-    replay_trip_after: int = Field(
-        default=0,
-        ge=0,
-        description="engage the kill switch after every N replays with structural differences; 0: never",
     )
     engine_restarts: int = Field(
         default=5,
@@ -384,24 +439,16 @@ class ServerConfig(BaseModel):
         default="on",
         description="circuit breakers disable a proposer for traffic classes where it does harm, or only report it",
     )
-    breaker_min_acceptance: float = Field(
-        default=0.1,
-        ge=0,
-        le=0.6,
-        description="a breaker opens when the acceptance of first draft tokens is reliably below this",
-    )
     prices: Path | None = Field(
         default=None, description="price book: the cost of an hour of the device; read again when the file changes"
     )
     price: str | None = Field(
         default=None, description="name of the price of this server; default: the only one of the book"
     )
-    drift: Literal["on", "off"] = Field(
-        default="on", description="detect drift and sudden falls of acceptance by proposer and traffic class"
-    )
-    drift_cliff: Literal["alarm", "open_breaker"] = Field(
-        default="alarm",
-        description="action on a sudden fall of acceptance: raise an alarm, or also open the proposer's breaker",
+    drift: Literal["on", "open_breaker", "off"] = Field(
+        default="on",
+        description="detect drift and sudden falls of acceptance by proposer and traffic class, and raise an alarm; "
+        "open_breaker: a sudden fall opens the proposer's breaker too",
     )
     region: str = Field(
         default="", max_length=64, description="region of this server, a label of its metrics; empty: no label"
@@ -422,34 +469,22 @@ class ServerConfig(BaseModel):
         description="origins of web pages whose scripts may call the server, e.g. https://chat.example.org; *: all, "
         "where keys are asked for",
     )
-    strict_parameters: bool = Field(
-        default=False,
-        description="refuse fields that are unknown or change nothing, which otherwise the header `warning` names",
+    lenient: tuple[Leniency, ...] = Field(
+        default=("fields",),
+        description="what is done for a request that would be refused, or read otherwise: fields: those that are "
+        "unknown or change nothing are named in the header `warning`; clamp_max_tokens: max_tokens is shortened to "
+        "what the context has room for; open_objects: answers may have properties that their schema does not list, "
+        "where it leaves out additionalProperties; move_date, move_tokens_left: such lines of system texts are moved "
+        "to the end of the conversation, so that more of it is in the prefix cache; none: nothing of this",
     )
-    clamp_max_tokens: bool = Field(
-        default=False,
-        description="shorten max_tokens to what the context has room for, with a warning; default: refuse it",
-    )
-    move_lines: tuple[MovedLine, ...] = Field(
-        default=(),
-        description="lines of system texts that are moved to the end of the conversation, so that more of it is in the "
-        "prefix cache: date, tokens_left; the model reads them there",
-    )
-    open_objects: bool = Field(
-        default=False,
-        description="answers may have properties that their schema does not list, where it leaves out "
-        "additionalProperties; default: such objects are closed",
-    )
-    max_header_bytes: int = Field(
-        default=32 * 2**10, ge=1024, le=2**20, description="largest total size of the request headers"
+    limits: ServerLimits = Field(
+        default=ServerLimits(), description=f"bounds that few servers change: {described(ServerLimits)}"
     )
     max_in_engine: int | None = Field(
         default=None,
         ge=1,
         description="sequences admitted to the engine at once; default: max_requests, of each replica",
     )
-    max_queued: int = Field(default=2048, ge=0, description="most requests in the queue")
-    max_queued_per_tenant: int = Field(default=1024, ge=0, description="most requests of one tenant in the queue")
     requests_per_minute: dict[str, int] = Field(
         default_factory=dict, description="limits by key, tier:NAME, key:ID, tenant or tenant:NAME; default: no limit"
     )
@@ -461,20 +496,6 @@ class ServerConfig(BaseModel):
         gt=0,
         description="longest time of a request; x-request-timeout-ms may shorten it; default: none",
     )
-    max_connections: int | None = Field(
-        default=None,
-        ge=1,
-        description="most open connections; default: 4096, less if the limit of open files is lower",
-    )
-    header_timeout_s: float = Field(
-        default=10.0, gt=0, description="seconds in which the headers of a request must arrive"
-    )
-    upload_timeout_s: float = Field(default=60.0, gt=0, description="seconds in which a body must arrive")
-    write_timeout_s: float = Field(
-        default=60.0,
-        gt=0,
-        description="seconds without progress in sending after which the request is aborted",
-    )
     stream_ping_s: float = Field(
         default=10.0, ge=0, description="longest silence of a stream, seconds; then it says that it lives; 0: no pings"
     )
@@ -483,11 +504,9 @@ class ServerConfig(BaseModel):
         description="seconds in the queue at which drafts get shorter, speculation stops, batch requests wait, and "
         "low tiers are refused; none: never",
     )
-    shed_hold_s: float = Field(default=5.0, gt=0, description="seconds without overload until a level is left")
     response_cache_bytes: int = Field(
         default=0, ge=0, description="memory of the response cache for deterministic requests; 0 disables it"
     )
-    response_cache_ttl_s: float = Field(default=300.0, gt=0, description="seconds until a cached answer expires")
     idempotency_ttl_s: float = Field(
         default=600.0, ge=0, description="seconds for which a retry with the same Idempotency-Key gets the same answer"
     )
@@ -505,7 +524,6 @@ class ServerConfig(BaseModel):
     corpus_tokens: int = Field(
         default=500_000, ge=0, description="most tokens of the corpora of one tenant or route; 0: none are taken"
     )
-    corpus_tokens_in_all: int = Field(default=4_000_000, ge=0, description="most tokens of all corpora")
     response_retention_days: float = Field(
         default=0.0,
         ge=0,

@@ -1,15 +1,14 @@
 """What an operator says of the sampling parameters that clients leave out: the setting `default_sampling`."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from prolepsis.core.errors import InvalidParameter
-from prolepsis.core.requests import SamplingDefaults
+from prolepsis.core.requests import DEFAULTED, SamplingDefaults
 
 Base = Literal["model", "openai"]
-NAMES = tuple(one.name for one in fields(SamplingDefaults) if one.name != "source")
-ALLOWED = f"model, openai, or values such as temperature=0.7,top_k=20, of {', '.join(NAMES)}"
+ALLOWED = f"model, openai, or values such as temperature=0.7,top_k=20, of {', '.join(DEFAULTED)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +24,7 @@ class GivenSampling:
         if not self.values:
             return rest
         values: dict[str, Any] = {name: int(one) if name == "top_k" else one for name, one in self.values.items()}
-        source = "operator" if len(values) == len(NAMES) else f"operator, others {rest.source}"
+        source = "operator" if len(values) == len(DEFAULTED) else f"operator, others {rest.source}"
         return replace(rest, **values, source=source)
 
 
@@ -37,7 +36,7 @@ def given_sampling(text: str) -> GivenSampling:
         name, is_value, number = (one.strip() for one in part.partition("="))
         if not is_value and name in get_args(Base) and not values:
             base = "openai" if name == "openai" else "model"
-        elif is_value and name in NAMES and name not in values:
+        elif is_value and name in DEFAULTED and name not in values:
             values[name] = _number(name, number)
         else:
             raise ValueError(f"{text!r}; allowed: {ALLOWED}")

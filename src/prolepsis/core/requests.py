@@ -1,9 +1,9 @@
 """Requests to the engine: prompt, sampling parameters, constraints (compiled by `engine.text.grammar`), speculation."""
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
 
 from prolepsis.core.continuation import Continuation
 from prolepsis.core.errors import InvalidParameter
@@ -38,6 +38,48 @@ MAX_LOGIT_BIASES = 4096
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 1024  # longest stop string
 _LEAST_TOP_P = 1e-6  # the likeliest of a million tokens has at least this probability
+
+
+class SamplingNumber(NamedTuple):
+    """One number among the sampling parameters: every range, default and spelling of it is made of its row."""
+
+    name: str
+    least: float
+    most: float
+    allowed: str
+    has_default: bool = False
+    """An operator may set what a client leaves out."""
+    llamacpp: str | None = None
+    """Its name in llama.cpp's and Ollama's APIs, where it is another."""
+
+
+_LEAST = math.ulp(0.0)
+SAMPLING_TABLE = (
+    SamplingNumber("temperature", 0, 2, "0 to 2", has_default=True),
+    SamplingNumber("top_p", 0, 1, "0 to 1", has_default=True),
+    SamplingNumber("top_k", 0, 2**31 - 1, "0 (off) to 2147483647", has_default=True),
+    SamplingNumber("min_p", 0, 1, "0 to 1", has_default=True),
+    SamplingNumber(
+        "repetition_penalty", math.ulp(0.0), 10, "above 0, up to 10", has_default=True, llamacpp="repeat_penalty"
+    ),
+    SamplingNumber("presence_penalty", -2, 2, "-2 to 2"),
+    SamplingNumber("frequency_penalty", -2, 2, "-2 to 2"),
+)
+SHAPING = tuple(row.name for row in SAMPLING_TABLE)
+"""The parameters that shape a distribution; policies have conditions on them."""
+DEFAULTED = tuple(row.name for row in SAMPLING_TABLE if row.has_default)
+_NUMBERS = (
+    *SAMPLING_TABLE,
+    SamplingNumber("max_tokens", 0, math.inf, "0 or more"),
+    SamplingNumber("min_tokens", 0, math.inf, "0 or more"),
+    SamplingNumber("seed", -(2**63), 2**63 - 1, "-2^63 to 2^63 - 1"),
+)
+
+
+def shaping(source: object, *, as_llamacpp: bool = False, only: Collection[str] = SHAPING) -> dict[str, Any]:
+    """Return the parameters of `source` that shape a distribution, by name."""
+    rows = [row for row in SAMPLING_TABLE if row.name in only]
+    return {row.llamacpp or row.name if as_llamacpp else row.name: getattr(source, row.name) for row in rows}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +130,10 @@ class SamplingParams:
 
     def validate(self, vocab_size: int) -> None:
         """Raise `InvalidParameter` for the first value outside its range, naming what was given and what is allowed."""
-        for name, allowed, accepts in _RANGES:
-            value = getattr(self, name)
-            _check(math.isfinite(value) and accepts(value), name, f"is {value}", allowed)
+        for row in _NUMBERS:
+            value = getattr(self, row.name)
+            is_fit = math.isfinite(value) and row.least <= value <= row.most
+            _check(is_fit, row.name, f"is {value}", row.allowed)
         at_most = f"at most max_tokens ({self.max_tokens})"
         _check(self.min_tokens <= self.max_tokens, "min_tokens", f"is {self.min_tokens}", at_most)
         for name, top in (("top_logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
@@ -143,29 +186,13 @@ class SamplingDefaults:
     or operator; where the operator gives some, 'operator, others ...'."""
 
     def describe(self) -> str:
-        return f"{', '.join(f'{name} {value:g}' for name, value in self._values.items())} (from {self.source})"
-
-    @property
-    def _values(self) -> dict[str, Any]:
-        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "source"}
+        """Return values and source as text."""
+        values = shaping(self, only=DEFAULTED)
+        return f"{', '.join(f'{name} {value:g}' for name, value in values.items())} (from {self.source})"
 
     def validate(self) -> None:
         """Raise `InvalidParameter` for the first value outside its range."""
-        SamplingParams(**self._values).validate(0)
-
-
-_RANGES: tuple[tuple[str, str, Callable[[float], bool]], ...] = (
-    ("temperature", "0 to 2", lambda v: 0 <= v <= 2),
-    ("top_k", "0 (off) to 2147483647", lambda v: 0 <= v < 2**31),
-    ("top_p", "0 to 1", lambda v: 0 <= v <= 1),
-    ("min_p", "0 to 1", lambda v: 0 <= v <= 1),
-    ("repetition_penalty", "above 0, up to 10", lambda v: 0 < v <= 10),
-    ("presence_penalty", "-2 to 2", lambda v: -2 <= v <= 2),
-    ("frequency_penalty", "-2 to 2", lambda v: -2 <= v <= 2),
-    ("max_tokens", "0 or more", lambda v: v >= 0),
-    ("min_tokens", "0 or more", lambda v: v >= 0),
-    ("seed", "-2^63 to 2^63 - 1", lambda v: -(2**63) <= v < 2**63),
-)
+        SamplingParams(**shaping(self, only=DEFAULTED)).validate(0)
 
 
 SpecMode = Literal["auto", "off", "always", "shadow"]

@@ -1,7 +1,7 @@
 """Counts and times of requests and proposers: device time, drafts, acceptance, and the mode in effect."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from itertools import groupby
 from typing import Literal, get_args
 
@@ -46,34 +46,10 @@ class DeviceSeconds:
 _NAMES = tuple(field.name for field in fields(DeviceSeconds))
 
 
-@dataclass(frozen=True, slots=True)
-class TenantCounts:
-    """One tenant's part of `TrafficClassCounts`; it begins again if others drafted meanwhile."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """Counts of a proposer's drafts, which never fall while it is in its place."""
 
-    tenant: str
-    num_asked: int = 0
-    num_judged: int = 0
-    num_right: int = 0
-    num_rounds: int = 0
-    spent: float = 0.0
-    gained: float = 0.0
-    gained_squared: float = 0.0
-
-    def __add__(self, other: "TenantCounts") -> "TenantCounts":
-        """Return the counts of both; they are of one tenant."""
-        return TenantCounts(self.tenant, *(getattr(self, name) + getattr(other, name) for name in GROWING))
-
-
-GROWING = tuple(field.name for field in fields(TenantCounts) if field.name != "tenant")
-"""Counts of a tenant and of all that never fall while a proposer is in its place."""
-
-
-@dataclass(frozen=True, slots=True)
-class TrafficClassCounts:
-    """Counts since the engine started; they only grow, except those in a row."""
-
-    proposer: str
-    traffic_class: str
     num_asked: int = 0  # samples it was asked for, step by step
     num_judged: int = 0
     """Drafts whose first token is known to be right or wrong, whether or not they were verified."""
@@ -82,6 +58,32 @@ class TrafficClassCounts:
     spent: float = 0.0  # cost of drafting and verifying, in tokens that plain decoding emits in that time
     gained: float = 0.0  # tokens of it that were accepted
     gained_squared: float = 0.0  # sum over rounds of the square of what each gained
+
+    def fell_from(self, before: "Counts") -> bool:
+        """Return whether a count is lower than before: these are counts of something else."""
+        return any(getattr(self, name) < getattr(before, name) for name in _GROWING)
+
+
+_GROWING = tuple(field.name for field in fields(Counts))
+
+
+@dataclass(frozen=True, slots=True)
+class TenantCounts(Counts):
+    """One tenant's part of `TrafficClassCounts`; it begins again if others drafted meanwhile."""
+
+    tenant: str
+
+    def __add__(self, other: "TenantCounts") -> "TenantCounts":
+        """Return the counts of both; they are of one tenant."""
+        return replace(self, **{name: getattr(self, name) + getattr(other, name) for name in _GROWING})
+
+
+@dataclass(frozen=True, slots=True)
+class TrafficClassCounts(Counts):
+    """Counts since the engine started; they only grow, except those in a row."""
+
+    proposer: str
+    traffic_class: str
     num_errors: int = 0  # calls that raised, drafts that were nonsense
     errors_in_row: int = 0  # errors since its last valid draft
     num_late: int = 0  # calls that took too long
@@ -105,7 +107,7 @@ class ProposerMemory:
         return self.weights + self.kv + self.index
 
 
-Mode = Literal["on", "off", "shadow"]
+Mode = Literal["off", "shadow", "on"]
 
 
 @dataclass(frozen=True, slots=True)

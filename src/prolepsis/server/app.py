@@ -116,7 +116,7 @@ def _shared_intake(config: ServerConfig, client: EngineClient, others: Sequence[
     """Return the intake of all models; a body may be as large as the largest that one of them takes."""
     limits = [config.max_body_bytes or body_limit(client.info.max_model_len)]
     limits += [one.intake.uploads.most_bytes for one in others]
-    return Intake(Uploads(max(limits)), config.strict_parameters)
+    return Intake(Uploads(max(limits)), "fields" not in config.lenient)
 
 
 @asynccontextmanager

@@ -66,7 +66,7 @@ class Corpora(Feature):
         self._tokenizer = tokenizer
         self._large_work = intake.large_work
         self._most_of_owner = context.config.corpus_tokens
-        self._most = context.config.corpus_tokens_in_all
+        self._most = context.config.limits.corpus_tokens_in_all
         self._ids: dict[str, bytes] = {}
         """Token ids by file."""
         self._sent: dict[str, tuple[str, ...]] = {}
@@ -79,7 +79,19 @@ class Corpora(Feature):
         if self._is_kept:
             with suppress(StoreUnavailable):
                 async with self._turn:
-                    await self._send()
+                    there: dict[str, list[TenantFile]] = {}
+                    for file in await self._usable():
+                        there.setdefault(owner_of(file), []).append(file)
+                    for owner in [*there, *(self._sent.keys() - there.keys())]:
+                        files = there.get(owner, [])
+                        names = tuple(file.file_id for file in files)
+                        if names != self._sent.get(owner):
+                            texts = [self._ids[file.file_id] for file in files]
+                            self._client.send(SetCorpora(owner, _newest(texts, self._most_of_owner)))
+                            self._sent[owner] = names
+                    self._sent = {owner: names for owner, names in self._sent.items() if names}
+                    self._ids = {name: self._ids[name] for names in self._sent.values() for name in names}
+                    self._tokens.set(sum(map(_number, self._ids.values())))
 
     async def tokenise(self, file: TenantFile, read: Callable[[], bytes]) -> bytes:
         """Return the token ids of a file that has arrived, which `read` gives; raises `RequestRefused` if it is no text
@@ -96,7 +108,7 @@ class Corpora(Feature):
             held_by[owner_of(other)] += _number(self._ids[other.file_id])
         for held, most, setting in (
             (held_by[owner_of(file)], self._most_of_owner, "corpus_tokens"),
-            (held_by.total(), self._most, "corpus_tokens_in_all"),
+            (held_by.total(), self._most, "limits.corpus_tokens_in_all"),
         ):
             if _number(given) + held > most:
                 found = f"The corpus has {_number(given)} tokens, those before it {held}"
@@ -117,21 +129,6 @@ class Corpora(Feature):
         tokens = None if ids is None else _number(ids)
         fault, shown = self._skipped.error_of(self.name, file.file_id), (file.filename, file.num_bytes)
         return CorpusReply(file.file_id, owner_of(file), *shown, tokens, created, expires, fault)
-
-    async def _send(self) -> None:
-        there: dict[str, list[TenantFile]] = {}
-        for file in await self._usable():
-            there.setdefault(owner_of(file), []).append(file)
-        for owner in [*there, *(self._sent.keys() - there.keys())]:
-            files = there.get(owner, [])
-            names = tuple(file.file_id for file in files)
-            if names != self._sent.get(owner):
-                texts = [self._ids[file.file_id] for file in files]
-                self._client.send(SetCorpora(owner, _newest(texts, self._most_of_owner)))
-                self._sent[owner] = names
-        self._sent = {owner: names for owner, names in self._sent.items() if names}
-        self._ids = {name: self._ids[name] for names in self._sent.values() for name in names}
-        self._tokens.set(sum(map(_number, self._ids.values())))
 
     async def _usable(self) -> list[TenantFile]:
         """Return the corpora of all owners that are tokenised, and tokenise those that are new."""

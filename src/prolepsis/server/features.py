@@ -56,7 +56,7 @@ def services_of(context: Context, sources: Sources, tokenizer: Tokenizer, intake
     replays = correctness.feature(
         context,
         control.controls.kill_switch,
-        partial(gate.has_room, config.replay_beside),
+        partial(gate.has_room, config.limits.replay_beside),
         count=control.rollouts.take_replay,
         report=traces.on_mismatch,
     )

@@ -155,7 +155,7 @@ def bind(config: ServerConfig) -> Listener:
         ) from None
     listener = Listener(family, kind, protocol, tls=config.tls_certificate is not None)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    end_unacknowledged(listener, config.write_timeout_s)  # what is left of an answer when its route has ended
+    end_unacknowledged(listener, config.limits.write_timeout_s)  # what is left of an answer when its route has ended
     try:
         listener.bind(target)
     except OSError as error:
@@ -184,7 +184,8 @@ class StoppingServer(uvicorn.Server):
             server_header=False,
             ssl_certfile=config.tls_certificate,
             ssl_keyfile=config.tls_key,
-            h11_max_incomplete_event_size=2 * config.max_header_bytes,  # larger ones get no reply that names the limit
+            h11_max_incomplete_event_size=2
+            * config.limits.max_header_bytes,  # larger ones get no reply that names the limit
         )
         super().__init__(settings)
         LibraryLines.take_over("uvicorn.error", "http_server")

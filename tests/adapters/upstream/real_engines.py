@@ -50,11 +50,10 @@ def in_front_of(api: UpstreamApi, folder: Path) -> Iterator[Front]:
     model, names = _model(api), ("plain", "speculating")
     ports = {name: free_port() for name in (*names, "front")}
     store = f"sqlite:///{folder / 'kept'}"
-    front = prolepsis("serve", "--engine", "upstream", "--upstream-api", api, "--model", str(model))
+    front = prolepsis("serve", "--engine", "upstream", "--model", str(model))
     front += ["--port", str(ports["front"]), "--num-speculative-tokens", str(DEPTH), "--store", store]
     front += ["--controls-file", str(folder / "controls.json")]
-    for name in names:
-        front += [f"--upstream-{name}", f"http://127.0.0.1:{ports[name]}"]
+    front += ["--upstream", ",".join([f"api={api}", *(f"{name}=http://127.0.0.1:{ports[name]}" for name in names)])]
     with ExitStack() as stack:
         for name in names:
             command = _command(api, model, ports[name], speculates=name == "speculating")

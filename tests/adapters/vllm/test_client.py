@@ -6,7 +6,7 @@ from threading import Event as ThreadEvent
 
 import pytest
 
-from prolepsis.adapters.vllm.client import VllmEngineClient
+from prolepsis.adapters.vllm.build import VllmEngineClient
 from prolepsis.core.engine_client import EngineClient
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.events import Event, Finished

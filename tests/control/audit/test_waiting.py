@@ -9,9 +9,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from prolepsis.control.audit import chain
+from prolepsis.control.audit.feature import WaitingActs
 from prolepsis.control.audit.verify import Anchor, ChainEvidence, verify
 from prolepsis.control.audit.waiting import leave, take
-from prolepsis.control.audit.waiting_runtime import WaitingActs
 from prolepsis.control.controls.file import ControlsFile
 from prolepsis.control.store.database import Database, store_url
 from prolepsis.control.store.documents import Documents, StoredDocument

@@ -158,7 +158,7 @@ async def test_a_corrupted_emission_is_structural_and_on_record(tmp_path: Path, 
 async def test_structural_differences_turn_the_kill_switch_on_by_setting(
     tmp_path: Path, after: int, number: int, killed: bool
 ) -> None:
-    async with serving(table(flawed=True), tmp_path, replay_trip_after=after) as served:
+    async with serving(table(flawed=True), tmp_path, limits={"replay_trip_after": after}) as served:
         for seed in range(number):
             await served.ask(seed=seed)
         assert (await served.until(number))["outcomes"]["structural"] == number
@@ -214,7 +214,7 @@ FAKE: dict[str, Any] = {"model": "tiny", "prompt": "Hi", "temperature": 0}
 
 async def test_a_replay_gives_way_and_begins_again(tmp_path: Path) -> None:
     engine = Slow()
-    async with serving(engine, tmp_path, replay_beside=0) as served:
+    async with serving(engine, tmp_path, limits={"replay_beside": 0}) as served:
         await served.ask(**FAKE)
         await engine.replaying.wait()
         engine.delay_s = 0.1  # the next request is in the engine for longer than it takes to look
@@ -227,7 +227,7 @@ async def test_a_replay_gives_way_and_begins_again(tmp_path: Path) -> None:
 
 async def test_a_replay_that_is_interrupted_too_often_is_dropped_and_counted(tmp_path: Path) -> None:
     engine = Slow()
-    async with serving(engine, tmp_path, replay_beside=0) as served:
+    async with serving(engine, tmp_path, limits={"replay_beside": 0}) as served:
         await served.ask(**FAKE)
         gate = served.app.state.admission
         for _ in range(MAX_TRIES):
@@ -259,7 +259,7 @@ async def test_replays_wait_while_requests_wait_or_no_place_is_free(tmp_path: Pa
 
 async def test_the_queue_has_a_bound_and_what_is_dropped_is_counted(tmp_path: Path) -> None:
     engine = Slow()
-    async with serving(engine, tmp_path, replay_queue=2) as served:
+    async with serving(engine, tmp_path, limits={"replay_queue": 2}) as served:
         for _ in range(5):
             await served.ask(**FAKE)
         said = await served.correctness()

@@ -42,9 +42,9 @@ def test_a_named_file_replaces_the_one_in_the_directory(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("address", ["127.0.0.1", ":8600", "127.0.0.1:0", "127.0.0.1:x", "::1:8600"])
 def test_the_address_of_a_propose_server_is_host_and_port(address: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=f"--remote-proposer is {address!r}; allowed: HOST:PORT"):
-        load_settings({"remote_proposer": address}, {}, directory=tmp_path)
-    assert load_settings({"remote_proposer": "[::1]:8600"}, {}, directory=tmp_path).engine.remote_proposer
+    with pytest.raises(ConfigError, match=f"--remote-proposer, address is {address!r}; allowed: HOST:PORT"):
+        load_settings({"remote_proposer": f"address={address}"}, {}, directory=tmp_path)
+    assert load_settings({"remote_proposer": "address=[::1]:8600"}, {}, directory=tmp_path).engine.remote_proposer
 
 
 def test_the_context_length_is_auto_or_a_number(tmp_path: Path) -> None:

@@ -31,8 +31,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
 
 def setting(name: str, value: object) -> Change:
     def change(site: Site) -> None:
-        of = site.engine if name in site.engine else site.settings
-        assert name in of
+        of = next(of for of in (site.engine, site.settings, site.settings["limits"]) if name in of)
         of[name] = value
 
     return change

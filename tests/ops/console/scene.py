@@ -230,7 +230,6 @@ def add_replica(scene: Scene, name: str, group: ExactGroup, seen_s_ago: Sequence
         address=f"http://{name}.example.org:8000",
         region="north",
         model=INFO.model,
-        exact_group=group.digest,
         group=group,
         version=__version__,
         state="ready",

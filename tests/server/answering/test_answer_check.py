@@ -15,8 +15,8 @@ from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.engine.text.answer_formats.formats import AnswerFormats
 from prolepsis.engine.text.answer_formats.table import TOOL_FORMATS
 from prolepsis.server.answering.answer_check import AnswerCheck
+from prolepsis.server.preparing.asked import ToolUse
 from prolepsis.server.preparing.bodies import ChatBody, FunctionBody
-from prolepsis.server.preparing.constraint import ToolUse
 from prolepsis.server.preparing.prepared import PreparedRequest, RequestContext
 from prolepsis.server.text.deltas import Delta
 from tests.fake_client import INFO

@@ -15,7 +15,7 @@ from starlette.types import Message
 from prolepsis.control.web.caller import Caller
 from prolepsis.control.web.errors import RequestRefused
 from prolepsis.control.web.refusals import Refused
-from prolepsis.core.config import ServerConfig
+from prolepsis.core.config import ServerConfig, ServerLimits
 from prolepsis.core.errors import DeadlineExceeded
 from prolepsis.server.answering.idempotency import Answers, Idempotency, RecordedReply
 from prolepsis.server.front.key_file import KeyFile, new_key
@@ -35,7 +35,9 @@ PATHS = {
     "/v1/responses": {"model": "tiny", "input": "Hi", "max_output_tokens": 9},
 }
 ONE = {"idempotency-key": "one"}
-LIMITED = ServerConfig(tokens_per_minute={"key": 1_000_000}, requests_per_minute={"key": 3}, header_timeout_s=60)
+LIMITED = ServerConfig(
+    tokens_per_minute={"key": 1_000_000}, requests_per_minute={"key": 3}, limits=ServerLimits(header_timeout_s=60)
+)
 
 
 @asynccontextmanager

@@ -71,7 +71,7 @@ def serving(setting: str) -> Iterator[Serve]:
         def start(engine: FakeEngine | None = None, keys: Keys | None = None, **changes: Any) -> Served:
             store: Store = open_store(setting, CollectorRegistry())
             stack.callback(store.close)
-            config = ServerConfig(store=setting, **{"max_body_bytes": 65536, "start_drafts": 0, **changes})
+            config = ServerConfig(store=setting, **{"max_body_bytes": 65536, "limits": {"start_drafts": 0}, **changes})
             return stack.enter_context(served(engine or FakeEngine(), config, store=store, keys=keys))
 
         yield start

@@ -13,7 +13,7 @@ from prolepsis.core.errors import EngineError, InvalidParameter
 from prolepsis.core.events import Event, Tokens
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.terminal.admin import NoServer
-from prolepsis.server.cli.chat import Colours, Conversation, DraftedText
+from prolepsis.server.cli.chat import ChatSession, Colours, DraftedText
 from prolepsis.server.cli.main import app
 from tests.server.conftest import Served, served
 from tests.server.fakes import FakeEngine
@@ -42,8 +42,8 @@ def server() -> Iterator[Served]:
         yield made
 
 
-def talk(server: Served, **changes: Any) -> Conversation:
-    return replace(Conversation(server.url, None, "tiny", 64, 0.0), **changes)
+def talk(server: Served, **changes: Any) -> ChatSession:
+    return replace(ChatSession(server.url, None, "tiny", 64, 0.0), **changes)
 
 
 def test_an_answer_comes_in_pieces_of_one_origin(server: Served) -> None:
@@ -96,7 +96,7 @@ def test_an_answer_that_fails_is_an_error_and_not_an_end() -> None:
 
 def test_no_server() -> None:
     with pytest.raises(NoServer, match="no server answers"):
-        list(Conversation("http://127.0.0.1:9", None, "tiny", None, None).say("hi"))
+        list(ChatSession("http://127.0.0.1:9", None, "tiny", None, None).say("hi"))
 
 
 def test_the_command_asks_until_the_end_and_obeys(server: Served) -> None:

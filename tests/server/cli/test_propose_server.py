@@ -13,7 +13,7 @@ from prolepsis.server.cli.main import app
     ("options", "message"),
     [
         (["--listen", "8600"], "allowed: HOST:PORT"),
-        ([], "remote_proposer_key is not set"),
+        ([], "remote_proposer.key is not set"),
         (["--tls-key", "key.pem"], "tls_key is given without tls_certificate"),
     ],
 )
@@ -25,6 +25,6 @@ def test_what_is_refused(options: list[str], message: str) -> None:
 
 def test_a_key_that_is_too_short(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("short")
-    result = CliRunner().invoke(app, ["propose-server", "--remote-proposer-key", str(tmp_path / "key")])
+    result = CliRunner().invoke(app, ["propose-server", "--remote-proposer", f"key={tmp_path / 'key'}"])
     assert result.exit_code == BAD_INPUT
     assert "at least 32" in " ".join(result.output.split())

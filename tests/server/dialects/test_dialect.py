@@ -12,7 +12,8 @@ from prolepsis.control.web.caller import DEVELOPER
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.requests import SamplingDefaults
 from prolepsis.server.dialects.anthropic.parse import MessagesBody, to_chat
-from prolepsis.server.preparing.facts import request_facts, sampling_params
+from prolepsis.server.preparing.facts import request_facts
+from prolepsis.server.preparing.limits import sampling_params
 from prolepsis.server.preparing.prepared import RequestContext
 from tests.server.admission.conftest import KeyedApp, bearer
 from tests.server.conftest import Served, served

@@ -38,7 +38,7 @@ def application(**settings: Any) -> FastAPI:
 @pytest.fixture(scope="module")
 def apps() -> dict[bool, FastAPI]:
     """By whether it is strict; what these tests ask leaves nothing behind."""
-    return {strict: application(strict_parameters=strict) for strict in (False, True)}
+    return {strict: application(lenient=() if strict else ("fields",)) for strict in (False, True)}
 
 
 def connect(app: FastAPI) -> httpx.AsyncClient:
@@ -235,7 +235,7 @@ async def test_operators_bodies_stay_strict(http: httpx.AsyncClient) -> None:
 
 async def test_an_answer_longer_than_the_context_is_clamped_by_a_setting() -> None:
     engine = FakeEngine()
-    app = build(ServerConfig(clamp_max_tokens=True), engine, ByteTokenizer(), Metrics())
+    app = build(ServerConfig(lenient=("fields", "clamp_max_tokens")), engine, ByteTokenizer(), Metrics())
     room = engine.info.max_model_len - len(b"user:Hi\n")
     async with connect(app) as http:
         reply = await http.post(CHAT, json=BASES[CHAT] | {"max_tokens": 600})

@@ -13,9 +13,9 @@ from prolepsis.engine.text.answer_formats.formats import AnswerFormats, Thinking
 from prolepsis.engine.text.answer_formats.table import HERMES, ROWS
 from prolepsis.engine.text.answer_formats.tool_format import Call
 from prolepsis.engine.text.grammar.source import llguidance_source
-from prolepsis.server.preparing.asked_form import asked_form
+from prolepsis.server.preparing.asked import NO_TOOLS, asked_form, tool_use
 from prolepsis.server.preparing.bodies import CompletionBody, ToolBody
-from prolepsis.server.preparing.constraint import NO_TOOLS, constraint, tool_use
+from prolepsis.server.preparing.constraint import constraint
 
 BYTES = llguidance.LLTokenizer("byte")
 MOST = 72

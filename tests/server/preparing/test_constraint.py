@@ -11,8 +11,9 @@ from prolepsis.core.requests import GrammarSpec
 from prolepsis.engine.text.answer_formats.formats import Thinking
 from prolepsis.engine.text.grammar.grammars import Grammars
 from prolepsis.engine.text.grammar.source import llguidance_source
+from prolepsis.server.preparing.asked import NO_TOOLS, ToolUse, tool_use
 from prolepsis.server.preparing.bodies import ToolBody, ToolChoice
-from prolepsis.server.preparing.constraint import NO_TOOLS, ToolUse, constraint, tool_use
+from prolepsis.server.preparing.constraint import constraint
 from tests.engine.models.files.byte_level import byte_level
 
 BYTES = llguidance.LLTokenizer("byte")

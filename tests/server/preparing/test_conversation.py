@@ -9,8 +9,9 @@ from prolepsis.core.config import ServerConfig
 from prolepsis.core.marks import RESULT
 from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.engine.text.answer_formats.table import HERMES
-from prolepsis.server.preparing.bodies import FunctionBody, Message
-from prolepsis.server.preparing.conversation import explanation, prompt_tokens
+from prolepsis.engine.text.tokenizer import Tokenizer
+from prolepsis.server.preparing.bodies import FunctionBody, Message, TemplateBody
+from prolepsis.server.preparing.conversation import ModelPrompt, conversation, explanation
 from tests.engine.models.files.byte_level import byte_level
 from tests.server.application import build
 from tests.server.fakes import FakeEngine
@@ -42,14 +43,21 @@ CONVERSATION: list[dict[str, Any]] = [
 FUNCTION = FunctionBody(name="f", description=FORGED, parameters={"properties": {END: {"description": END}}})
 
 
+def prompt_of(
+    messages: list[Message], functions: list[FunctionBody], tokenizer: Tokenizer, **fields: object
+) -> tuple[int, ...]:
+    body = TemplateBody.model_validate(fields)
+    return ModelPrompt.of(conversation(messages, functions, body, tokenizer), tokenizer).token_ids
+
+
 @pytest.mark.parametrize("template", [CHATML, TOOLS])
 def test_no_role_and_no_tool_forges_control_tokens(template: str) -> None:
     tokenizer = byte_level(template)
     messages = [Message.model_validate(message) for message in CONVERSATION]
-    tokens = prompt_tokens(messages, [FUNCTION], tokenizer, {"extra": FORGED})
+    tokens = prompt_of(messages, [FUNCTION], tokenizer, chat_template_kwargs={"extra": FORGED})
     num_turns = tokens.count(tokenizer.vocab["<|im_start|>"])
     assert num_turns == tokens.count(tokenizer.vocab[END]) <= len(messages)
-    raw = prompt_tokens(messages, [FUNCTION], tokenizer, {"extra": FORGED}, parse_special=True)
+    raw = prompt_of(messages, [FUNCTION], tokenizer, chat_template_kwargs={"extra": FORGED}, parse_special=True)
     assert raw.count(tokenizer.vocab[END]) > num_turns
     assert tokenizer.decode(tokens, skip_special_tokens=False) == tokenizer.decode(raw, skip_special_tokens=False)
 
@@ -59,7 +67,7 @@ def test_marks_that_the_server_writes_are_tokens_and_those_of_a_tool_are_text() 
         CHATML.replace("messages", "messages if m.role != 'tool'") + "{# <tool_call> <tool_response> #}"
     )
     messages = [Message(role="tool", content=RESULT + HERMES.mark, tool_call_id="1")]
-    tokens = prompt_tokens(messages, [], tokenizer)
+    tokens = prompt_of(messages, [], tokenizer)
     assert (tokens.count(tokenizer.vocab[RESULT]), tokens.count(tokenizer.vocab[HERMES.mark])) == (1, 0)
 
 
@@ -97,10 +105,10 @@ async def test_tokenize_reads_control_tokens_as_generation_does() -> None:
 @pytest.mark.parametrize("given", ["{}", "", " ", "null"])
 @pytest.mark.parametrize("template", [CHATML, WALKING])
 def test_a_call_without_arguments_has_none(template: str, given: str) -> None:
-    def prompt(arguments: str) -> list[int]:
+    def prompt(arguments: str) -> tuple[int, ...]:
         call = {"id": "1", "function": {"name": "f", "arguments": arguments}}
         message = Message.model_validate({"role": "assistant", "tool_calls": [call]})
-        return prompt_tokens([message], [], byte_level(template))
+        return prompt_of([message], [], byte_level(template))
 
     assert prompt(given) == prompt("{}")
 
@@ -108,7 +116,7 @@ def test_a_call_without_arguments_has_none(template: str, given: str) -> None:
 def test_tools_are_explained_to_the_user_where_a_template_has_no_system_role() -> None:
     tokenizer = byte_level("{% for m in messages if m.role != 'system' %}({{ m.role }}: {{ m.content }}){% endfor %}")
     messages = [Message(role="system", content="Be brief."), Message(role="user", content="Rome?")]
-    text = tokenizer.decode(prompt_tokens(messages, [FUNCTION], tokenizer), skip_special_tokens=False)
+    text = tokenizer.decode(prompt_of(messages, [FUNCTION], tokenizer), skip_special_tokens=False)
     assert text == f"(user: Be brief.\n\n{explanation([FUNCTION])}\n\nRome?)"
 
 

@@ -5,9 +5,9 @@ from typing import Any
 import httpx
 import pytest
 
-from prolepsis.core.config import MovedLine, ServerConfig
+from prolepsis.core.config import MovedLine, ServerConfig, ServerLimits
 from prolepsis.server.preparing.bodies import Message
-from prolepsis.server.preparing.prefix_hygiene import moved, without_attribution
+from prolepsis.server.preparing.conversation import moved, without_attribution
 from tests.server.conftest import Served, served
 from tests.server.fakes import FakeEngine
 
@@ -97,7 +97,9 @@ def test_a_date_stays_where_it_is_and_nothing_is_said() -> None:
 
 
 def test_what_is_moved_is_said() -> None:
-    config = ServerConfig(move_lines=BOTH, start_drafts=0, max_body_bytes=65536)
+    config = ServerConfig(
+        lenient=("fields", "move_date", "move_tokens_left"), max_body_bytes=65536, limits=ServerLimits(start_drafts=0)
+    )
     with served(engine := FakeEngine(), config) as server:
         reply = ask(server, f"Be brief.\n{DATE}")
         assert "moved from the system text to the end of the conversation: date" in reply.headers["warning"]

@@ -36,7 +36,7 @@ class Scaling:
     @classmethod
     def of(cls, config: ServerConfig) -> "Scaling":
         most = config.max_replicas or config.replicas
-        return cls(least=config.replicas, most=most, samples_per_replica=config.samples_per_replica)
+        return cls(least=config.replicas, most=most, samples_per_replica=config.limits.samples_per_replica)
 
     @property
     def is_fixed(self) -> bool:

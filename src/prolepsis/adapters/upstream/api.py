@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from prolepsis.core.events import FinishReason, TokenLogprobs
-from prolepsis.core.requests import GrammarSpec, SamplingParams
+from prolepsis.core.requests import GrammarSpec, SamplingParams, shaping
 from prolepsis.core.stats import ProposerCounts
 
 Json = Mapping[str, Any]
@@ -73,12 +73,8 @@ class Api(Protocol):
 def sampling_fields(params: SamplingParams) -> dict[str, Any]:
     """Return the part of a body that vLLM and SGLang read alike."""
     fields: dict[str, Any] = {
-        "temperature": params.temperature,
+        **shaping(params),
         "top_p": params.nucleus,
-        "min_p": params.min_p,
-        "repetition_penalty": params.repetition_penalty,
-        "presence_penalty": params.presence_penalty,
-        "frequency_penalty": params.frequency_penalty,
         "ignore_eos": params.ignore_eos,
         "stop": list(params.stop),
         "stop_token_ids": list(params.stop_token_ids),

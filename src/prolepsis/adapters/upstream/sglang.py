@@ -19,9 +19,9 @@ class SglangApi:
         sampling: dict[str, Any] = {
             "max_new_tokens": params.max_tokens,
             "min_new_tokens": params.min_tokens,
-            "top_k": params.top_k or -1,
             "sampling_seed": params.seed,
             **sampling_fields(params),
+            "top_k": params.top_k or -1,
         }
         if ask.grammar is not None:
             sampling[ask.grammar.kind] = ask.grammar.source

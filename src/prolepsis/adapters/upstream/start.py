@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
 
@@ -18,10 +17,10 @@ from prolepsis.adapters.upstream.vllm import VllmApi
 from prolepsis.core.config import UPSTREAM, EngineConfig
 from prolepsis.core.engine_client import EngineInfo
 from prolepsis.core.errors import ConfigError, ModelLoadError
-from prolepsis.core.figures import EngineObserver
 from prolepsis.core.files import read_text
 from prolepsis.core.network import address
 from prolepsis.core.plan import SpecPlan
+from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.engine.models.files.described import described
 from prolepsis.engine.models.files.generation_config import generation_eos
 from prolepsis.engine.models.files.naming import model_name
@@ -30,17 +29,10 @@ from prolepsis.engine.models.files.source import ModelSource, open_model
 from prolepsis.engine.models.files.store import resolve
 from prolepsis.engine.models.files.tokenizer_files import load_tokenizer
 from prolepsis.engine.text.model_tokenizer import ModelTokenizer
+from prolepsis.server.run import StartedEngine
 
 
-@dataclass(frozen=True, slots=True)
-class StartedUpstream:
-    client: UpstreamClient
-    tokenizer: ModelTokenizer
-
-
-def start_upstream(
-    config: EngineConfig, registry: CollectorRegistry | None = None, observer: EngineObserver | None = None
-) -> StartedUpstream:
+def start_upstream(config: EngineConfig, observer: Metrics | None = None) -> StartedEngine:
     """Check the pools, and return a client of them. A pool that does not answer now is looked for later.
 
     Raises `ConfigError` for settings that make no sense, `ModelLoadError` if the model's tokenizer is not here or no
@@ -58,7 +50,7 @@ def start_upstream(
     ]
     facts = _checked(pools)
     max_model_len = _max_model_len(config, facts)
-    metrics = UpstreamMetrics(registry if registry is not None else CollectorRegistry())
+    metrics = UpstreamMetrics(observer.registry if observer is not None else CollectorRegistry())
     for pool in pools:
         metrics.up(pool.name, is_up=pool.is_up)
     num_draft_tokens = config.num_speculative_tokens if "speculating" in urls else 0
@@ -71,7 +63,7 @@ def start_upstream(
             max_model_len=max_model_len,
             proposers=(UPSTREAM,) if num_draft_tokens else (),
         ),
-        config.upstream_api,
+        config.upstream.api,
         pools,
         tokenizer,
         metrics,
@@ -80,38 +72,38 @@ def start_upstream(
         observer=observer,
         max_running=config.max_requests,
     )
-    return StartedUpstream(client, tokenizer)
+    return StartedEngine(client, tokenizer)
 
 
 def _urls(config: EngineConfig) -> Mapping[PoolName, str]:
     given: dict[PoolName, str | None] = {
-        "plain": config.upstream_plain,
-        "speculating": config.upstream_speculating,
+        "plain": config.upstream.plain,
+        "speculating": config.upstream.speculating,
     }
     urls: dict[PoolName, str] = {}
     for name, url in given.items():
         if url is None:
             continue
         if address(url) is None:
-            message = f"upstream_{name} is {url!r}; allowed: the URL of an HTTP server, such as http://10.0.0.1:8000"
-            raise ConfigError(message, param=f"upstream_{name}")
+            message = f"upstream.{name} is {url!r}; allowed: the URL of an HTTP server, such as http://10.0.0.1:8000"
+            raise ConfigError(message, param="upstream")
         urls[name] = url
     if "plain" not in urls:
-        message = "upstream_plain is unset; engine upstream needs engines that do not speculate, for what must be plain"
-        raise ConfigError(message, param="upstream_plain")
+        message = "upstream.plain is unset; engine upstream needs engines that do not speculate, for what must be plain"
+        raise ConfigError(message, param="upstream")
     return urls
 
 
 def _headers(config: EngineConfig) -> Mapping[str, str]:
-    if config.upstream_key_file is None:
+    if config.upstream.key_file is None:
         return {}
-    return {"authorization": f"Bearer {read_text(config.upstream_key_file, 'upstream_key_file').strip()}"}
+    return {"authorization": f"Bearer {read_text(config.upstream.key_file, 'upstream.key_file').strip()}"}
 
 
 def _api(config: EngineConfig, tokenizer: ModelTokenizer) -> Api:
-    if config.upstream_api == "llama.cpp":
+    if config.upstream.api == "llama.cpp":
         return LlamacppApi(spelling(tokenizer))
-    return SglangApi() if config.upstream_api == "sglang" else VllmApi()
+    return SglangApi() if config.upstream.api == "sglang" else VllmApi()
 
 
 def spelling(tokenizer: ModelTokenizer) -> Callable[[str], Sequence[int]]:
@@ -158,7 +150,7 @@ def _info(
     max_model_len: int,
     proposers: tuple[str, ...],
 ) -> EngineInfo:
-    forward = f"upstream-{config.upstream_api}"
+    forward = f"upstream-{config.upstream.api}"
     parts = (tokenizer.fingerprint, forward, *sorted({one.model for one in facts}))
     return EngineInfo(
         model=model_name(config.model, source, config.model_dir),

@@ -16,8 +16,7 @@ of = chain_links.c
 OF_ACTS = of.chain == "audit"
 head, signed_head = links.head, links.signed_head
 _PAGE, _PAGE_BYTES = 500, 2**24
-_LONGEST_NUMBER = 19
-"""One more digit than the largest number in the table."""
+_LONGEST_NUMBER = 19  # one more digit than the largest number in the table
 _DETAILS = ("actor", "tenant", "subject", "before", "after", "salt")
 
 

@@ -16,10 +16,8 @@ from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.json_value import canonical, digest_of
 from prolepsis.core.stored_text import storable
 
-SERVED = "request.served"
-"""Action of the entries of served requests."""
-RECORDING = "recording"
-"""Field of such an entry with everything that is needed to decode the request again."""
+SERVED = "request.served"  # action of the entries of served requests
+RECORDING = "recording"  # field of such an entry with everything that is needed to decode the request again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,11 +38,9 @@ class Details:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditEntry(ChainLink):
     uid: str
-    at: str
-    """UTC, ISO 8601 with microseconds."""
+    at: str  # UTC, ISO 8601 with microseconds
     versions: Mapping[str, str]
-    details: Details | None
-    """None: erased."""
+    details: Details | None  # None: erased
 
     def digest_at(self, seq: int, previous: str) -> str:
         names = ("uid", "at", "action", "versions", "erases", "details_digest")
@@ -72,8 +68,7 @@ class RedactedEvent:
     action: str
     versions: Mapping[str, str]
     details: Details
-    names: frozenset[str] = frozenset()
-    """Digests of the names by which its entry is found."""
+    names: frozenset[str] = frozenset()  # digests of the names by which its entry is found
 
 
 def redact(event: AuditEvent) -> RedactedEvent:

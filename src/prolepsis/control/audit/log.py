@@ -75,8 +75,7 @@ class AuditLog:
 @dataclass(frozen=True, slots=True)
 class ForgottenTenant:
     num_records: int
-    entry: AuditEntry
-    """It lists the erased entries and names no person."""
+    entry: AuditEntry  # it lists the erased entries and names no person
 
 
 def forget_tenant(database: Database, tenant: str, actor: str) -> ForgottenTenant:

@@ -32,27 +32,20 @@ class Fault:
 class ChainEvidence:
     """Evidence about the chain apart from its entries."""
 
-    head: Anchor | None = None
-    """The last entry according to the store."""
-    signed: SignedHead | None = None
-    """The store's head with its signature."""
-    keys: PublicKeys | None = None
-    """Those whose signatures count; None: signatures cannot be checked."""
-    anchors: Sequence[Anchor] = ()
-    """Kept outside the store by earlier runs, or by the server."""
+    head: Anchor | None = None  # the last entry according to the store
+    signed: SignedHead | None = None  # the store's head with its signature
+    keys: PublicKeys | None = None  # those whose signatures count; None: signatures cannot be checked
+    anchors: Sequence[Anchor] = ()  # kept outside the store by earlier runs, or by the server
 
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    head: Anchor
-    """The last entry that was read; (0, `START_OF_CHAIN`) if there is none."""
+    head: Anchor  # the last entry that was read; (0, `START_OF_CHAIN`) if there is none
     num_entries: int
     num_erased: int
-    anchored: int
-    """Number of the last entry that an anchor vouches for; 0: none."""
+    anchored: int  # number of the last entry that an anchor vouches for; 0: none
     faults: tuple[Fault, ...]
-    unproven: tuple[str, ...]
-    """Claims for which the evidence does not suffice."""
+    unproven: tuple[str, ...]  # claims for which the evidence does not suffice
 
 
 NO_EVIDENCE = ChainEvidence()

@@ -19,12 +19,10 @@ from prolepsis.control.store.documents import Documents, StoredDocument
 from prolepsis.control.store.signing import FoundKeys
 from prolepsis.core.audit_event import SERVER, AuditEvent
 
-WITHOUT_KEY = ", without the audit key"
-"""Ends the actor of an act that waited."""
+WITHOUT_KEY = ", without the audit key"  # ends the actor of an act that waited
 _BATCH = 100
 _EVENT = TypeAdapter(AuditEvent)
-_ACTS = Documents("act", str, str)
-"""By uid; a text that is no event gets an entry too."""
+_ACTS = Documents("act", str, str)  # by uid; a text that is no event gets an entry too
 
 
 def signing_fault(connection: Connection, found: FoundKeys) -> str:

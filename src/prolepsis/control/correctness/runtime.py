@@ -30,8 +30,7 @@ from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import Mode
 from prolepsis.core.telemetry.declare import counter
 
-POLL_PERIOD_S = 0.05
-"""How often a replay checks for other requests; meanwhile its priority keeps it behind them."""
+POLL_PERIOD_S = 0.05  # how often a replay checks for other requests; meanwhile its priority keeps it behind them
 MAX_TRIES = 3  # times that a replay may make way before it is dropped
 MAX_MISMATCHES = 50
 
@@ -104,7 +103,7 @@ class ReplayFeature(Feature):
         """`has_capacity`: whether a replay may run now. `count` receives the assignment of each replayed request and
         whether its tokens were right, `trip` the reason to stop all speculation, `report` replays with wrong tokens."""
         self.config = config
-        self.queue = ReplayQueue(config.replay_queue, registry)
+        self.queue = ReplayQueue(config.limits.replay_queue, registry)
         self.health_parts = {"correctness": self._shown}
         self.outcomes: Counter[ReplayOutcome] = Counter()
         """Replays since the start; match rate = match / (match + near_tie + structural)."""
@@ -134,7 +133,7 @@ class ReplayFeature(Feature):
             outcomes={outcome: self.outcomes[outcome] for outcome in OUTCOMES},
             num_queued=len(self.queue),
             dropped={reason: self.queue.dropped[reason] for reason in DROPS},
-            trip_after=self.config.replay_trip_after,
+            trip_after=self.config.limits.replay_trip_after,
             differences=list(self.mismatches),
         )
 
@@ -243,7 +242,7 @@ class ReplayFeature(Feature):
         write("replay_mismatch", kind=mismatch.kind, request_id=mismatch.request_id, position=mismatch.position)
         if mismatch.kind == "structural":
             self._emit(_audit_event(mismatch, served.about.tenant, self.client.info))
-            number, every = self.outcomes["structural"], self.config.replay_trip_after
+            number, every = self.outcomes["structural"], self.config.limits.replay_trip_after
             if self._trip is not None and every and number % every == 0:
                 self._trip(f"{number} replayed requests had other tokens, the last was {mismatch.request_id}")
 
@@ -269,7 +268,6 @@ async def _task_of(work: Coroutine[object, object, Replayed]) -> AsyncIterator[a
 
 
 def _mismatch(served: ServedRequest, first: SampleDifference) -> ReplayMismatch:
-    """Return the mismatch of a request, from the difference to report."""
     about = served.about
     return ReplayMismatch(
         at=time.time(),
@@ -299,20 +297,14 @@ def _audit_event(mismatch: ReplayMismatch, tenant: str, info: EngineInfo) -> Aud
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorrectnessReply:
     enabled: bool
-    share: float
-    """Share of finished requests that are replayed, 0 to 1."""
+    share: float  # share of finished requests that are replayed, 0 to 1
     exactness: Literal["strict", "normal"]
-    match_rate: float | None
-    """Share of matches among the replays that could be compared; null before the first."""
-    outcomes: dict[ReplayOutcome, int]
-    """Replays since the start; failed ones could not be compared."""
+    match_rate: float | None  # share of matches among the replays that could be compared; null before the first
+    outcomes: dict[ReplayOutcome, int]  # replays since the start; failed ones could not be compared
     num_queued: int
-    dropped: dict[ReplayDrop, int]
-    """Requests drawn for a replay that were not replayed, by reason."""
-    trip_after: int
-    """Structural mismatches after which the kill switch is engaged, each time; 0: never."""
-    differences: list[ReplayMismatch]
-    """The last ones, oldest first."""
+    dropped: dict[ReplayDrop, int]  # requests drawn for a replay that were not replayed, by reason
+    trip_after: int  # structural mismatches after which the kill switch is engaged, each time; 0: never
+    differences: list[ReplayMismatch]  # the last ones, oldest first
 
 
 def feature(

@@ -16,7 +16,7 @@ BREAKERS = Resource(
     help="List the breakers: state, reason and tenants, acceptance of first tokens, tokens spent and gained.",
     columns={
         "breakers": (
-            *("proposer", "traffic_class", "state > reason > by > tenants > probed_in_s"),
+            *("traffic_class", "proposer", "state > tenants > reason > by > probed_in_s"),
             *("acceptance=acceptance:share", "judged drafts=judged", "spent", "gained"),
         )
     },
@@ -48,9 +48,12 @@ DRIFT = Resource(
     command="show",
     columns={
         "streams": (
-            *("proposer > version", "traffic_class", "status", "overall=acceptance:share"),
-            *("recent=recent_acceptance:share", "excess estimate=overestimated", "distance=total_variation"),
-            *("benefit=benefit:share", "judged drafts=num_judged > seconds=seconds:s"),
+            *("proposer > version", "traffic_class", "status"),
+            *(
+                "overall=acceptance:share > recent=recent_acceptance:share",
+                "judged drafts=num_judged > seconds=seconds:s",
+            ),
+            *("excess estimate=overestimated:share > distance=total_variation", "benefit=benefit:share"),
         )
     },
     hint="One stream for each proposer in each traffic class, since its version was deployed. Drift is a slow decline"

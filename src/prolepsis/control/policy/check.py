@@ -11,6 +11,7 @@ from prolepsis.control.policy.conditions import Names, Range
 from prolepsis.control.policy.model import DEFAULT_RULE, Match, Policy, Rule, Terms, control_terms
 from prolepsis.control.policy.rollout_terms import METRICS, AgainstTerms, GuardrailTerms, RolloutTerms
 from prolepsis.core.files import read_text
+from prolepsis.core.requests import SAMPLING_TABLE
 from prolepsis.core.validation import Finding
 from prolepsis.core.yaml_document import Document, InvalidFile, located, read_shape
 
@@ -22,13 +23,7 @@ _POSSIBLE: dict[str, tuple[float, float]] = {
     "n": (1, 128),
     "prompt_tokens": (1, float("inf")),
     "max_tokens": (0, float("inf")),
-    "temperature": (0, 2),
-    "top_p": (0, 1),
-    "top_k": (0, float("inf")),
-    "min_p": (0, 1),
-    "repetition_penalty": (0, 10),
-    "presence_penalty": (-2, 2),
-    "frequency_penalty": (-2, 2),
+    **{row.name: (round(row.least), row.most if row.most <= 10 else float("inf")) for row in SAMPLING_TABLE},
 }
 """What requests may ask for, as admission checks it."""
 
@@ -210,8 +205,6 @@ def _twice(names: Sequence[str]) -> list[str]:
 
 
 class InvalidPolicy(InvalidFile):
-    """A policy that cannot be used."""
-
     what = "policy"
     command = "policy check"
 

@@ -5,11 +5,12 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from prolepsis.control.health.eligibility import UNLIMITED, DraftLimits
-from prolepsis.control.policy.model import DEFAULT_RULE, Emit, Mode, Terms
+from prolepsis.control.policy.model import DEFAULT_RULE, Emit, Terms
 from prolepsis.core.ended import Assignment
 from prolepsis.core.facts import FlagDecision, position
 from prolepsis.core.reasons import LimitReason, OffReason
 from prolepsis.core.requests import SpecMode, SpeculationChoice
+from prolepsis.core.stats import Mode
 
 Source = Literal["policy", "caller", "shadow_percentage", "eligibility", "start"]
 
@@ -18,13 +19,11 @@ Source = Literal["policy", "caller", "shadow_percentage", "eligibility", "start"
 class SpeculationRequest:
     """The caller's request about speculation, which the caller's roles allow."""
 
-    mode: SpecMode = "auto"
-    """auto: as the policy says; always: verify every draft, whether or not it pays."""
+    mode: SpecMode = "auto"  # auto: as the policy says; always: verify every draft, whether or not it pays
     max_depth: int | None = None
     proposer: str | None = None
     emit: Emit | None = None
-    metrics: bool = False
-    """The reply shows figures of the request."""
+    metrics: bool = False  # the reply shows figures of the request
 
     @property
     def leaves_drafts_open(self) -> bool:
@@ -48,25 +47,19 @@ class Decision:
     """How one request speculates, and what decided it."""
 
     requested: SpeculationRequest
-    choice: SpeculationChoice
-    """For the engine: mode and reason, ceiling, proposers and the run of a rollout."""
+    choice: SpeculationChoice  # for the engine: mode and reason, ceiling, proposers and the run of a rollout
     emit: Emit = "block"
     sources: Mapping[str, Source] = field(default_factory=dict)
     """The source of each field; empty without a policy."""
     rule: str | None = None
     """The policy's rule that matched; None: there is no policy, and callers decide alone."""
-    class_rule: str | None = None
-    """The rule as a part of the request's traffic class; None: it has none."""
+    class_rule: str | None = None  # the rule as a part of the request's traffic class; None: it has none
     policy_version: str | None = None
     terms: Terms | None = None
-    assignment: Assignment | None = None
-    """If the rule is rolled out."""
-    limits: DraftLimits = UNLIMITED
-    """Limits from earlier drafts of the traffic class."""
-    limited_by: tuple[LimitReason, ...] = ()
-    """Those limits that took effect."""
-    rule_flags: tuple[FlagDecision, ...] = ()
-    """Decisions of the flags that rules name."""
+    assignment: Assignment | None = None  # if the rule is rolled out
+    limits: DraftLimits = UNLIMITED  # limits from earlier drafts of the traffic class
+    limited_by: tuple[LimitReason, ...] = ()  # those limits that took effect
+    rule_flags: tuple[FlagDecision, ...] = ()  # decisions of the flags that rules name
     flag: FlagDecision | None = None
     """Decision of the flag for all speculation; None: no flags are configured."""
 

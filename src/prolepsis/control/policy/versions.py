@@ -26,8 +26,6 @@ class PolicyVersion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyText(PolicyVersion):
-    """One version with its text."""
-
     text: str
 
 

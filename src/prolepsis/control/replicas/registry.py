@@ -12,16 +12,17 @@ from uuid import uuid4
 
 import structlog
 from prometheus_client import CollectorRegistry
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError, computed_field
 from sqlalchemy import Connection
 
 from prolepsis import __version__
+from prolepsis.control.replicas.commands import REPLICAS
 from prolepsis.control.store import documents as of
 from prolepsis.control.store.database import Database, database_time
 from prolepsis.control.store.documents import Documents, StoredDocument
 from prolepsis.control.web.context import Context
 from prolepsis.control.web.feature import Feature
-from prolepsis.control.web.routes import WATCHERS, Route, Routes
+from prolepsis.control.web.routes import WATCHERS, shown
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.engine_client import EngineClient, EngineMember
 from prolepsis.core.errors import StoreUnavailable
@@ -30,12 +31,9 @@ from prolepsis.core.network import url_of
 from prolepsis.core.telemetry.declare import gauge
 
 KEEP_S = 5.0
-LOST_S = 15.0
-"""A replica that has not been seen for so long is taken for lost."""
-FORGOTTEN_S = 600.0
-"""One that has not been seen for so long is deleted."""
-PATIENCE_S = 1.0
-"""How long a tick waits for the store; a slower one continues after it."""
+LOST_S = 15.0  # a replica that has not been seen for so long is taken for lost
+FORGOTTEN_S = 600.0  # one that has not been seen for so long is deleted
+PATIENCE_S = 1.0  # how long a tick waits for the store; a slower one continues after it
 _EVERYWHERE = ("0.0.0.0", "::", "")  # noqa: S104
 """Hosts by which other machines cannot reach a server."""
 
@@ -50,27 +48,27 @@ class ReplicaReply:
     """A server of this store."""
 
     replica: str
-    here: bool
-    """It is the one that answers."""
+    here: bool  # it is the one that answers
     state: State
     address: str
     region: str
     model: str
     version: str
-    exact_group: str
-    """Replicas of one group continue each other's streams to the bit."""
     group: ExactGroup
-    started_at: float
-    """Unix time in seconds, by the clock of the store."""
+    started_at: float  # Unix time in seconds, by the clock of the store
     seen_s_ago: float
-    engines: tuple[EngineMember, ...]
-    """Behind this front end, where they are in other processes."""
+    engines: tuple[EngineMember, ...]  # behind this front end, where they are in other processes
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def exact_group(self) -> str:
+        """Replicas of one group continue each other's streams to the bit."""
+        return self.group.digest
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicasReply:
-    shared: bool
-    """They share a store; without one a server knows of itself only."""
+    shared: bool  # they share a store; without one a server knows of itself only
     replicas: list[ReplicaReply]
     fault: str | None = None
     """Reason why the store cannot be read; the other servers are then shown as last seen."""
@@ -138,7 +136,7 @@ class ReplicaRegistry(Feature):
         """`clock`: Unix time in seconds."""
         self.replica = f"{socket.gethostname()}-{os.getpid()}-{uuid4().hex[:4]}"
         """Its name, which ends with it."""
-        self.routes = replica_routes(self)
+        self.routes = shown(REPLICAS.path, WATCHERS, REPLICAS.help, self.shown)
         self._table = table
         self._client = client
         self._address = address_of(config)
@@ -218,7 +216,6 @@ class ReplicaRegistry(Feature):
             region=self._region,
             model=info.model,
             version=__version__,
-            exact_group=info.exact_group.digest,
             group=info.exact_group,
             started_at=self._started,
             seen_s_ago=0.0,
@@ -238,14 +235,3 @@ def feature(context: Context, is_draining: Callable[[], bool]) -> ReplicaRegistr
     return ReplicaRegistry(
         table, context.client, context.config, context.registry, is_draining=is_draining, clock=context.wall
     )
-
-
-def replica_routes(registry: ReplicaRegistry) -> Sequence[Route]:
-    """Return the route that shows the replicas."""
-    routes = Routes()
-
-    @routes.get("/admin/replicas", roles=WATCHERS, summary="Servers that share the store, and the engines behind them")
-    async def replicas() -> ReplicasReply:
-        return registry.shown()
-
-    return routes.all

@@ -10,8 +10,7 @@ from prolepsis.control.store.database import Database, database_time
 from prolepsis.control.store.documents import Documents, StoredDocument
 from prolepsis.core.token_bucket import PERIOD_S, TokenBucket
 
-AllowanceKey = tuple[str, str]
-"""Kind (requests, tokens), and whose it is."""
+AllowanceKey = tuple[str, str]  # kind (requests, tokens), and whose it is
 ALLOWANCES = Documents.of("allowance", TokenBucket)
 """By `allowance_name`; `at`: when it is full again if nothing more is taken. One without a document is full."""
 
@@ -19,8 +18,7 @@ ALLOWANCES = Documents.of("allowance", TokenBucket)
 @dataclass(frozen=True, slots=True)
 class LeaseRequest:
     per_minute: float
-    returned: float
-    """Unused part of an earlier lease."""
+    returned: float  # unused part of an earlier lease
     wanted: float
 
 
@@ -28,8 +26,7 @@ class LeaseRequest:
 class Lease:
     amount: float
     """Taken out of the allowance for this replica; one that is lost with its replica is not given to another."""
-    left: float
-    """For all replicas."""
+    left: float  # for all replicas
 
 
 class AllowanceTable:

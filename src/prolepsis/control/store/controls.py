@@ -14,8 +14,7 @@ from prolepsis.control.store.documents import Documents, StoredDocument
 from prolepsis.core.config import DAY_S
 from prolepsis.core.stored_text import UNSTORABLE
 
-ControlKey = str
-"""Kind, such as 'kill', and name, with a space between (`control_key`)."""
+ControlKey = str  # kind, such as 'kill', and name, with a space between (`control_key`)
 REMOVED_KEPT_S = 90 * DAY_S
 """A control that was removed stays, without a value, so that an older act does not bring it back."""
 
@@ -24,8 +23,7 @@ REMOVED_KEPT_S = 90 * DAY_S
 class Control:
     """One act: the value that it set, who set it and why."""
 
-    value: str | None
-    """None: it was removed."""
+    value: str | None  # None: it was removed
     at: Annotated[float, Field(allow_inf_nan=False)]
     """Time of the act in seconds of Unix time, by the clock of the replica where it happened."""
     by: str = ""

@@ -24,8 +24,7 @@ at, by, key, text, version = (documents.c[name] for name in ("at", "by", "key", 
 class StoredDocument(Generic[Value]):
     key: str
     value: Value
-    at: float = 0.0
-    """Unix time in seconds."""
+    at: float = 0.0  # Unix time in seconds
     version: int = 0
     by: str = ""
 

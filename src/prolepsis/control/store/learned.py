@@ -13,8 +13,7 @@ from prolepsis.core.json_value import canonical
 _KEPT_S = 90 * DAY_S  # after a row was written last
 _LEARNED = Documents("learned", str, str)
 
-Place = tuple[str, str, str, str]
-"""Kind, proposer, traffic class and version; as a JSON list it is the key."""
+Place = tuple[str, str, str, str]  # kind, proposer, traffic class and version; as a JSON list it is the key
 
 
 class LearnedTable:

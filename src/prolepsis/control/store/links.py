@@ -14,26 +14,21 @@ from prolepsis.control.store.signing import ChainName, SignedHead, keys_of
 from prolepsis.control.store.tables import chain_heads, chain_links
 from prolepsis.core.json_value import canonical, digest_of, whole_numbers
 
-START_OF_CHAIN = "0" * 64
-"""The previous digest of the first link."""
+START_OF_CHAIN = "0" * 64  # the previous digest of the first link
 HEAD_UNSIGNED = "audit.head_unsigned"
 """Action of a link that was signed after others had been written without a signature."""
-HEAD_INVALID = "audit.head_invalid"
-"""Action of a link whose writer found a head that no known key had signed."""
+HEAD_INVALID = "audit.head_invalid"  # action of a link whose writer found a head that no known key had signed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChainLink:
     """What the links of both chains have. What a link is about can be erased: it holds the digest only."""
 
-    seq: int
-    """From 1, without gaps."""
+    seq: int  # from 1, without gaps
     action: str
-    erases: tuple[int, ...]
-    """Numbers of the entries whose details were erased with this one."""
+    erases: tuple[int, ...]  # numbers of the entries whose details were erased with this one
     details_digest: str
-    previous: str
-    """Digest of the entry before."""
+    previous: str  # digest of the entry before
     digest: str
 
     def expected_digest(self) -> str:

@@ -25,8 +25,7 @@ class RecordLink(ChainLink):
     """A link that is about a record has the digest of it; another one has nothing besides itself."""
 
     record_id: str | None
-    record: Mapping[str, object] | None = None
-    """As the database has it now; None: not there, or not read."""
+    record: Mapping[str, object] | None = None  # as the database has it now; None: not there, or not read
 
     def found_digest(self) -> str | None:
         if self.action != _RECORD:

@@ -13,8 +13,7 @@ from prolepsis.control.store.documents import Documents, StoredDocument
 from prolepsis.control.store.queue import Begun
 
 Item = TypeVar("Item", bound=Begun)
-_TURNS = Documents("turn", str, str)
-"""By work; `at`: when a replica last took it."""
+_TURNS = Documents("turn", str, str)  # by work; `at`: when a replica last took it
 
 
 class PeriodicWork:

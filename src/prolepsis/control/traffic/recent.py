@@ -36,13 +36,10 @@ Order = Literal["newest", "slowest", "least_accepted"]
 class RecentRequest:
     """One prompt of a request that ended recently; no text."""
 
-    record: dict[str, object]
-    """With the columns of the store's `request_records`."""
+    record: dict[str, object]  # with the columns of the store's `request_records`
     plain_steps: dict[PlainReason, int]
-    rounds: list[Round]
-    """Its first ones."""
-    stages: StageSeconds
-    """They add up to the time from its arrival until its answer was complete."""
+    rounds: list[Round]  # its first ones
+    stages: StageSeconds  # they add up to the time from its arrival until its answer was complete
 
     @property
     def names(self) -> frozenset[object]:

@@ -1,12 +1,15 @@
 """The interface between the console and the pages of features: a page and its visit."""
 
+import re
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
-from prolepsis.control.web.admin_routes import AdminRoutes, Section
+from prolepsis.control.web.admin_routes import Section, allows, as_json, call, typed
 from prolepsis.control.web.caller import Caller
+from prolepsis.control.web.errors import describe_error
+from prolepsis.control.web.routes import Route
 from prolepsis.core.terminal.resource import Act, Resource
 
 T = TypeVar("T")
@@ -24,15 +27,13 @@ class Notice:
 class Session:
     """One browser that is signed in. Times are of a monotonic clock."""
 
-    signed_in: bytes
-    """Value that `KeyRing.sign_in` returned; empty for the developer."""
+    signed_in: bytes  # value that `KeyRing.sign_in` returned; empty for the developer
     opened_at: float
     used_at: float
     csrf: str = field(default_factory=lambda: secrets.token_urlsafe(24))
     """Every form that changes something carries it."""
     notices: list[Notice] = field(default_factory=list)
-    draft: str | None = None
-    """A policy that was edited and not applied."""
+    draft: str | None = None  # a policy that was edited and not applied
 
     def notify(self, kind: Literal["done", "failed"], text: str) -> None:
         self.notices = [*self.notices[-3:], Notice(kind, text)]
@@ -50,8 +51,7 @@ class Page:
     template: str
     title: str
     values: Mapping[str, object] = field(default_factory=dict)
-    live: bool = True
-    """The browser fetches it again every few seconds; not where people write longer texts."""
+    live: bool = True  # the browser fetches it again every few seconds; not where people write longer texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,37 +67,48 @@ class Visit:
 
     caller: Caller
     session: Session
-    admin: AdminRoutes
+    admin: Mapping[tuple[str, str], Route]  # the routes of the features, by method and path pattern
     url: str
-    names: Mapping[str, str]
-    """Parts of the path, by name."""
+    names: Mapping[str, str]  # parts of the path, by name
     query: Mapping[str, str]
     form: Mapping[str, str]
-    is_update: bool
-    """The browser itself fetches the page again: a person may not have seen what it showed."""
+    is_update: bool  # the browser itself fetches the page again: a person may not have seen what it showed
 
     async def read(self, kind: type[T], path: str, query: Mapping[str, object] | None = None, **names: str) -> T:
         """Return what an admin route replies; raises as that does."""
-        return await self.admin.read(self.caller, kind, path, query, **names)
+        return await call(self.caller, kind, self.admin["GET", path], names, query or {})
 
     async def section(
         self, kind: type[T], path: str, query: Mapping[str, object] | None = None, **names: str
     ) -> Section[T]:
-        """Return what an admin route replies, as a part of the page."""
-        return await self.admin.section(self.caller, kind, path, query, **names)
+        """Return the same as a part of the page, so that a part without its data leaves the others in place."""
+        if not self.may("GET", path):
+            return Section(None, hidden=True)
+        try:
+            return Section(await self.read(kind, path, query, **names))
+        except Exception as error:  # contained: the part says what is wrong; what is unexpected is logged
+            return Section(None, problem=str(describe_error(error)))
 
     async def document(self, resource: Resource) -> Section[Any]:
         """Return a resource as JSON."""
-        found = await self.admin.document(self.caller, resource.path)
-        return found if found.value is None else Section(resource.show(found.value))
+        found: Section[Any] = await self.section(object, resource.path)
+        if found.value is None:
+            return found
+        return Section(resource.show(as_json(self.admin["GET", resource.path], found.value)))
 
     async def ask(self, kind: type[T], path: str, body: Mapping[str, object]) -> T:
-        """Return what an admin route replies to a body; raises as that does."""
-        return await self.admin.ask(self.caller, kind, path, body)
+        """Return what an admin route replies to a body; for routes that answer and change nothing."""
+        return await call(self.caller, kind, self.admin["POST", path], {}, body)
+
+    async def act(self, act: Act) -> object:
+        """Call a route that changes something with the fields of the form, read as the route declares them."""
+        route = self.admin[act.method, act.path]
+        names = {name: self.form.get(name, "") for name in re.findall(r"{(\w+)}", act.path)}
+        return await call(self.caller, object, route, names, typed(self.form, route.taken[0]) if route.taken else {})
 
     def may(self, method: str, path: str) -> bool:
         """Return whether the caller's roles include an admin route."""
-        return self.admin.allows(self.caller, method, path)
+        return allows(self.caller, self.admin[method, path])
 
 
 Handler = Callable[[Visit], Awaitable[Page | GoTo]]
@@ -122,8 +133,7 @@ class FeaturePages:
     """What a feature adds to the console; its templates are in its own folder."""
 
     routes: Sequence[PageRoute]
-    acts: Mapping[str, Act] = field(default_factory=dict)
-    """By the last part of the form's address."""
+    acts: Mapping[str, Act] = field(default_factory=dict)  # by the last part of the form's address
 
 
 def listed(path: str, title: str, *resources: Resource, values: Values | None = None) -> FeaturePages:
@@ -136,3 +146,12 @@ def listed(path: str, title: str, *resources: Resource, values: Values | None = 
 
     acts = {name: act for resource in resources for name, act in resource.acts.items()}
     return FeaturePages((PageRoute(path, title, shown, in_navigation=True),), acts)
+
+
+def fixed(path: str, title: str, template: str, values: Callable[[], Mapping[str, object]]) -> FeaturePages:
+    """Return a page that shows the same to all, and is loaded once."""
+
+    async def shown(_: Visit) -> Page:
+        return Page(template, title, values(), live=False)
+
+    return FeaturePages((PageRoute(path, title, shown, in_navigation=True),))

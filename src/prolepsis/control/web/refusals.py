@@ -7,8 +7,7 @@ from typing import Literal
 from prolepsis.control.web.caller import Role
 from prolepsis.control.web.errors import RequestRefused
 
-BODY_CODINGS = ("identity", "gzip")
-"""Codings of a request's body that are read."""
+BODY_CODINGS = ("identity", "gzip")  # codings of a request's body that are read
 
 Reason = Literal[
     "not_authenticated",

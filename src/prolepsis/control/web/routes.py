@@ -3,7 +3,7 @@
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args, get_type_hints
 
 from fastapi import FastAPI
 from fastapi.datastructures import Default
@@ -19,11 +19,9 @@ from prolepsis.control.web.body_reader import BodyReader, QueryReader, Reader
 from prolepsis.control.web.caller import ROLES, Role
 from prolepsis.control.web.errors import OPENAI_ERRORS, ErrorShape, install_error_handlers
 
-Roles = frozenset[Role]
-"""Any of these roles may use a route; `admin` has every role."""
+Roles = frozenset[Role]  # any of these roles may use a route; `admin` has every role
 
-PUBLIC: None = None
-"""In place of roles: a route that needs no key."""
+PUBLIC: None = None  # in place of roles: a route that needs no key
 OPEN: Roles = frozenset()
 """In place of roles: a route that needs no key, and says more to the caller of one (`Known`)."""
 ANY_ROLE: Roles = frozenset(ROLES)
@@ -148,6 +146,17 @@ class Routes:
             return endpoint
 
         return declare
+
+
+def shown(path: str, roles: Roles, summary: str, read: Callable[[], object]) -> Sequence[Route]:
+    """Return the route of what `read` returns, as its annotation says, without waiting for anything."""
+    routes = Routes()
+
+    async def endpoint() -> object:
+        return read()
+
+    routes.get(path, roles=roles, summary=summary, reply=get_type_hints(read)["return"])(endpoint)
+    return routes.all
 
 
 def _security(roles: Roles | None) -> list[dict[str, list[str]]]:

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from prolepsis.core.config import EngineConfig, ServerConfig
+from prolepsis.core.config import EngineConfig, ServerConfig, Terms
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.files import read_text
 from prolepsis.core.validation import first_problem, shown_path, suggestion
@@ -32,8 +32,7 @@ class Given:
     """The value given for a field, and its origin."""
 
     value: object
-    origin: str
-    """As in error messages: '--port', 'PROLEPSIS_PORT', 'port in prolepsis.yaml'."""
+    origin: str  # as in error messages: '--port', 'PROLEPSIS_PORT', 'port in prolepsis.yaml'
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +132,8 @@ def _section(section: type[Section], given: Mapping[str, Given]) -> Section:
     except ValidationError as error:
         problem = first_problem(error, section, values)
         name = str(problem.path[0])
-        place = f"{given[name].origin}{shown_path(problem.path[1:])}"
+        term = shown_path(problem.path[1:])
+        place = f"{given[name].origin}{term if term.startswith('[') or not term else f', {term}'}"
         raise ConfigError(f"{place} {problem.message}", param=name) from error
 
 
@@ -146,12 +146,17 @@ def _plain(annotation: Any, value: object) -> object:
         return value
     text = value.strip()
     if origin in (Union, types.UnionType) and type(None) in arguments:
-        return None if text == "none" else text
+        inner = next(argument for argument in arguments if argument is not type(None))
+        return None if text == "none" else _plain(inner, text)
     if origin is tuple:
         return () if text == "none" else tuple(listed(text))
-    if origin is dict:
+    if origin is dict or _is_terms(annotation):
         return dict(part.partition("=")[::2] for part in listed(text))
     return text
+
+
+def _is_terms(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, Terms)
 
 
 def listed(text: str) -> list[str]:

@@ -12,6 +12,7 @@ import typer
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from prolepsis.core.config import Terms
 from prolepsis.core.terminal.config import Settings, environment_name, flag_name, load_settings, misspelt_variables
 from prolepsis.core.terminal.output import show_settings, warn
 
@@ -141,7 +142,7 @@ def _annotation(name: str, field: FieldInfo, panel: str) -> Any:
 
 def _default(field: FieldInfo) -> str:
     value = field.get_default(call_default_factory=True)
-    if value is None or value in ("", (), {}):
+    if value is None or value in ("", (), {}) or isinstance(value, Terms):
         return ""
     if isinstance(value, bool):
         return f" [default: {'on' if value else 'off'}]"
@@ -156,7 +157,7 @@ def _metavar(annotation: Any) -> str:
         return "|".join(arguments)
     if origin is tuple:
         return "NUMBER,..." if float in (arguments[0], *get_args(arguments[0])) else "NAME,..."
-    if origin is dict:
+    if origin is dict or (isinstance(annotation, type) and issubclass(annotation, Terms)):
         return "NAME=VALUE,..."
     return {int: "INTEGER", float: "NUMBER", Path: "PATH"}.get(annotation, "TEXT")
 

@@ -17,7 +17,7 @@ from prolepsis.core.terminal.admin import HERE, Key, NoServer, ask
 from prolepsis.core.terminal.documents import print_reply
 from prolepsis.core.terminal.output import EPILOG, FAILED, UNPROVEN, AsJson, command_group, note
 from prolepsis.lab.drills.drills import BY_NAME, DRILLS, NOT_HERE, Drill
-from prolepsis.server.cli.chat import Conversation
+from prolepsis.server.cli.chat import ChatSession
 
 PROMPTS = ("Repeat: the old mill stands by the river.", "Count from one to twenty.", "Tell a story.", "Add 2 to 3.")
 MOST_S = 240.0
@@ -102,7 +102,7 @@ class Site:
         return answers
 
     def _ask(self, prompt: str) -> str | None:
-        asked = Conversation(self._server, self._key, self._model, max_tokens=48, temperature=0.0)
+        asked = ChatSession(self._server, self._key, self._model, max_tokens=48, temperature=0.0)
         asked.proposer = DRAFT_HEAD if self._drill.fault == "damage" else None
         with suppress(InvalidParameter, NoServer):
             text = "".join(piece.text for piece in asked.say(prompt))

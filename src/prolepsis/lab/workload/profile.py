@@ -23,9 +23,9 @@ from prolepsis.engine.drafting.proposers.prompt_lookup import NgramIndex
 from prolepsis.engine.text.tokenizer import Tokenizer
 from prolepsis.lab.rehearsal.record import BlockNumbers
 from prolepsis.lab.rehearsal.trace import MeasuredTimes, TraceLine, read_trace
+from prolepsis.server.preparing.asked import tool_use
 from prolepsis.server.preparing.bodies import ChatBody
-from prolepsis.server.preparing.constraint import tool_use
-from prolepsis.server.preparing.prepare import chat_tokens
+from prolepsis.server.preparing.conversation import chat_tokens
 
 LOOKUPS = {"5 to 2": (5, 4, 3, 2), **{str(n): (n,) for n in range(1, 6)}}
 """Last tokens that are looked up: as the proposer prompt_lookup does, the longest n-gram first, then so many."""
@@ -73,7 +73,7 @@ def _request(given: Mapping[str, Any], tokenizer: Tokenizer, blocks: BlockNumber
         messages += [{"role": "assistant", "content": body["answer"]}] if "answer" in body else []
         chat = parse_body(json.dumps({"messages": messages, "tools": body.get("tools")}).encode(), ChatBody)
         answer = chat.messages.pop().content if chat.messages[-1].role == "assistant" else ""
-        ids = chat_tokens(chat, tool_use(chat.tools, None, None), tokenizer)
+        ids = [*chat_tokens(chat, tool_use(chat.tools, None, None), tokenizer)]
         answer_ids = tokenizer.encode(answer or "", add_special_tokens=False)
         text = "\n".join([*(one.content or "" for one in chat.messages), answer or ""])
     form = (body.get("response_format") or {"type": "text"})["type"]

@@ -10,7 +10,7 @@ from prolepsis.control.correctness.runtime import CorrectnessReply
 from prolepsis.control.cost.runtime import CostReport
 from prolepsis.control.health.breaker_runtime import BreakersReply
 from prolepsis.control.health.commands import HEALTH
-from prolepsis.control.health.drift_runtime import DriftReply, DriftStreamReply
+from prolepsis.control.health.drift_runtime import DriftReply
 from prolepsis.control.policy.routes import PolicyReply
 from prolepsis.control.rollout.routes import RolloutsReply
 from prolepsis.control.store.store import Store
@@ -84,8 +84,7 @@ def overview_pages(
         judged = cast("Judged | None", (await visit.section(object, HEALTH)).value)
         own = [
             *_of_engine(client.health(), client.info),
-            *_of_failing(failing()),
-            *_of_service(traffic.service),
+            *_of_service(failing(), traffic.service),
             *_store_attention(store),
         ]
         values = {
@@ -190,13 +189,10 @@ def _joined(found: Sequence[Attention], firing: Sequence[Attention]) -> Iterator
     yield from (one for one in firing if not one.alert or one.alert not in known)
 
 
-def _of_failing(failing: str) -> Iterator[Attention]:
+def _of_service(failing: str, service: ServiceReply) -> Iterator[Attention]:
     if failing:
         text = f"The server is not ready, so load balancers send it no requests: {failing}."
         yield Attention("bad", text, "/console/requests", "RequestsFail")
-
-
-def _of_service(service: ServiceReply) -> Iterator[Attention]:
     for one in service.missed:
         tier = f" of tier {one.tier}" if one.tier else ""
         text = f"{one.num_missed} of {one.num_requests} requests{tier} {one.what} in the last five minutes."
@@ -259,15 +255,11 @@ def _of_proposers(breakers: BreakersReply, drift: DriftReply) -> Iterator[Attent
             text += f": {WHY[one.reason]}." if one.reason else "."
             yield Attention("warn", text, "/console/proposers#breakers", "BreakerOpen")
     for stream in drift.streams:
-        if stream.status in ("drifted", "cliff"):
-            yield _of_stream(stream)
-
-
-def _of_stream(stream: DriftStreamReply) -> Attention:
-    where, page = f"{stream.proposer} in {stream.traffic_class}", "/console/quality#drift"
-    if stream.status == "cliff":
-        return Attention("bad", f"Drafts of {where} are hardly ever right.", page, "AcceptanceCliff")
-    return Attention("warn", f"Acceptance of {where} is lower than usual.", page, "AcceptanceDrift")
+        where, page = f"{stream.proposer} in {stream.traffic_class}", "/console/quality#drift"
+        if stream.status == "cliff":
+            yield Attention("bad", f"Drafts of {where} are hardly ever right.", page, "AcceptanceCliff")
+        elif stream.status == "drifted":
+            yield Attention("warn", f"Acceptance of {where} is lower than usual.", page, "AcceptanceDrift")
 
 
 def _store_attention(store: Store) -> Iterator[Attention]:

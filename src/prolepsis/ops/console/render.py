@@ -16,10 +16,8 @@ from prolepsis.core import units
 from prolepsis.core.terminal import documents
 from prolepsis.core.terminal.resource import Resource
 
-UNKNOWN = "–"
-"""In place of a value that is not known."""
-THIN = "\u202f"
-"""The space between a number and its unit."""
+UNKNOWN = "–"  # in place of a value that is not known
+THIN = "\u202f"  # the space between a number and its unit
 
 
 def environment() -> Environment:

@@ -10,7 +10,9 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from markupsafe import Markup
 
-LOCAL_CONSOLE = "http://127.0.0.1:8000/console"
+from prolepsis.core.terminal.admin import HERE
+
+LOCAL_CONSOLE = f"{HERE}/console"
 """How the runbooks, read elsewhere, name the console of a server with default settings."""
 RUNBOOKS = "/console/runbooks"
 _ALERTS = re.compile(r"^Alerts: (.+?)\.$", re.M | re.S)
@@ -24,8 +26,7 @@ class Runbook:
     name: str
     title: str
     alerts: tuple[str, ...]
-    content: Markup
-    """Below the title."""
+    content: Markup  # below the title
 
     @property
     def path(self) -> str:

@@ -103,8 +103,8 @@ class AdmissionController(Feature):
         """What each waiting request, by its serial number, waits for: room in the engine."""
         limits = Limits(config.requests_per_minute, config.tokens_per_minute)
         self._rates = RateLimits(limits, clock(), find_bucket)
-        self._cache = ResponseCache(config.response_cache_bytes, config.response_cache_ttl_s, clock)
-        settings = ShedSettings(config.shed_after_s, config.shed_hold_s)
+        self._cache = ResponseCache(config.response_cache_bytes, config.limits.response_cache_ttl_s, clock)
+        settings = ShedSettings(config.shed_after_s, config.limits.shed_hold_s)
         apply_plan = apply_plan or (lambda plan: client.send(ApplyPlan(plan)))
         self.overload = LoadShedder(settings, base_plan or SpecPlan(), apply_plan, metrics)
 
@@ -172,17 +172,14 @@ class AdmissionController(Feature):
         self.reading = {one.request_id: one for one in self._client.health().reading}
         if not self._config.max_in_engine:  # replicas come and go
             self._places = self._client.health().max_running or self._places
-        self._shed()
+        now = self._clock()
+        ages = {tenant: now - since for tenant, since in self._oldest_of_tenants().items()}
+        self.overload.observe(ages, self._taken_by.keys() | self._queue.tenants(), now)
         self._dispatch()
         self.metrics.queue_age.set(demand.queue_age_s)
         self.metrics.in_engine.set(self._num_samples)
         for tier in TIERS:
             self.metrics.queued.labels(tier).set(self._queue.num_of_tier(tier))
-
-    def _shed(self) -> None:
-        now = self._clock()
-        ages = {tenant: now - since for tenant, since in self._oldest_of_tenants().items()}
-        self.overload.observe(ages, self._taken_by.keys() | self._queue.tenants(), now)
 
     def drain(self) -> None:
         """Take nothing new; what waits or runs continues."""
@@ -247,7 +244,11 @@ class AdmissionController(Feature):
     def _reserve(self, group: RequestGroup) -> dict[str, str]:
         """Charge the group, or raise what refuses it; return headers of the reply."""
         number, samples = len(group.to_run), group.items[0].request.n
-        self._check_size(group.caller.tier, number, samples)
+        # what does not fit even into an idle server
+        most = self._places // min(samples, share_of(self._places)) + min(self._room(group.caller.tier))
+        if number > most:
+            message = f"prompt holds {number} prompts; allowed: {most} at once, as many as may run and wait together"
+            raise InvalidParameter(message, param="prompt")
         try:
             self._check_open(group.caller, number, samples)
             return self._rates.reserve(group.caller, group.cost, self._clock())
@@ -263,17 +264,15 @@ class AdmissionController(Feature):
         if self.drilled_by not in (None, caller.key_id):
             raise refusals.draining("runs a drill")
         if self.overload.refuses(caller.tenant, tier):
-            raise refusals.shed(tier, self._config.shed_hold_s)
+            raise refusals.shed(tier, self._config.limits.shed_hold_s)
         num_to_wait = number - self._num_at_once(caller, samples)
         if num_to_wait > 0:
-            self._check_room(caller, num_to_wait)
-
-    def _check_size(self, tier: str, number: int, samples: int) -> None:
-        """Raise `InvalidParameter` if `number` requests do not fit even into an idle server."""
-        most = self._places // min(samples, share_of(self._places)) + min(self._room(tier))
-        if number > most:
-            message = f"prompt holds {number} prompts; allowed: {most} at once, as many as may run and wait together"
-            raise InvalidParameter(message, param="prompt")
+            tiers = PATIENT if caller.tier in PATIENT else TIERS.keys() - PATIENT
+            limit, tenant_limit = self._room(caller.tier)
+            if sum(map(self._queue.num_of_tier, tiers)) + num_to_wait > limit:
+                raise refusals.server_full(limit, self._wait_guess_s(tiers))
+            if self._queue.num_of_tenant(caller.tenant, tiers) + num_to_wait > tenant_limit:
+                raise refusals.queue_full(tenant_limit, self._wait_guess_s(tiers))
 
     def _num_at_once(self, caller: Caller, samples: int) -> int:
         """Return how many requests of so many samples are next in turn for a free place."""
@@ -285,21 +284,12 @@ class AdmissionController(Feature):
             return int(has_none and self._displaces(caller.tenant, caller.tier, samples))
         return max(1, num_free // min(samples, share_of(self._places)))
 
-    def _check_room(self, caller: Caller, number: int) -> None:
-        """Raise `Refused` where `number` more do not fit into the queue."""
-        tiers = PATIENT if caller.tier in PATIENT else TIERS.keys() - PATIENT
-        limit, tenant_limit = self._room(caller.tier)
-        if sum(map(self._queue.num_of_tier, tiers)) + number > limit:
-            raise refusals.server_full(limit, self._wait_guess_s(tiers))
-        if self._queue.num_of_tenant(caller.tenant, tiers) + number > tenant_limit:
-            raise refusals.queue_full(tenant_limit, self._wait_guess_s(tiers))
-
     def _room(self, tier: str) -> tuple[int, int]:
         """Return how many requests may wait of tiers as patient as `tier`, and how many of these of one tenant.
 
         Patient tiers have half as much room again for themselves: they may wait long without locking out the others.
         """
-        room = self._config.max_queued, self._config.max_queued_per_tenant
+        room = self._config.limits.max_queued, self._config.limits.max_queued_per_tenant
         return ((room[0] + 1) // 2, (room[1] + 1) // 2) if tier in PATIENT else room
 
     def _wait_guess_s(self, tiers: Collection[str]) -> float:
@@ -333,19 +323,6 @@ class AdmissionController(Feature):
         """Hold the request's places in the engine, once it has them."""
         since, caller, load, request = self._clock(), group.caller, progress.load, progress.request
         waiting = Waiting(caller.tenant, caller.tier, request.priority, load, request.n, since)
-        await self._wait_for_turn(waiting, group)
-        self._admitted[request.request_id] = waiting
-        progress.waited_s = self._clock() - since
-        self.metrics.wait.labels(caller.tier).observe(progress.waited_s)
-        try:
-            yield waiting
-        finally:
-            self._admitted.pop(request.request_id, None)
-            self._leave(waiting)
-            self._queue.correct(waiting, load - progress.load_used)
-            self._dispatch()
-
-    async def _wait_for_turn(self, waiting: Waiting, group: RequestGroup) -> None:
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._queue.push(waiting)
         self._turns[waiting.serial] = granted
@@ -360,6 +337,16 @@ class AdmissionController(Feature):
         except BaseException:
             self._give_up(waiting, granted)
             raise
+        self._admitted[request.request_id] = waiting
+        progress.waited_s = self._clock() - since
+        self.metrics.wait.labels(caller.tier).observe(progress.waited_s)
+        try:
+            yield waiting
+        finally:
+            self._admitted.pop(request.request_id, None)
+            self._leave(waiting)
+            self._queue.correct(waiting, load - progress.load_used)
+            self._dispatch()
 
     @contextmanager
     def _deadline_told(self, group: RequestGroup, progress: Progress) -> Iterator[None]:
@@ -393,7 +380,12 @@ class AdmissionController(Feature):
                 self._queue.drop(head)  # cancelled a moment ago
                 continue
             self._queue.start(head)
-            self._enter(head)
+            # its other samples are spare in the engine, where they take only places that nothing else needs
+            self._num_samples += head.size
+            size = min(head.size, share_of(self._places))
+            displaces = self._displaces(head.tenant, head.tier, head.size)
+            head.is_first = self._is_first(head.tenant, head.tier, head.size)
+            self._take(head, size if displaces else min(size, max(1, self._places - self._taken_against(head.tier))))
             granted.set_result(None)
 
     def _next(self) -> Waiting | None:
@@ -434,17 +426,6 @@ class AdmissionController(Feature):
         """
         num_left = self._places - self._taken_first
         return self._is_first(tenant, tier, size) and size <= num_left and not self._config.max_in_engine
-
-    def _enter(self, request: Waiting) -> None:
-        """Give a request that starts its places: as many as are free, at most its share.
-
-        Its other samples are spare in the engine, where they take only places that nothing else needs.
-        """
-        self._num_samples += request.size
-        size = min(request.size, share_of(self._places))
-        displaces = self._displaces(request.tenant, request.tier, request.size)
-        request.is_first = self._is_first(request.tenant, request.tier, request.size)
-        self._take(request, size if displaces else min(size, max(1, self._places - self._taken_against(request.tier))))
 
     def _leave(self, request: Waiting) -> None:
         self._num_samples -= request.size

@@ -113,7 +113,10 @@ class FairQueue:
         """Take out a request that will not run."""
         self._flows[request.flow].waiting.remove(request)
         self._num_waiting[request.tier] -= 1
-        self._forget_idle()
+        # a flow that is not ahead of the present is what a new one would be
+        idle = [name for name, flow in self._flows.items() if not flow.waiting and flow.virtual_time <= self._now]
+        for name in idle:
+            del self._flows[name]
 
     def correct(self, request: Waiting, unused: float) -> None:
         """Let its flow have the share back that a started request did not use (negative: used beyond its cost)."""
@@ -138,9 +141,3 @@ class FairQueue:
     def tenants(self) -> set[str]:
         """Return the tenants that wait."""
         return {tenant for (tenant, _), flow in self._flows.items() if flow.waiting}
-
-    def _forget_idle(self) -> None:
-        """A flow that is not ahead of the present is what a new one would be."""
-        idle = [name for name, flow in self._flows.items() if not flow.waiting and flow.virtual_time <= self._now]
-        for name in idle:
-            del self._flows[name]

@@ -166,7 +166,11 @@ class LeasedBuckets(Feature):
         self._buckets = {key: one for key, one in self._buckets.items() if not one.is_spare(now)}
         for bucket in self._buckets.values():
             bucket.share = bucket.per_minute / number
-        await self._exchange()
+        # a store that takes longer than until the next tick is lost
+        exchanging = self._start()
+        done, _ = await asyncio.wait({exchanging}, timeout=EXCHANGE_S)
+        if not done:
+            self._lose_store()
 
     async def close(self) -> None:
         """Return what is leased, so that the other front ends have it."""
@@ -174,13 +178,6 @@ class LeasedBuckets(Feature):
             await asyncio.wait({self._exchanging}, timeout=EXCHANGE_S)
         if not self._is_lost:
             await asyncio.wait({self._start(closing=True)}, timeout=2 * EXCHANGE_S)
-
-    async def _exchange(self) -> None:
-        """Exchange, and wait for that no longer than until the next tick; a store that takes longer is lost."""
-        exchanging = self._start()
-        done, _ = await asyncio.wait({exchanging}, timeout=EXCHANGE_S)
-        if not done:
-            self._lose_store()
 
     def _exchange_early(self) -> None:
         if not self._is_lost and self._clock() - self._exchanged_at >= EARLY_S:
@@ -205,9 +202,6 @@ class LeasedBuckets(Feature):
                 log.error("limits_not_shared", error=str(error))
             self._lose_store()
             return
-        self._take_over(leases, requests)
-
-    def _take_over(self, leases: Mapping[AllowanceKey, Lease], requests: Mapping[AllowanceKey, LeaseRequest]) -> None:
         now = self._clock()
         self._is_lost, self._requests = False, {}
         for key, lease in leases.items():

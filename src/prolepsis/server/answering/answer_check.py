@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from prolepsis.core.errors import AnswerBroken
-from prolepsis.engine.text.answer_formats.call_reader import Piece, is_json_object
+from prolepsis.engine.text.answer_formats.call_reader import is_json_object
 from prolepsis.engine.text.grammar.validation import broken
 from prolepsis.server.answering.chat_reader import ChatReader
 from prolepsis.server.preparing.prepared import PreparedRequest
@@ -40,7 +40,16 @@ class AnswerCheck:
     def take(self, delta: Delta) -> Delta:
         """Return what the client gets: an answer that was cut where it is not whole has the finish reason `length`."""
         for piece in self._reader.take(delta):
-            self._see(piece)
+            if piece.kind in ("call", "arguments"):
+                self._names.setdefault(piece.call, piece.text)
+                text = piece.text if piece.kind == "arguments" else ""
+                self._arguments[piece.call] = self._arguments.get(piece.call, "") + text
+            elif piece.kind == "content":
+                if self._form.is_asked:
+                    self._content.append(piece.text)
+                if self._opens_call(piece.text) and (self._tools.parallel or not self._arguments):
+                    self._is_broken = True  # a call that could not be read is given back as content
+                self._has_content = self._has_content or bool(piece.text.strip())
         if delta.finish_reason == "stop" and not self._may_end(delta):
             return replace(delta, finish_reason="length")
         return delta
@@ -83,18 +92,6 @@ class AnswerCheck:
         if not was_cut:  # its grammar was complete; behind the form control tokens may be shown
             return True
         return not self._is_broken and not self._tools.required and self._form.holds("".join(self._content))
-
-    def _see(self, piece: Piece) -> None:
-        if piece.kind in ("call", "arguments"):
-            self._names.setdefault(piece.call, piece.text)
-            text = piece.text if piece.kind == "arguments" else ""
-            self._arguments[piece.call] = self._arguments.get(piece.call, "") + text
-        elif piece.kind == "content":
-            if self._form.is_asked:
-                self._content.append(piece.text)
-            if self._opens_call(piece.text) and (self._tools.parallel or not self._arguments):
-                self._is_broken = True  # a call that could not be read is given back as content
-            self._has_content = self._has_content or bool(piece.text.strip())
 
     def _opens_call(self, text: str) -> bool:
         """Say whether the mark of calls stands in a part of the content where it opens one."""

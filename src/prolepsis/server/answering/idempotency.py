@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from prolepsis.control.store.retries import RequestRetry
+from prolepsis.control.store.records import RequestRetry
 from prolepsis.control.web.caller import caller_of
 from prolepsis.control.web.errors import RequestAborted, RequestRefused
 from prolepsis.control.web.feature import Feature
@@ -177,7 +177,19 @@ class Idempotency(Feature):
         tenant, fingerprint, now = caller_of(request).tenant, _fingerprint(request, body), self._clock()
         first = self.answers.of(tenant).get(key)
         if first is not None and not first.is_expired(now):
-            return self._retry(request, first, fingerprint)
+            if first.fingerprint != fingerprint:
+                message = (
+                    "This Idempotency-Key was given with another request; allowed: the same request, or another key."
+                )
+                raise RequestRefused(message, code="idempotency_key_reused", param="Idempotency-Key")
+            if first.expires is None:
+                self._requests.labels("running").inc()
+                raise _still_running(first.key, self._clock() - first.began)
+            self._requests.labels("retry").inc()
+            if first.is_outgrown:
+                raise _not_kept(self._max_bytes)
+            self._name(request, first)
+            return first.replayed()
         self._check_room(tenant)
         self._requests.labels("first").inc()
         state = request.scope["state"]
@@ -209,19 +221,6 @@ class Idempotency(Feature):
         is_given = answer.status == 200 and not request.scope["state"].get(FAILED)
         if not is_given and not was_charged(request):
             self.answers.remove(answer)
-
-    def _retry(self, request: Request, first: RecordedReply, fingerprint: bytes) -> Response:
-        if first.fingerprint != fingerprint:
-            message = "This Idempotency-Key was given with another request; allowed: the same request, or another key."
-            raise RequestRefused(message, code="idempotency_key_reused", param="Idempotency-Key")
-        if first.expires is None:
-            self._requests.labels("running").inc()
-            raise _still_running(first.key, self._clock() - first.began)
-        self._requests.labels("retry").inc()
-        if first.is_outgrown:
-            raise _not_kept(self._max_bytes)
-        self._name(request, first)
-        return first.replayed()
 
     def _name(self, retry: Request, answer: RecordedReply) -> None:
         """Record the retry's ids as aliases of the first request."""

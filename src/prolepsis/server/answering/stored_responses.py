@@ -242,7 +242,12 @@ class StoredResponses(Feature):
         """Keep what has happened; without the store, whose writer reports it, that waits."""
         is_due = time.monotonic() > self._renewed + LEASE_S / 3
         if is_due:
-            self._end_unsigned()
+            for running in self._running.values():
+                try:
+                    self._keys.client_of(running.caller.key_id, running.caller.tenant)
+                except RequestRefused as error:
+                    running.task.cancel()
+                    running.fail(error)
         with suppress(StoreUnavailable):
             await self._keep(everything=is_due)
             if is_due:
@@ -253,15 +258,6 @@ class StoredResponses(Feature):
                         await asyncio.to_thread(self.table.fail_lost, name, _LOST)
                 if await asyncio.to_thread(self._periodic_work.take, self.name, _HOUR_S):
                     await asyncio.to_thread(self.table.forget)
-
-    def _end_unsigned(self) -> None:
-        """End responses whose key is no longer a client's."""
-        for running in self._running.values():
-            try:
-                self._keys.client_of(running.caller.key_id, running.caller.tenant)
-            except RequestRefused as error:
-                running.task.cancel()
-                running.fail(error)
 
     async def close(self) -> None:
         """Fail what runs here."""

@@ -76,7 +76,20 @@ class UploadReader(Reader):
         form = await _read_form(request, room)
         try:
             given = parse_texts(form, UploadForm, "form")
-            file = self._file(given, caller, room)
+            now, size, name = time.time(), given.file.size or 0, given.file.filename or ""
+            if size > room:
+                raise _file_too_large(room)
+            if len(name) > _NAME_LENGTH:
+                message = f"The file's name has {len(name)} characters; allowed: {_NAME_LENGTH}."
+                raise RequestRefused(message, code="invalid_value", param="file")
+            file = TenantFile(
+                tenant=caller.tenant,
+                purpose=purpose_of(given.route, caller) if given.purpose == PURPOSE else given.purpose,
+                filename=name,
+                num_bytes=size,
+                created_at=now,
+                expires_at=now + min(self._retention_s, given.seconds or math.inf),
+            )
             if is_corpus(file):
                 await self._keep_corpus(file, given.file.file, caller)
             else:
@@ -101,22 +114,6 @@ class UploadReader(Reader):
         """Keep a file, where its tenant has room for it. Waits for the database."""
         if not self._files.put(file, _parts(content), most_bytes=self._most_of_tenant):
             raise too_large("body", f"{self._most_of_tenant} bytes in {MOST_FILES} files of the tenant")
-
-    def _file(self, form: UploadForm, caller: Caller, room: int) -> TenantFile:
-        now, size, name = time.time(), form.file.size or 0, form.file.filename or ""
-        if size > room:
-            raise _file_too_large(room)
-        if len(name) > _NAME_LENGTH:
-            message = f"The file's name has {len(name)} characters; allowed: {_NAME_LENGTH}."
-            raise RequestRefused(message, code="invalid_value", param="file")
-        return TenantFile(
-            tenant=caller.tenant,
-            purpose=purpose_of(form.route, caller) if form.purpose == PURPOSE else form.purpose,
-            filename=name,
-            num_bytes=size,
-            created_at=now,
-            expires_at=now + min(self._retention_s, form.seconds or math.inf),
-        )
 
 
 def _parts(content: BinaryIO) -> Iterator[bytes]:

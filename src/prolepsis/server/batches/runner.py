@@ -94,7 +94,22 @@ class BatchRunner(Feature):
                 self._renewed = now
             if now > self._looked + _LOOK_S:
                 self._looked = now
-                await self._look(now)
+                found, served = await asyncio.to_thread(self.table.running), self._models.by_name
+                running = self._skipped.due(self.name, found, lambda one: one.batch_id)
+                for batch in running:
+                    if batch.status != "validating" or batch.expires_at <= time.time():
+                        with self._skipped.contained(self.name, batch.batch_id, batch.tenant):
+                            await asyncio.to_thread(self._end, batch)
+                    elif batch.tenant not in self._reading and await asyncio.to_thread(
+                        self.table.take_reading, batch.batch_id
+                    ):
+                        self._reading[batch.tenant] = asyncio.create_task(self._read(batch))
+                running = [batch for batch in running if self._skipped.error_of(self.name, batch.batch_id) is None]
+                self._open = [batch for batch in running if batch.status == "in_progress" and batch.model in served]
+                if now > self._forgot + _HOUR_S:
+                    self._forgot = now
+                    if await asyncio.to_thread(self._periodic_work.take, self.name, _HOUR_S):
+                        await asyncio.to_thread(self.table.forget, before=time.time() - self.retention_s)
             if now > self._not_before:
                 await self._start()
             self._in_flight.set(len(self._running))
@@ -121,23 +136,6 @@ class BatchRunner(Feature):
     def _not_kept(self, ended: tuple[BatchLine, LineResult], error: Exception) -> list[str]:
         """Keep that a line failed whose result the database refuses. Waits for the database."""
         return self.table.settle([(ended[0], _failed(ended[0], error))])
-
-    async def _look(self, now: float) -> None:
-        """See which batches there are; begin, end and forget them."""
-        found, served = await asyncio.to_thread(self.table.running), self._models.by_name
-        running = self._skipped.due(self.name, found, lambda one: one.batch_id)
-        for batch in running:
-            if batch.status != "validating" or batch.expires_at <= time.time():
-                with self._skipped.contained(self.name, batch.batch_id, batch.tenant):
-                    await asyncio.to_thread(self._end, batch)
-            elif batch.tenant not in self._reading and await asyncio.to_thread(self.table.take_reading, batch.batch_id):
-                self._reading[batch.tenant] = asyncio.create_task(self._read(batch))
-        running = [batch for batch in running if self._skipped.error_of(self.name, batch.batch_id) is None]
-        self._open = [batch for batch in running if batch.status == "in_progress" and batch.model in served]
-        if now > self._forgot + _HOUR_S:
-            self._forgot = now
-            if await asyncio.to_thread(self._periodic_work.take, self.name, _HOUR_S):
-                await asyncio.to_thread(self.table.forget, before=time.time() - self.retention_s)
 
     async def _start(self) -> None:
         """Start lines while there is room, first those of tenants that have the fewest in flight."""

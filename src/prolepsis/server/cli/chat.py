@@ -30,7 +30,7 @@ class DraftedText:
 
 
 @dataclass(slots=True)
-class Conversation:
+class ChatSession:
     """A conversation with one model of a server."""
 
     url: str
@@ -124,7 +124,7 @@ def chat(
 ) -> None:
     """Talk with the model of a running server, and see which proposer drafted what."""
     name = model or ask(url, key, "GET", "/v1/models")["data"][0]["id"]
-    conversation = Conversation(url, key, name, max_tokens, temperature)
+    conversation = ChatSession(url, key, name, max_tokens, temperature)
     if system:
         conversation.messages.append({"role": "system", "content": system})
     colours, out = Colours(), stdout()
@@ -154,7 +154,7 @@ def _asked(out: Console) -> str | None:
             return None if said in ("/quit", "/exit") else said
 
 
-def _obeyed(said: str, conversation: Conversation) -> bool:
+def _obeyed(said: str, conversation: ChatSession) -> bool:
     """Return whether `said` was a command."""
     if said in ("/plain", "/draft"):
         conversation.drafts = said == "/draft"
@@ -167,7 +167,7 @@ def _obeyed(said: str, conversation: Conversation) -> bool:
     return True
 
 
-def _answer(conversation: Conversation, said: str, colours: Colours, out: Console) -> None:
+def _answer(conversation: ChatSession, said: str, colours: Colours, out: Console) -> None:
     began, drafted, first = time.perf_counter(), 0, None
     for piece in conversation.say(said):
         first = first or time.perf_counter()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from prolepsis.core.telemetry.metrics import Metrics
     from prolepsis.engine.kv.memory import MemoryUse
     from prolepsis.remote.messages import LogSettings
-    from prolepsis.server.run import StartedEngine
+    from prolepsis.server.run import StartedEngine, StartEngine
 
 ADDRESS_FIELDS = ("host", "port")
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -56,50 +56,27 @@ def serve(
 def _start_engine(settings: Settings, logs: "LogSettings", config: EngineConfig, metrics: "Metrics") -> "StartedEngine":
     """Start what computes: upstream engines, replicas, an engine in its own process, or one in this process."""
     from prolepsis.engine.commands.downloads import ensure_model
+    from prolepsis.server.run import StartedEngine
 
     ensure_model(settings)
     if config.engine == "upstream":
-        return _upstream(config, metrics)
+        start: StartEngine = named("adapters.upstream.start:start_upstream")
+        return start(config, metrics)
     scaling: Scaling = named("adapters.ray.autoscaling:Scaling").of(settings.server)
     if scaling.most > 1:
-        return _replicas(config, scaling, metrics, settings.server.ray_address, logs)
+        started: StartedEngine = named("adapters.ray.start:start_replicas")(
+            config, scaling, metrics, settings.server.ray_address, logs
+        )
+        return started
     reserved = _reserved(settings.server)
     if _has_own_process(settings.server, config):
-        return _own_process(config, metrics, reserved, logs)
-    return _this_process(config, metrics, reserved)
+        from prolepsis.remote.process import EngineSpawn
 
-
-def _upstream(config: EngineConfig, metrics: "Metrics") -> "StartedEngine":
-    from prolepsis.server.run import StartedEngine
-
-    upstream = named("adapters.upstream.start:start_upstream")(config, metrics.registry, metrics)
-    return StartedEngine(upstream.client, upstream.tokenizer)
-
-
-def _replicas(
-    config: EngineConfig, scaling: "Scaling", metrics: "Metrics", address: str, logs: "LogSettings"
-) -> "StartedEngine":
-    from prolepsis.server.run import StartedEngine
-
-    replicas = named("adapters.ray.start:start_replicas")(config, scaling, metrics, address, logs)
-    return StartedEngine(replicas.client, replicas.tokenizer, follow=replicas.follow)
-
-
-def _own_process(
-    config: EngineConfig, metrics: "Metrics", reserved: list["MemoryUse"], logs: "LogSettings"
-) -> "StartedEngine":
-    from prolepsis.remote.process import EngineSpawn
-    from prolepsis.server.run import StartedEngine
-
-    spawn = EngineSpawn(config, metrics, reserved, logs)
-    spawned = spawn.first()
-    return StartedEngine(spawned.client, spawned.tokenizer, spawned.compile_seconds, spawn.again)
-
-
-def _this_process(config: EngineConfig, metrics: "Metrics", reserved: list["MemoryUse"]) -> "StartedEngine":
+        spawn = EngineSpawn(config, metrics, reserved, logs)
+        spawned = spawn.first()
+        return StartedEngine(spawned.client, spawned.tokenizer, spawned.compile_seconds, spawn.again)
     from prolepsis.engine.native.build import compile_seconds
     from prolepsis.server.cli.engine import start_configured
-    from prolepsis.server.run import StartedEngine
 
     engine = start_configured(config, metrics, reserved)
     return StartedEngine(engine.client, engine.tokenizer, compile_seconds, engine.restart)

@@ -11,17 +11,19 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from fastapi import Request
 from fastapi.responses import Response
 from jiter import from_json
 
 from prolepsis.control.web.caller import caller_of
-from prolepsis.control.web.fields import ClientBody, Schema
+from prolepsis.control.web.fields import ClientBody, Schema, Seed, Stop
 from prolepsis.control.web.refusals import unknown_url
 from prolepsis.control.web.routes import CLIENTS, Routes
+from prolepsis.core.requests import SAMPLING_TABLE
 from prolepsis.core.stats import RequestStats
+from prolepsis.core.validation import Number
 from prolepsis.server.answering.answer import Parts, answer
 from prolepsis.server.answering.stream import Framing, Voice
 from prolepsis.server.answering.usage import Json
@@ -41,6 +43,25 @@ class ForeignRequest(ClientBody):
     def predict_s(self) -> float | None:
         """As in `PreparedRequest`."""
         return None
+
+
+class LlamaSampling(ClientBody):
+    """Sampling parameters as llama.cpp and Ollama have them."""
+
+    temperature: Number | None = None
+    top_k: int | None = None
+    top_p: Number | None = None
+    min_p: Number | None = None
+    repeat_penalty: Number | None = None
+    presence_penalty: Number | None = None
+    frequency_penalty: Number | None = None
+    seed: Seed | None = None
+    stop: Stop | None = None
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """Fields of a chat or completion that mean the same, but for the seed."""
+        return {row.name: getattr(self, row.llamacpp or row.name) for row in SAMPLING_TABLE} | {"stop": self.stop}
 
 
 B = TypeVar("B", bound=ForeignRequest)

@@ -52,11 +52,11 @@ _MOST_BY_DEFAULT = 4096
 
 def connection_limit(config: ServerConfig) -> int:
     """Return how many connections may be open: as configured, but at most what the process has descriptors for."""
-    wanted = config.max_connections or _MOST_BY_DEFAULT
+    wanted = config.limits.max_connections or _MOST_BY_DEFAULT
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return wanted
     allowed = min(wanted, max(1, soft - len(os.listdir("/dev/fd")) - _OTHER_FILES))
-    if config.max_connections and allowed < wanted:
+    if config.limits.max_connections and allowed < wanted:
         log.warning("max_connections_lowered", to=allowed, given=wanted, open_files=soft)
     return allowed

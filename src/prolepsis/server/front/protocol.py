@@ -179,7 +179,7 @@ class GatewayProtocol(H11Protocol):
         if self._surplus:
             return self.linger_s
         if self.conn.their_state is h11.IDLE:
-            return self.settings.header_timeout_s
+            return self.settings.limits.header_timeout_s
         if self.conn.their_state is h11.SEND_BODY and self.cycle.response_complete:
             return self.linger_s
         return None
@@ -192,7 +192,7 @@ class GatewayProtocol(H11Protocol):
     def _give_up(self) -> None:
         has_begun = self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]
         if has_begun:
-            self._refuse(headers_too_slow(self.settings.header_timeout_s))
+            self._refuse(headers_too_slow(self.settings.limits.header_timeout_s))
         else:
             self.transport.close()
 

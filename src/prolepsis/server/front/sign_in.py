@@ -133,9 +133,9 @@ class AuthMiddleware:
             await error_response(error, scope)(scope, receive, send)
             return
         state[REPLY_HEADERS] = {}
-        receiver = _Receiver(receive, self._config.upload_timeout_s)
+        receiver = _Receiver(receive, self._config.limits.upload_timeout_s)
         with suppress(ClientDisconnect):  # it took nothing for too long: there is no reader any more
-            await self._app(scope, receiver, _Sender(scope, send, self._config.write_timeout_s))
+            await self._app(scope, receiver, _Sender(scope, send, self._config.limits.write_timeout_s))
 
     def _check(self, scope: Scope) -> None:
         """Raise `RequestRefused` where the route may not run, or is not there."""
@@ -143,7 +143,15 @@ class AuthMiddleware:
         rule = self._rules.of(scope["path"])
         if rule is not None:
             scope["state"]["rule"], scope["state"][ERROR_SHAPE] = rule.path, rule.errors
-        self._check_sizes(scope, headers, max(self._max_body_bytes, rule.most_bytes if rule else 0))
+        most_bytes = max(self._max_body_bytes, rule.most_bytes if rule else 0)
+        raw = scope["headers"]
+        limit = self._config.limits.max_header_bytes
+        size = sum(len(name) + len(value) for name, value in raw) + len(scope["raw_path"]) + len(scope["query_string"])
+        if size > limit or len(raw) > MAX_HEADERS:
+            raise too_large("headers", f"{limit} bytes or {MAX_HEADERS} fields")
+        length = headers.get("content-length", "0")
+        if length.isdigit() and int(length) > most_bytes:
+            raise too_large("body", f"{most_bytes} bytes")
         if rule is not None and method in rule.roles and self._is_open(rule.roles[method], headers):
             return
         caller = self._keys.caller(_given_key(headers))
@@ -170,16 +178,6 @@ class AuthMiddleware:
         if roles != OPEN:
             return roles is None
         return _given_key(headers) is None if self._keys.required else not is_local(headers)
-
-    def _check_sizes(self, scope: Scope, headers: Headers, most_bytes: int) -> None:
-        raw = scope["headers"]
-        limit = self._config.max_header_bytes
-        size = sum(len(name) + len(value) for name, value in raw) + len(scope["raw_path"]) + len(scope["query_string"])
-        if size > limit or len(raw) > MAX_HEADERS:
-            raise too_large("headers", f"{limit} bytes or {MAX_HEADERS} fields")
-        length = headers.get("content-length", "0")
-        if length.isdigit() and int(length) > most_bytes:
-            raise too_large("body", f"{most_bytes} bytes")
 
 
 def _given_key(headers: Headers) -> str | None:

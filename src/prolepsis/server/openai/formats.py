@@ -60,7 +60,18 @@ class ChatFormat:
             text = "".join(piece.text for piece in pieces if piece.kind == kind)
             if text or (is_first and kind == "content"):
                 shown[name] = text
-        calls = _call_deltas(pieces, answer)
+        # one delta a call: id and name where it begins, then arguments only
+        deltas: dict[int, Json] = {}
+        for piece in pieces:
+            if piece.kind == "call":
+                function: Json = {"name": piece.text, "arguments": ""}
+                call_id = answer.call_ids[piece.call]
+                deltas[piece.call] = {"index": piece.call, "id": call_id, "type": "function", "function": function}
+            elif piece.kind == "arguments":
+                known = deltas.setdefault(piece.call, {"index": piece.call, "function": {"arguments": ""}})
+                function = known["function"]  # type: ignore[assignment]  # built above
+                function["arguments"] = f"{function['arguments']}{piece.text}"
+        calls = list(deltas.values())
         if calls:
             shown["tool_calls"] = calls
         if not shown and delta.finish_reason is None and not (delta.logprobs or self._shows_tokens):
@@ -129,21 +140,6 @@ class CompletionFormat(Format):
 
 def _text(pieces: Sequence[Piece], kind: str) -> str:
     return "".join(piece.text for piece in pieces if piece.kind == kind)
-
-
-def _call_deltas(pieces: Sequence[Piece], answer: ChatReader) -> list[Json]:
-    """Return one delta a call: id and name where it begins, then arguments only."""
-    deltas: dict[int, Json] = {}
-    for piece in pieces:
-        if piece.kind == "call":
-            function: Json = {"name": piece.text, "arguments": ""}
-            call_id = answer.call_ids[piece.call]
-            deltas[piece.call] = {"index": piece.call, "id": call_id, "type": "function", "function": function}
-        elif piece.kind == "arguments":
-            known = deltas.setdefault(piece.call, {"index": piece.call, "function": {"arguments": ""}})
-            function = known["function"]  # type: ignore[assignment]  # built above
-            function["arguments"] = f"{function['arguments']}{piece.text}"
-    return list(deltas.values())
 
 
 def _whole_call(index: int, call_id: str, pieces: Sequence[Piece]) -> Json:

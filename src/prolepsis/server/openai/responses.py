@@ -19,8 +19,9 @@ from prolepsis.server.answering.usage import Json, metrics
 from prolepsis.server.openai.completions import Parts, consumed, num_tokens
 from prolepsis.server.openai.response_items import ResponseItems
 from prolepsis.server.openai.responses_bodies import ResponsesBody, continued, renamed, to_chat, without_oldest
-from prolepsis.server.preparing.constraint import tool_use
-from prolepsis.server.preparing.prepare import chat_tokens, prepare_chat
+from prolepsis.server.preparing.asked import tool_use
+from prolepsis.server.preparing.conversation import chat_tokens
+from prolepsis.server.preparing.prepare import prepare_chat
 from prolepsis.server.preparing.prepared import PreparedRequest, RequestContext
 from prolepsis.server.services import Services
 from prolepsis.server.text.deltas import Delta
@@ -143,7 +144,16 @@ class ResponseShape(Voice):
         cut = self.items.cut
         shown = self.shown("incomplete" if cut else "completed")
         shown["incomplete_details"] = {"reason": cut} if cut else None
-        shown["usage"] = await self._usage(stats)
+        reasoning = self.items.reasoning
+        shown["usage"] = {
+            "input_tokens": stats.num_prompt_tokens,
+            "input_tokens_details": {"cached_tokens": stats.num_cached_tokens, "cache_write_tokens": 0},
+            "output_tokens": stats.num_output_tokens,
+            "output_tokens_details": {
+                "reasoning_tokens": await num_tokens(reasoning, self._prepared, self._services) if reasoning else 0
+            },
+            "total_tokens": stats.num_prompt_tokens + stats.num_output_tokens,
+        }
         if self._prepared.speculation.requested.metrics:
             shown["metrics"] = metrics(stats, self._prepared.speculation)
         return await self._keep(shown) if self._keep else shown
@@ -156,18 +166,6 @@ class ResponseShape(Voice):
         """Return the response as it is now."""
         state: Json = {"status": status, "error": None, "incomplete_details": None, "usage": None}
         return {**self._frame, **state, "output": list(self.items.output)}
-
-    async def _usage(self, stats: RequestStats) -> Json:
-        reasoning = self.items.reasoning
-        return {
-            "input_tokens": stats.num_prompt_tokens,
-            "input_tokens_details": {"cached_tokens": stats.num_cached_tokens, "cache_write_tokens": 0},
-            "output_tokens": stats.num_output_tokens,
-            "output_tokens_details": {
-                "reasoning_tokens": await num_tokens(reasoning, self._prepared, self._services) if reasoning else 0
-            },
-            "total_tokens": stats.num_prompt_tokens + stats.num_output_tokens,
-        }
 
 
 async def whole_response(parts: Parts, shape: ResponseShape) -> tuple[Json, RequestStats]:

@@ -132,27 +132,21 @@ async def _response(body: ResponsesBody, request: Request, services: Services) -
     earlier = await responses.conversation(tenant, body.previous_response_id)
     prepared = await prepare_response(body, earlier, context, services, stored=is_stored)
     if body.background:
-        return await _in_background(body, request, prepared, services)
+        shape = ResponseShape(body, prepared, services)
+        parts = answer(Request(request.scope, never), prepared, services, tells_start=True)
+        document = shape.shown("queued")
+        events = response_events(parts, shape)
+        given = partial(shown_items, body.input)
+        await services.responses.begin(given, request, document, events, shape.failed, keeps_events=prepared.stream)
+        if not prepared.stream:
+            return JSONResponse(document, headers=_headers(prepared, services))
+        pages = services.responses.follow(prepared.context.caller.tenant, prepared.answer_id, -1)
+        return streamed(pages, prepared, services, PAGES)
     keep = partial(responses.keep, partial(shown_items, body.input), request) if is_stored else None
     parts, shape = answer(request, prepared, services), ResponseShape(body, prepared, services, keep=keep)
     if prepared.stream:
         return streamed(response_events(parts, shape), prepared, services, NAMED_SSE, shape)
     return await whole_reply(request, prepared, services, whole_response(parts, shape))
-
-
-async def _in_background(
-    body: ResponsesBody, request: Request, prepared: PreparedRequest, services: Services
-) -> Response:
-    shape = ResponseShape(body, prepared, services)
-    parts = answer(Request(request.scope, never), prepared, services, tells_start=True)
-    document = shape.shown("queued")
-    events = response_events(parts, shape)
-    given = partial(shown_items, body.input)
-    await services.responses.begin(given, request, document, events, shape.failed, keeps_events=prepared.stream)
-    if not prepared.stream:
-        return JSONResponse(document, headers=_headers(prepared, services))
-    pages = services.responses.follow(prepared.context.caller.tenant, prepared.answer_id, -1)
-    return streamed(pages, prepared, services, PAGES)
 
 
 GENERATING: Mapping[str, tuple[type[Body], Callable[[Any, Request, Services], Awaitable[Response]]]] = {

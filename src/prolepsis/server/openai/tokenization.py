@@ -17,7 +17,7 @@ from prolepsis.core.given_text import given
 from prolepsis.engine.text.tokenizer import Tokenizer
 from prolepsis.server.answering.usage import Json
 from prolepsis.server.preparing.bodies import Messages, TemplateBody, Tools
-from prolepsis.server.preparing.conversation import prompt_tokens
+from prolepsis.server.preparing.conversation import ModelPrompt, conversation
 from prolepsis.server.services import Models, Services
 
 
@@ -27,8 +27,6 @@ class TemplatedBody(TemplateBody):
     model: str | None = None
     messages: Messages | None = None
     tools: Tools | None = None
-    parse_special: bool | None = None
-    """What reads like a control token becomes one; default: true for a text, false for a conversation."""
 
 
 class TokenizeBody(TemplatedBody):
@@ -147,15 +145,8 @@ def _tokenized(body: TokenizeBody, services: Services) -> Json:
 
 def templated(body: TemplatedBody, tokenizer: Tokenizer) -> list[int]:
     """Return the prompt of a conversation; raises `InvalidParameter` where the template refuses it."""
-    return prompt_tokens(
-        body.messages or [],
-        [tool.function for tool in body.tools or ()],
-        tokenizer,
-        body.template_variables,
-        add_generation_prompt=body.add_generation_prompt is not False,
-        continue_final_message=bool(body.continue_final_message),
-        parse_special=bool(body.parse_special),
-    )
+    functions = [tool.function for tool in body.tools or ()]
+    return [*ModelPrompt.of(conversation(body.messages or [], functions, body, tokenizer), tokenizer).token_ids]
 
 
 def _piece(token: int, tokenizer: Tokenizer) -> Json:

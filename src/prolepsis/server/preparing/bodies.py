@@ -32,8 +32,24 @@ from prolepsis.control.web.fields import (
     TopK,
     TopLogprobs,
 )
+from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.requests import SpecMode
 from prolepsis.core.validation import Number
+
+MAX_DEPTH = 200
+"""The parser's own limit; it holds for the body itself too."""
+
+
+def read_json(text: str, param: str) -> object:
+    """Return the value of `text`; raises `ValueError`, and `InvalidParameter` where it is nested too deeply."""
+    try:
+        value: object = from_json(text.encode())
+    except ValueError as error:
+        if "recursion limit" in str(error):
+            message = f"{param} is nested too deeply; allowed: {MAX_DEPTH} levels"
+            raise InvalidParameter(message, param=param) from None
+        raise
+    return value
 
 
 class CalledFunctionBody(Body):
@@ -299,6 +315,11 @@ class GenerationBody(SharedBody):
     truncate_prompt_tokens: PromptTokens | None = None
     """The prompt's last tokens, so many, are the prompt; -1: those that fit the context."""
 
+    @property
+    def answer_tokens(self) -> int | None:
+        """Length of the answer that is asked for."""
+        return self.max_tokens
+
 
 Messages: TypeAlias = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
 
@@ -314,6 +335,8 @@ class TemplateBody(ClientBody):
     """false: the prompt ends behind the last message; default: at the begin of the answer."""
     continue_final_message: bool | None = None
     """The prompt ends inside of the last message, which the answer continues."""
+    parse_special: bool | None = None
+    """What reads like a control token becomes one; default: in a conversation it stays text."""
 
     @model_validator(mode="after")
     def _one_end(self) -> Self:
@@ -336,8 +359,10 @@ class ChatBody(GenerationBody, TemplateBody):
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    parse_special: bool | None = None
-    """What reads like a control token in the conversation becomes one; default: it stays text."""
+
+    @property
+    def answer_tokens(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
 
 class CompletionBody(GenerationBody):

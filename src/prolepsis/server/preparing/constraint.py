@@ -1,119 +1,15 @@
 """The language of an answer: the form that is asked for, tool calls and reasoning."""
 
-import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
 from prolepsis.core.errors import InvalidParameter
-from prolepsis.core.requests import JSON_STYLE, GrammarSpec
+from prolepsis.core.requests import GrammarSpec
 from prolepsis.engine.text.answer_formats.formats import THINK, AnswerFormats, ReasoningFormat, Thinking
-from prolepsis.engine.text.answer_formats.tool_format import Function, ToolFormat, call_rules, lark_quoted
-from prolepsis.engine.text.grammar.references import rooted
-from prolepsis.engine.text.grammar.relaxed import AT_THE_END, Relaxed, held_form
-from prolepsis.engine.text.grammar.relaxed import named as warned
-from prolepsis.engine.text.grammar.source import lark_terminal
-from prolepsis.server.preparing.bodies import (
-    AllowedChoice,
-    FunctionBody,
-    NamedTool,
-    ToolBody,
-    ToolChoice,
-)
-from prolepsis.server.preparing.strict_schema import check_strict
+from prolepsis.engine.text.answer_formats.tool_format import ToolFormat, call_rules, lark_quoted
+from prolepsis.server.preparing.asked import NO_TOOLS, ToolUse
+from prolepsis.server.preparing.lark import TEXT, as_grammar, as_rule
 
-
-@dataclass(frozen=True, slots=True)
-class ToolUse:
-    """Tools that the prompt describes, tools that the model may call, and how."""
-
-    shown: tuple[FunctionBody, ...]
-    callable: tuple[FunctionBody, ...]
-    """Empty: none may be called."""
-    required: bool
-    parallel: bool
-    """Several calls in one answer are allowed."""
-    warnings: tuple[str, ...] = ()
-    """What is not kept of the schemas."""
-    checked: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
-    """By name the schemas of which a whole call's arguments have to hold more than a grammar does."""
-
-    @property
-    def functions(self) -> tuple[Function, ...]:
-        """Those that may be called, as forms of calls take them."""
-        return tuple(Function(one.name, one.parameters, strict=bool(one.strict)) for one in self.callable)
-
-
-NO_TOOLS = ToolUse((), (), required=False, parallel=False)
-
-
-def tool_use(
-    tools: Sequence[ToolBody] | None, choice: ToolChoice | None, parallel: bool | None, *, open_objects: bool = False
-) -> ToolUse:
-    """Read tools and tool choice together; raises `InvalidParameter`.
-
-    `open_objects`: an object may have other properties where its schema does not say.
-    """
-    functions = tuple(tool.function for tool in tools or ())
-    kind = choice if isinstance(choice, str) else choice.type if choice else "auto"
-    if not functions:
-        if kind not in ("auto", "none"):
-            raise InvalidParameter(f"tool_choice is {kind!r}, but tools is empty; allowed: none", param="tool_choice")
-        return NO_TOOLS
-    _check(functions)
-    if kind == "none":
-        return ToolUse(functions, (), required=False, parallel=False)
-    named = _named(choice, functions)
-    mode = choice.allowed_tools.mode if isinstance(choice, AllowedChoice) else kind
-    required = mode in ("required", "function")
-    held = [(one, held_form(one.parameters or {}, open_objects=open_objects)) for one in named]
-    return ToolUse(
-        functions,
-        tuple(one.model_copy(update={"parameters": one.parameters and form.schema}) for one, form in held),
-        required=required,
-        parallel=parallel is not False and kind != "function",
-        warnings=_warnings(held),
-        checked={one.name: rooted(one.parameters or {}) for one, form in held if one.strict and form.checked},
-    )
-
-
-def _warnings(held: Sequence[tuple[FunctionBody, Relaxed]]) -> tuple[str, ...]:
-    """Return what is not held of schemas; raises `InvalidParameter` where that of a strict one is not even checked."""
-    lost, at_the_end = list[str](), list[str]()
-    for one, form in held:
-        if one.strict and form.unknown:
-            message = f"the strict parameters of {one.name!r} have {form.unknown[0][:200]}"
-            raise InvalidParameter(f"{message}; allowed: what can be held or checked", param="tools")
-        places = form.annotations if one.strict else (*form.annotations, *form.checked, *form.unknown)
-        lost += [f"{one.name}: {place}" for place in places]
-        at_the_end += [f"{one.name}: {place}" for place in form.checked if one.strict]
-    return (*warned("without effect", lost), *warned(AT_THE_END, at_the_end))
-
-
-def _check(functions: Sequence[FunctionBody]) -> None:
-    names = [function.name for function in functions]
-    double = next((name for name in names if names.count(name) > 1), None)
-    if double is not None:
-        raise InvalidParameter(f"tools names {double!r} twice; allowed: different names", param="tools")
-    for i, function in enumerate(functions):
-        if function.strict:
-            check_strict(function.parameters or {}, f"tools[{i}].function.parameters")
-
-
-def _named(choice: ToolChoice | None, functions: tuple[FunctionBody, ...]) -> tuple[FunctionBody, ...]:
-    if choice is None or isinstance(choice, str):
-        return functions
-    chosen = [choice] if isinstance(choice, NamedTool) else choice.allowed_tools.tools
-    names = [tool.function.name for tool in chosen]
-    known = {function.name: function for function in functions}
-    unknown = next((name for name in names if name not in known), None)
-    if unknown is not None:
-        message = f"tool_choice names {unknown!r}; allowed: the names in tools ({', '.join(known)})"
-        raise InvalidParameter(message[:600], param="tool_choice")
-    return tuple(known[name] for name in dict.fromkeys(names))
-
-
-TEXT = r"TEXT: /(.|\n)*/"
 _GAP = r"[ \n]{0,4}"
 """White space around marks, bounded: models that want another form than the asked one would write it for ever."""
 _SPACE = f"SPACE: /{_GAP}/"
@@ -207,14 +103,6 @@ def _behind_thinking(form: GrammarSpec, thinking: Thinking, reasoning: Reasoning
     return GrammarSpec("lark", _lark(f"{lark_quoted(reasoning.content)} form", rules, thinking, reasoning))
 
 
-def as_rule(form: GrammarSpec) -> str:
-    if form.kind == "json_schema":
-        return f"%json {json.dumps({**json.loads(form.source), 'x-guidance': JSON_STYLE}, ensure_ascii=False)}"
-    if form.kind == "choice":
-        return " | ".join(lark_quoted(choice) for choice in json.loads(form.source))
-    return f"%lark {{\n{form.source}\n}}" if form.kind == "lark" else lark_terminal(form.source)
-
-
 def _lark(answer: str, rules: list[str], thinking: Thinking, reasoning: ReasoningFormat) -> str:
     """Return the grammar of an answer that may come behind reasoning."""
     start, turn = answer, lark_quoted(reasoning.turn)
@@ -225,7 +113,3 @@ def _lark(answer: str, rules: list[str], thinking: Thinking, reasoning: Reasonin
         start = f"think SPACE {turn} {answer}"
         rules = [*rules, f"think[lazy]: THOUGHT {lark_quoted(reasoning.end)}", _THOUGHT]
     return as_grammar(start, rules)
-
-
-def as_grammar(start: str, rules: Sequence[str]) -> str:
-    return "\n".join(["%llguidance {}", f"start: {start}", *rules]) + "\n"

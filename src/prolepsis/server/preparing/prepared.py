@@ -16,8 +16,8 @@ from prolepsis.core.trace_context import TraceContext
 from prolepsis.engine.text.answer_formats.fenced import Fits
 from prolepsis.engine.text.answer_formats.formats import AnswerFormats, Thinking
 from prolepsis.server.front.tracing import ARRIVED, HTTP_REQUEST_ID, TRACE
+from prolepsis.server.preparing.asked import NO_TOOLS, ToolUse
 from prolepsis.server.preparing.bodies import ChatBody, CompletionBody, GenerationBody
-from prolepsis.server.preparing.constraint import NO_TOOLS, ToolUse
 
 SPEC_MODE = "x-spec-mode"
 SPEC_MODE_HEADER = {SPEC_MODE: {"enum": list(get_args(SpecMode))}}

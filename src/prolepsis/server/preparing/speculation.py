@@ -47,7 +47,10 @@ def requested_speculation(
         if value is not None and not caller.has("operator"):
             message = f"{field} needs the role operator; your key has: {', '.join(sorted(caller.roles)) or 'none'}"
             raise RequestRefused(message, code="insufficient_permissions", param=field, status=403)
-    _check_proposer(given.proposer, proposers)
+    if given.proposer is not None and given.proposer not in proposers:
+        allowed = ", ".join(proposers) or "none is loaded"
+        message = f"speculation.proposer is {given.proposer[:64]!r}; allowed: {allowed}"
+        raise InvalidParameter(message, param="speculation.proposer")
     emit = given.emit if "emit" in given.model_fields_set else None
     return SpeculationRequest(mode, given.max_depth, given.proposer, emit, given.metrics)
 
@@ -68,9 +71,3 @@ def _mode(in_body: SpecMode | None, header: str | None) -> SpecMode:
         message = f"speculation.mode is {in_body!r} and {SPEC_MODE} is {in_header!r}; allowed: one, or equal values"
         raise InvalidParameter(message, param="speculation.mode")
     return in_body or in_header or "auto"
-
-
-def _check_proposer(proposer: str | None, known: tuple[str, ...]) -> None:
-    if proposer is not None and proposer not in known:
-        message = f"speculation.proposer is {proposer[:64]!r}; allowed: {', '.join(known) or 'none is loaded'}"
-        raise InvalidParameter(message, param="speculation.proposer")

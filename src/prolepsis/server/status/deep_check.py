@@ -39,23 +39,20 @@ class DeepCheck:
     async def result(self) -> DeepHealth:
         async with self._asking:
             if self._last is None or time.monotonic() - self._last[0] > self._cached_s:
-                health = await self._ask()
+                started, detail, num_tokens = time.monotonic(), "", 0
+                try:
+                    async with asyncio.timeout(self._timeout_s):
+                        num_tokens = await self._count_tokens()
+                except TimeoutError:
+                    detail = f"not {NUM_TOKENS} tokens within {self._timeout_s:g} s"
+                except Exception as error:  # a health check reports every failure
+                    detail = str(describe_error(error))
+                else:
+                    detail = "" if num_tokens else "the engine ended without a token"
+                ms = round(1000 * (time.monotonic() - started), 3)
+                health = DeepHealth(not detail, detail or f"{num_tokens} tokens were generated", ms)
                 self._last = (time.monotonic(), health)
             return self._last[1]
-
-    async def _ask(self) -> DeepHealth:
-        started, detail, num_tokens = time.monotonic(), "", 0
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                num_tokens = await self._count_tokens()
-        except TimeoutError:
-            detail = f"not {NUM_TOKENS} tokens within {self._timeout_s:g} s"
-        except Exception as error:  # a health check reports every failure
-            detail = str(describe_error(error))
-        else:
-            detail = "" if num_tokens else "the engine ended without a token"
-        ms = round(1000 * (time.monotonic() - started), 3)
-        return DeepHealth(not detail, detail or f"{num_tokens} tokens were generated", ms)
 
     async def _count_tokens(self) -> int:
         """Return how many tokens the engine generated; 0 if it did not finish. Raises the error that it failed with."""

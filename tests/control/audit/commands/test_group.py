@@ -9,7 +9,7 @@ from sqlalchemy import update
 from typer.testing import CliRunner, Result
 
 from prolepsis.control.audit import chain
-from prolepsis.control.audit.anchors import AnchorFeature, AnchorFile, default_file
+from prolepsis.control.audit.anchors import AnchorFeature, default_file, places
 from prolepsis.control.audit.commands.export import LONGEST_WAIT_S, keep_delivering
 from prolepsis.control.audit.entry import SERVED
 from prolepsis.control.store import records
@@ -99,21 +99,22 @@ async def test_verify_says_what_signatures_and_anchors_prove(database: Database,
         records.add(connection, [record("acme")])
     assert plain("store", "prune", "--days", "1")
     assert "before 4" in str(plain("audit", "verify", status=UNPROVEN)["unproven"])
-    place = AnchorFile(default_file(key_file(ServerConfig()), database))
+    path = default_file(key_file(ServerConfig()), database)
+    [place] = places(["auto"], path)
     await AnchorFeature(database, [place], CollectorRegistry(), period_s=1.0).tick()
     anchored = plain("audit", "verify", status=UNPROVEN)
     assert (anchored["faults"], anchored["anchored"], anchored["entries"]) == ([], 5, 5)
     assert len(anchored["unproven"]) == 1  # type: ignore[arg-type]
     assert plain("store", "prune", "--days", "1")
     assert "newer than the last anchor" in run("audit", "verify").stderr
-    text = place.path.read_text()
-    place.path.write_text(text.replace('"seq": 5', '"seq": 4'))
+    text = path.read_text()
+    path.write_text(text.replace('"seq": 5', '"seq": 4'))
     forged = run("audit", "verify")
     assert (forged.exit_code, "the anchor of entry 4 has a signature" in forged.stderr) == (1, True)
-    place.path.write_text(text + '{"chain": "aud')
+    path.write_text(text + '{"chain": "aud')
     torn = run("audit", "verify")
     assert (torn.exit_code, "line 3" in torn.stderr, "no whole anchor" in torn.stderr) == (UNPROVEN, True, True)
-    place.path.write_text("{}\nno JSON\n")
+    path.write_text("{}\nno JSON\n")
     assert (run("audit", "verify").exit_code, run("audit", "verify").stderr.count("line 2")) == (2, 1)
     assert run("audit", "verify", "--public-key", "prolepsis.yaml").exit_code == 2
 

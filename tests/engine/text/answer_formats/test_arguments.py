@@ -19,8 +19,9 @@ from prolepsis.engine.text.answer_formats.formats import AnswerFormats
 from prolepsis.engine.text.answer_formats.table import ROWS, TOOL_FORMATS
 from prolepsis.engine.text.answer_formats.tool_format import Call, ToolFormat
 from prolepsis.engine.text.grammar.source import llguidance_source
+from prolepsis.server.preparing.asked import ToolUse, tool_use
 from prolepsis.server.preparing.bodies import ToolBody
-from prolepsis.server.preparing.constraint import ToolUse, constraint, tool_use
+from prolepsis.server.preparing.constraint import constraint
 from tests.engine.text.answer_formats.reading import read_all
 
 BYTES = llguidance.LLTokenizer("byte")

@@ -16,8 +16,9 @@ from prolepsis.engine.text.answer_formats.formats import ROWS as REASONING
 from prolepsis.engine.text.answer_formats.formats import AnswerFormats, ReasoningFormat, Thinking
 from prolepsis.engine.text.answer_formats.table import ROWS
 from prolepsis.engine.text.answer_formats.tool_format import Call, ToolFormat
+from prolepsis.server.preparing.asked import tool_use
 from prolepsis.server.preparing.bodies import ToolBody
-from prolepsis.server.preparing.constraint import constraint, tool_use
+from prolepsis.server.preparing.constraint import constraint
 from tests.engine.text.answer_formats.reading import read_all
 
 BYTES = llguidance.LLTokenizer("byte")

@@ -11,7 +11,7 @@ from prolepsis.control.web.foreign_fields import Ignored
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.server.dialects.anthropic.parse import MessagesBody, to_chat
 from prolepsis.server.preparing.bodies import ChatBody
-from prolepsis.server.preparing.prefix_hygiene import without_attribution
+from prolepsis.server.preparing.conversation import without_attribution
 from tests.server.dialects.claude_code import first_turn, second_turn
 
 HI: list[dict[str, Any]] = [{"role": "user", "content": "Hi"}]

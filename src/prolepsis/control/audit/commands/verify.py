@@ -51,8 +51,6 @@ PublicKey = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class KnownKeys:
-    """Public keys and anchors for the check."""
-
     keys: PublicKeys | None
     heads: Sequence[SignedHead]
     anchors: Sequence[Anchor]  # given by hand
@@ -142,14 +140,14 @@ def _without_other_keys(known: KnownKeys, signed: SignedHead | None) -> KnownKey
 
 
 def _heads(given: Sequence[Path] | None, store: str | None, *, local: bool) -> list[SignedHead]:
-    from prolepsis.control.audit.anchors import AnchorFile, default_file, places, read_anchors
+    from prolepsis.control.audit.anchors import default_file, places, read_anchors
 
     files = given or ()
     if local and not given:  # those that the server of this configuration writes, and that exist
         config = settings_here(store=store).server
         if (url := store_url(config.store)) is not None:
             written = places(config.audit_anchor, default_file(key_file(config), Database(url)))
-            files = [place.path for place in written if isinstance(place, AnchorFile) and place.path.exists()]
+            files = [place.path for place in written if place.path is not None and place.path.exists()]
     heads: list[SignedHead] = []
     for path in files:
         found = read_anchors(path)

@@ -18,7 +18,6 @@ _FLAG = argument("flag", "speculation.enabled, speculation.kill, or one that rul
 
 
 def _flag_to_set(given: dict[str, Any], _: Callable[[str], Any]) -> dict[str, Any]:
-    """Return the body that sets a flag: its value, or the definition in a file."""
     value, file = given.pop("value"), given.pop("definition")
     if (value is None) == (file is None) or value not in (None, "on", "off"):
         raise ConfigError("allowed: on, off, or --definition FILE", param="value")
@@ -34,7 +33,7 @@ FLAGS = Resource(
     title="Flags that are set",
     path="/admin/flags",
     help="List the flags that operators set, without flags of file or provider.",
-    columns={"flags": ("flag", "definition", "by", "reason", "at")},
+    columns={"flags": ("flag", "default=definition.defaultVariant", "definition", "by", "reason", "at")},
     hint="Flags that operators set apply to all replicas and come before those of the flag file or the provider. A flag"
     " that stops speculation always wins.",
     empty="No flag is set here. Those of the flag file or the provider apply.",

@@ -43,10 +43,11 @@ class ConnectionLost(Exception):
 
 def shared_key(config: EngineConfig) -> SharedKey:
     """Return the key of engines and propose servers; raises `ConfigError` without one."""
-    if config.remote_proposer_key is None:
-        message = "remote_proposer_key is not set; allowed: a file that engine and propose server share"
-        raise ConfigError(message, param="remote_proposer_key")
-    return SharedKey.read(config.remote_proposer_key, "remote_proposer_key")
+    terms = config.remote_proposer
+    if terms is None or terms.key is None:
+        message = "remote_proposer.key is not set; allowed: a file that engine and propose server share"
+        raise ConfigError(message, param="remote_proposer")
+    return SharedKey.read(terms.key, "remote_proposer.key")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +63,13 @@ class RemoteAddress:
     @classmethod
     def of(cls, config: EngineConfig, vocabulary: bytes) -> "RemoteAddress":
         """Return the configured one; raises `ConfigError` for a key or certificates of no use."""
-        place = host_and_port(config.remote_proposer or "")
-        assert place is not None, "the configuration is validated"
-        authorities = config.remote_proposer_ca
-        tls = None if authorities is None else client_tls(authorities, "remote_proposer_ca")
+        terms = config.remote_proposer
+        place = host_and_port(terms.address or "") if terms is not None else None
+        assert terms is not None, "it is loaded where it is configured"
+        if place is None:
+            message = "remote_proposer.address is not set; allowed: HOST:PORT of a propose server"
+            raise ConfigError(message, param="remote_proposer")
+        tls = None if terms.ca is None else client_tls(terms.ca, "remote_proposer.ca")
         return cls(*place, shared_key(config), vocabulary, tls)
 
     def connect(self) -> "Connection":

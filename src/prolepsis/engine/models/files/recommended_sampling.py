@@ -1,5 +1,6 @@
 """The sampling parameters that a model's makers recommend: in its file, its folder, or the catalogue."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from prolepsis.engine.models.files.source import ModelSource, open_model
 from prolepsis.engine.models.files.store import resolve
 
 if TYPE_CHECKING:
-    from prolepsis.engine.models.files.gguf_file import GgufFile
+    pass
 
 IN_GGUF = {
     "temperature": "general.sampling.temp",
@@ -38,28 +39,12 @@ def default_sampling(
         return given.over(None)
     name = name or config.model
     if source is None:
-        source = _found(name, config.model_dir)
+        with suppress(ModelLoadError):  # it is not here: the catalogue may know it
+            source = open_model(resolve(name, config.model_dir))
+    stated = generation_sampling(source) if isinstance(source, Path) else None
+    if source is not None and not isinstance(source, Path):
+        named = {name: value for name, key in IN_GGUF.items() if (value := source.metadata.get(key)) is not None}
+        rounded = {name: round(value, 6) if isinstance(value, float) else value for name, value in named.items()}
+        stated = sampling_of(rounded, "gguf", str(source.path))
     known = catalogue_model(name, source)
-    return given.over(_stated(source) or (known and known.sampling) or None)
-
-
-def _found(name: str, model_dir: Path | None) -> "ModelSource | None":
-    try:
-        return open_model(resolve(name, model_dir))
-    except ModelLoadError:  # it is not here: the catalogue may know it
-        return None
-
-
-def _stated(source: "ModelSource | None") -> SamplingDefaults | None:
-    if source is None:
-        return None
-    if isinstance(source, Path):
-        return generation_sampling(source)
-    return gguf_sampling(source)
-
-
-def gguf_sampling(file: "GgufFile") -> SamplingDefaults | None:
-    """Return the sampling parameters in a file's metadata; None if it has none. Raises `ModelLoadError` as above."""
-    named = {name: value for name, key in IN_GGUF.items() if (value := file.metadata.get(key)) is not None}
-    rounded = {name: round(value, 6) if isinstance(value, float) else value for name, value in named.items()}
-    return sampling_of(rounded, "gguf", str(file.path))
+    return given.over(stated or (known and known.sampling) or None)

@@ -19,13 +19,11 @@ from prolepsis.core.terminal.output import AsJson, note, print_json
 from prolepsis.ops.incident.commands.incident import PrometheusUrl, To
 from prolepsis.ops.incident.period import Period, parse_time
 from prolepsis.ops.incident.prometheus import Prometheus
-from prolepsis.ops.incident.review import DAYS, Review, budgets
-from prolepsis.ops.incident.review_page import page
+from prolepsis.ops.incident.review import DAYS, Review, budgets, page
 from prolepsis.ops.incident.timeline import of_entry, timeline
 from prolepsis.ops.incident.week import WeekFigures, figures
 
-_SWAPS = 20
-"""Newest exchanges of draft heads that are read."""
+_SWAPS = 20  # newest exchanges of draft heads that are read
 _BUDGETS = "slo:period_error_budget_remaining:ratio"
 
 

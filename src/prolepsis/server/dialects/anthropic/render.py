@@ -40,7 +40,15 @@ class MessageRendering(Rendering):
             events += self._piece(piece)
         if delta.finish_reason is not None:
             events += self._stop_block()
-            self._ending = self._ended(delta)
+            reason, sequence = "tool_use" if self._reader.call_ids else "end_turn", None
+            if delta.finish_reason == "content_filter":
+                reason = "refusal"
+            elif isinstance(delta.stop_reason, str):
+                reason, sequence = "stop_sequence", delta.stop_reason
+            elif delta.finish_reason == "length":
+                is_full = delta.stop_reason is None and self._prepared.requests[0].params.max_tokens < self._max_tokens
+                reason = "model_context_window_exceeded" if is_full else "max_tokens"
+            self._ending = {"stop_reason": reason, "stop_sequence": sequence}
         return events
 
     def last(self, stats: RequestStats) -> Sequence[Json]:
@@ -91,17 +99,6 @@ class MessageRendering(Rendering):
             return {"type": "tool_use", "id": block["id"], "name": block["name"], "input": arguments_of(text)}
         signature = {"signature": self._prepared.answer_id if text else ""} if block["type"] == "thinking" else {}
         return {"type": block["type"], block["type"]: text, **signature}
-
-    def _ended(self, last: Delta) -> Json:
-        reason, sequence = "tool_use" if self._reader.call_ids else "end_turn", None
-        if last.finish_reason == "content_filter":
-            reason = "refusal"
-        elif isinstance(last.stop_reason, str):
-            reason, sequence = "stop_sequence", last.stop_reason
-        elif last.finish_reason == "length":
-            is_full = last.stop_reason is None and self._prepared.requests[0].params.max_tokens < self._max_tokens
-            reason = "model_context_window_exceeded" if is_full else "max_tokens"
-        return {"stop_reason": reason, "stop_sequence": sequence}
 
 
 def _usage(stats: RequestStats) -> Json:

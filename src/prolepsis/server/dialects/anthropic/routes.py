@@ -18,8 +18,8 @@ from prolepsis.server.dialects.anthropic.render import MessageRendering
 from prolepsis.server.dialects.dialect import Endpoint, answered, refuse_others
 from prolepsis.server.known import MESSAGES_ROUTE
 from prolepsis.server.openai.routes import HEADERS
-from prolepsis.server.preparing.constraint import tool_use
-from prolepsis.server.preparing.prepare import chat_tokens
+from prolepsis.server.preparing.asked import tool_use
+from prolepsis.server.preparing.conversation import chat_tokens
 from prolepsis.server.services import Models, Services
 
 MESSAGES = Endpoint(to_chat, MessageRendering, NAMED_SSE, prefix="msg_")

@@ -5,10 +5,10 @@ from typing import Annotated, TypeAlias
 
 from pydantic import BeforeValidator, Field
 
-from prolepsis.control.web.fields import ClientBody, LogitBias, NoEffect, Schema, Seed, Stop, TopK, TopLogprobs
+from prolepsis.control.web.fields import ClientBody, LogitBias, NoEffect, Schema, TopK, TopLogprobs
 from prolepsis.core.validation import Number
 from prolepsis.engine.text.tokenizer import Tokenizer
-from prolepsis.server.dialects.dialect import ForeignRequest, form_of
+from prolepsis.server.dialects.dialect import ForeignRequest, LlamaSampling, form_of
 from prolepsis.server.openai.tokenization import TemplatedBody
 from prolepsis.server.preparing.bodies import CompletionBody, Messages, StructuredOutputs
 from prolepsis.server.preparing.fill import Gap, fill_stop, gap_prompt
@@ -26,22 +26,14 @@ def _pairs(value: object) -> object:
     return {str(token): _NEVER if bias is False else bias for token, bias in value}
 
 
-class LlamaCppBody(ForeignRequest):
+class LlamaCppBody(ForeignRequest, LlamaSampling):
     model: str = ""
     """Empty: the first model that the caller may use."""
     n_predict: Annotated[int, Field(ge=-2, le=_MOST)] = -1
     """Below 0: the answer may fill the context."""
     stream: bool | None = None
-    temperature: Number | None = None
     top_k: TopK | None = None
-    top_p: Number | None = None
-    min_p: Number | None = None
-    repeat_penalty: Number | None = None
-    presence_penalty: Number | None = None
-    frequency_penalty: Number | None = None
     logit_bias: Annotated[LogitBias, BeforeValidator(_pairs)] | None = None
-    seed: Seed | None = None
-    stop: Stop | None = None
     ignore_eos: bool | None = None
     n_probs: TopLogprobs = 0
     return_tokens: bool = False
@@ -118,16 +110,19 @@ def _limit(body: LlamaCppBody) -> int | None:
 
 
 def _completion(body: LlamaCppBody, prompt: str | list[int]) -> CompletionBody:
-    same = ("model", "stream", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "logit_bias", "stop")
+    sampling = body.sampling
+    if body.temperature is not None:
+        sampling["temperature"] = max(0.0, body.temperature)
     return CompletionBody.model_construct(
+        model=body.model,
         prompt=[prompt],
+        stream=body.stream,
         max_tokens=_limit(body),
-        temperature=None if body.temperature is None else max(0.0, body.temperature),
-        repetition_penalty=body.repeat_penalty,
+        logit_bias=body.logit_bias,
         seed=None if body.seed in _RANDOM else body.seed,
         ignore_eos=body.ignore_eos,
         logprobs=body.n_probs or None,
         structured_outputs=StructuredOutputs.model_construct(grammar=body.grammar) if body.grammar else None,
         response_format=None if body.json_schema is None else form_of(body.json_schema),
-        **{name: getattr(body, name) for name in same},
+        **sampling,
     )

@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 
 from prolepsis.core.engine_client import PromptProgress
+from prolepsis.core.requests import shaping
 from prolepsis.core.stats import RequestStats
 from prolepsis.engine.text.tokenizer import Tokenizer
 from prolepsis.server.answering.usage import Json
@@ -88,12 +89,12 @@ class LlamaCppRendering(Rendering):
 
     def _settings(self) -> Json:
         params = self._request.params
-        same = ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "seed", "ignore_eos")
         return {
-            **{name: getattr(params, name) for name in same},
+            **shaping(params, as_llamacpp=True),
+            "seed": params.seed,
+            "ignore_eos": params.ignore_eos,
             "n_predict": self._body.n_predict,
             "max_tokens": params.max_tokens,
-            "repeat_penalty": params.repetition_penalty,
             "stop": params.stop,
             "n_probs": params.logprobs or 0,
             "grammar": self._body.grammar or "",

@@ -12,6 +12,7 @@ from prolepsis.control.web.body_reader import read_body
 from prolepsis.control.web.caller import SignedIn, caller_of
 from prolepsis.control.web.fields import JsonObject, Reply
 from prolepsis.control.web.routes import ANY_ROLE, CLIENTS, Route, Routes
+from prolepsis.core.requests import DEFAULTED, shaping
 from prolepsis.server.answering.stream import UNENDED_SSE
 from prolepsis.server.dialects.dialect import Endpoint, answered
 from prolepsis.server.dialects.llamacpp.parse import (
@@ -96,7 +97,21 @@ def llamacpp_routes(models: Models) -> Sequence[Route]:
 
     @routes.get("/props", roles=ANY_ROLE, summary="The model, in llama.cpp's shape")
     async def props(caller: SignedIn) -> JsonObject:
-        return _props(models.of(None, caller))
+        services = models.of(None, caller)
+        info, tokenizer = services.client.info, services.tokenizer
+        defaults, texts = info.default_sampling, tokenizer.special_tokens
+        params = {"n_predict": -1, **shaping(defaults, as_llamacpp=True, only=DEFAULTED)}
+        return {
+            "default_generation_settings": {"n_ctx": info.max_model_len, "params": params},
+            "total_slots": services.client.health().max_running,
+            "model_alias": services.model_names[0],
+            "model_path": info.model,
+            "chat_template": tokenizer.chat_template or "",
+            "bos_token": texts.get("bos_token", ""),
+            "eos_token": texts.get("eos_token", ""),
+            "modalities": {"vision": False, "audio": False},
+            "build_info": f"prolepsis-{__version__}",
+        }
 
     @routes.post("/apply-template", roles=CLIENTS, summary="Convert messages to a prompt", reply=Templated)
     async def apply_template(
@@ -110,27 +125,3 @@ def llamacpp_routes(models: Models) -> Sequence[Route]:
         )
 
     return routes.all
-
-
-def _props(services: Services) -> JsonObject:
-    info, tokenizer = services.client.info, services.tokenizer
-    defaults, texts = info.default_sampling, tokenizer.special_tokens
-    params = {
-        "n_predict": -1,
-        "temperature": defaults.temperature,
-        "top_k": defaults.top_k,
-        "top_p": defaults.top_p,
-        "min_p": defaults.min_p,
-        "repeat_penalty": defaults.repetition_penalty,
-    }
-    return {
-        "default_generation_settings": {"n_ctx": info.max_model_len, "params": params},
-        "total_slots": services.client.health().max_running,
-        "model_alias": services.model_names[0],
-        "model_path": info.model,
-        "chat_template": tokenizer.chat_template or "",
-        "bos_token": texts.get("bos_token", ""),
-        "eos_token": texts.get("eos_token", ""),
-        "modalities": {"vision": False, "audio": False},
-        "build_info": f"prolepsis-{__version__}",
-    }

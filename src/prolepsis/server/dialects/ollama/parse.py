@@ -5,9 +5,8 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import AfterValidator, Field, model_validator
 
-from prolepsis.control.web.fields import ClientBody, Schema, Seed, Stop, TopLogprobs
-from prolepsis.core.validation import Number
-from prolepsis.server.dialects.dialect import ForeignRequest, call, form_of, tool
+from prolepsis.control.web.fields import ClientBody, Schema, TopLogprobs
+from prolepsis.server.dialects.dialect import ForeignRequest, LlamaSampling, call, form_of, tool
 from prolepsis.server.preparing.bodies import MAX_MESSAGES, MAX_TOOLS, ChatBody, CompletionBody, Message, ResponseFormat
 
 
@@ -20,17 +19,8 @@ def _not_served(value: object) -> object:
 NotServed: TypeAlias = Annotated[object, AfterValidator(_not_served)]
 
 
-class OllamaOptions(ClientBody):
+class OllamaOptions(LlamaSampling):
     num_predict: int | None = None
-    temperature: Number | None = None
-    top_k: int | None = None
-    top_p: Number | None = None
-    min_p: Number | None = None
-    repeat_penalty: Number | None = None
-    presence_penalty: Number | None = None
-    frequency_penalty: Number | None = None
-    seed: Seed | None = None
-    stop: Stop | None = None
 
 
 class OllamaFunction(ClientBody):
@@ -139,16 +129,14 @@ def _chat(body: OllamaBody, **conversation: Any) -> ChatBody:
 
 def _shared(body: OllamaBody) -> dict[str, Any]:
     options = body.options or OllamaOptions()
-    names = ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "stop")
     limit, form = options.num_predict or 0, body.format or None
     return {
         "model": body.model,
         "stream": body.stream is not False,
         "max_tokens": limit if limit > 0 else None,
         "seed": None if options.seed == -1 else options.seed,
-        "repetition_penalty": options.repeat_penalty,
         "response_format": form_of(form) if isinstance(form, dict) else form and ResponseFormat(type="json_object"),
-        **{name: getattr(options, name) for name in names},
+        **options.sampling,
     }
 
 

@@ -1,18 +1,21 @@
-"""Structural tags as grammars: free text in which a trigger begins a tag, and the formats of vLLM and xgrammar."""
+"""Grammars in Lark: forms as rules, and structural tags.
+
+A tag stands in free text in which a trigger begins it, or in the formats of vLLM and xgrammar.
+"""
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from prolepsis.core.errors import InvalidParameter
-from prolepsis.core.requests import GrammarSpec
+from prolepsis.core.requests import JSON_STYLE, GrammarSpec
 from prolepsis.engine.text.answer_formats.tool_format import lark_quoted
 from prolepsis.engine.text.grammar.relaxed import held_form
 from prolepsis.engine.text.grammar.satisfiable import mapped
-from prolepsis.engine.text.grammar.source import as_lark
+from prolepsis.engine.text.grammar.source import as_lark, lark_terminal
 from prolepsis.server.preparing.bodies import TagFields
-from prolepsis.server.preparing.constraint import TEXT, as_grammar, as_rule
 
+TEXT = r"TEXT: /(.|\n)*/"
 Format = Mapping[str, Any]
 _FIELDS: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
     "const_string": {"value": str},
@@ -36,6 +39,18 @@ _PLAIN: Mapping[str, Callable[[Format], GrammarSpec]] = {
     "json_schema": lambda form: GrammarSpec("json_schema", json.dumps(held_form(mapped(form, "json_schema")).schema)),
 }
 """Formats without others inside."""
+
+
+def as_rule(form: GrammarSpec) -> str:
+    if form.kind == "json_schema":
+        return f"%json {json.dumps({**json.loads(form.source), 'x-guidance': JSON_STYLE}, ensure_ascii=False)}"
+    if form.kind == "choice":
+        return " | ".join(lark_quoted(choice) for choice in json.loads(form.source))
+    return f"%lark {{\n{form.source}\n}}" if form.kind == "lark" else lark_terminal(form.source)
+
+
+def as_grammar(start: str, rules: Sequence[str]) -> str:
+    return "\n".join(["%llguidance {}", f"start: {start}", *rules]) + "\n"
 
 
 def tagged(wanted: TagFields) -> str:

@@ -9,7 +9,7 @@ from prolepsis.control.web.body_reader import parse_body
 from prolepsis.control.web.errors import RequestRefused
 from prolepsis.core.errors import InvalidGrammar, InvalidParameter
 from prolepsis.core.requests import GrammarSpec
-from prolepsis.server.preparing.asked_form import asked_form
+from prolepsis.server.preparing.asked import asked_form
 from prolepsis.server.preparing.bodies import CompletionBody
 from tests.server.preparing.test_constraint import accepts
 
