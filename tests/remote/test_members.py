@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 
 from prometheus_client import CollectorRegistry
 
@@ -230,11 +230,15 @@ def test_every_count_is_added_or_compared() -> None:
 
 
 def test_the_counts_of_a_tenant_are_added() -> None:
-    names = [field.name for field in fields(TenantCounts) if field.name != "tenant"]
-    parts = [TenantCounts(tenant=tenant, **dict.fromkeys(names, 1)) for tenant in ("bank", "shop")]
+    names = [name for name in TenantCounts.__dataclass_fields__ if name != "tenant"]
+    counts = {name: i + 1 for i, name in enumerate(names)}
+    parts = [TenantCounts(tenant, **counts) for tenant in ("bank", "shop")]
     one, other = (TrafficClassCounts("p", "c", tenants=tuple(some)) for some in (parts, parts[:1]))
     [total] = summed_counts([[one], [other]])
-    assert total.tenants == (TenantCounts(tenant="bank", **dict.fromkeys(names, 2)), parts[1])
+    assert total.tenants == (
+        TenantCounts("bank", **{name: 2 * number for name, number in counts.items()}),
+        parts[1],
+    )
 
 
 def test_memory_adds_up_by_proposer() -> None:

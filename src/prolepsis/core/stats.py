@@ -27,7 +27,7 @@ class DeviceSeconds:
 
     @property
     def total(self) -> float:
-        return sum(self.by_kind().values())
+        return self.prefill + self.plain + self.verify + self.propose + self.host
 
     @property
     def speculation(self) -> float:
