@@ -41,6 +41,7 @@ from typing import Any
 import httpx
 
 from benchmarks.alert_stack import AlertName, Fate, Stack, running_stack
+from benchmarks.script import options
 from prolepsis.core.config import DEFAULT_MODEL
 from prolepsis.engine.models.files.store import open_store
 from prolepsis.engine.models.heads.registry import find_head
@@ -424,16 +425,9 @@ def report(outcome: Outcome) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", nargs="*", metavar="CASE")
-    parser.add_argument("--repeats", type=int, default=1)
-    parser.add_argument("--per-s", type=float, default=1.0)
-    parser.add_argument("--every-s", type=float, default=5.0)
-    parser.add_argument("--busy", action="store_true")
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
+    args = options(__doc__, "cases*", repeats=1, per_s=1.0, every_s=5.0, busy=False)
     if unknown := set(args.cases) - set(CASES):
-        parser.error(f"{', '.join(sorted(unknown))}; allowed: {', '.join(CASES)}")
+        sys.exit(f"{', '.join(sorted(unknown))}; allowed: {', '.join(CASES)}")
     for program in ("prometheus", "prometheus-alertmanager", "amtool"):
         if shutil.which(program) is None:
             sys.exit(f"{program} is missing: apt-get install prometheus prometheus-alertmanager")

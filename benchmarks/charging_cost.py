@@ -5,12 +5,10 @@ Usage: python -m benchmarks.charging_cost [--steps 3200] [--repeats 5] [--json O
 Samples have 200 tokens of context. `plain`: no drafts; `drafts`: each row verifies a chain of 3.
 """
 
-import argparse
-import json
 import statistics
 import time
-from pathlib import Path
 
+from benchmarks.script import keep, options
 from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.engine.accounting import charge
 from prolepsis.engine.drafting.cost import PROFILE_CONTEXTS, PROFILE_TOKENS, CostCurve
@@ -18,7 +16,6 @@ from prolepsis.engine.drafting.draft import chain
 from prolepsis.engine.request import open_request
 from prolepsis.engine.rows import Row
 from prolepsis.engine.timings import StepTiming
-from prolepsis.lab.measure.provenance import provenance
 
 SAMPLES = (1, 8, 32)
 NODES = {"plain": 0, "drafts": 3}
@@ -62,18 +59,13 @@ def measure(steps: int, repeats: int) -> dict[str, dict[str, dict[str, float]]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=3200)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
+    args = options(__doc__, steps=3200, repeats=5)
     results = measure(args.steps, args.repeats)
     print(f"{'rows':<8}{'samples':>8}{'us a step':>11}{'least':>8}{'most':>8}")
     for kind, sizes in results.items():
         for size, r in sizes.items():
             print(f"{kind:<8}{size:>8}{r['median']:>11.1f}{r['least']:>8.1f}{r['most']:>8.1f}")
-    if args.json:
-        args.json.write_text(json.dumps({"provenance": provenance({}, {}), "microseconds": results}, indent=2))
+    keep(args, microseconds=results)
 
 
 if __name__ == "__main__":

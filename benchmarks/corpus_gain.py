@@ -20,6 +20,7 @@ from uuid import uuid4
 
 import httpx
 
+from benchmarks.script import options
 from benchmarks.stream_gaps import signed
 from prolepsis.lab.measure.provenance import provenance
 
@@ -143,15 +144,7 @@ def _passes(found: list[Mapping[str, Any]]) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("url")
-    parser.add_argument("--root", type=Path, default=Path("src/prolepsis/core"), help="folder of the files")
-    parser.add_argument("--prompts", type=int, default=4, help="of each kind")
-    parser.add_argument("--tokens", type=int, default=200, help="most tokens of an answer")
-    parser.add_argument("--wait", type=float, default=5.0, help="seconds for the engine to index the files")
-    parser.add_argument("--key", default="")
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
+    args = options(__doc__, "url", root=Path("src/prolepsis/core"), prompts=4, tokens=200, wait=5.0, key="")
     files = {str(file): file.read_bytes() for file in sorted(args.root.rglob("*.py"))}
     result = {"provenance": provenance({}, {}), "tokens_a_pass": asyncio.run(measure(args, files))}
     print(json.dumps(result["tokens_a_pass"], indent=2))

@@ -9,15 +9,14 @@ a fall by half, by many streams at once. Delays: requests of 60 judged drafts, 4
 acceptance falls by .15; by .3 while the proposer's estimates stay (divergence); to 2 % (cliff).
 """
 
-import argparse
 import json
 import math
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 
+from benchmarks.script import options
 from prolepsis.control.health.drift import DriftAlarm, DriftSettings, DriftStream
 from prolepsis.core.stats import JudgedDraft, TrafficClassCounts
 from prolepsis.engine.drafting.acceptance import FIRST_JUDGED
@@ -81,12 +80,7 @@ def _delays(num_running: int, mean: float, seeds: int) -> dict[str, object]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--days", type=float, default=30.0)
-    parser.add_argument("--streams", type=int, default=20)
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
+    given = options(__doc__, days=30.0, streams=20, seeds=5)
     cases = [(num_running, mean) for num_running in (1, 4, 16) for mean in (0.3, 0.5, 0.8)]
     result = {
         "fall_by_half": [_fall_by_half(mean) for mean in (0.3, 0.4, 0.5, 0.6, 0.8)],

@@ -7,19 +7,18 @@ One stream at a time. Every prompt is new, so that nothing of it is cached, and 
 what the context holds. Seconds from the request: the status, the first byte, the first text; then the longest silence.
 """
 
-import argparse
 import json
 import os
 import re
 import time
 from collections.abc import Mapping
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import httpx
 
+from benchmarks.script import options
 from prolepsis.lab.measure.provenance import provenance
 
 WORD = " stone"
@@ -58,11 +57,7 @@ def measured(http: httpx.Client, path: str, body: Mapping[str, object]) -> dict[
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("url")
-    parser.add_argument("--tokens", type=int, default=7500)
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
+    args = options(__doc__, "url", tokens=7500)
     found: dict[str, object] = {}
     with httpx.Client(base_url=args.url, timeout=3600) as http:
         model = http.get("/v1/models").raise_for_status().json()["data"][0]

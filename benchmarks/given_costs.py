@@ -13,7 +13,6 @@ over `auto` in time, of decoding steps and of all, over orders of the prompts; a
 cost, the same in each run of the same decisions. `--recorded` keeps the answers for the next call.
 """
 
-import argparse
 import json
 import math
 import random
@@ -27,6 +26,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.recorded_answers import LENGTH, Recorder, Recording, mixed
+from benchmarks.script import options
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.engine_client import EngineInfo
 from prolepsis.core.events import Failed, Finished
@@ -325,17 +325,17 @@ def ratios(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="+", metavar="RUN")
-    parser.add_argument("--model", default=CONFIG.model)
-    parser.add_argument("--prompts", type=Path)
-    parser.add_argument("--categories", nargs="+", default=())
-    parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--orders", type=int, default=3)
-    parser.add_argument("--noise", type=float, default=0.03, help="of a pass's time")
-    parser.add_argument("--recorded", type=Path)
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
+    args = options(
+        __doc__,
+        "runs+",
+        model=CONFIG.model,
+        prompts=Path,
+        categories=(),
+        tokens=64,
+        orders=3,
+        noise=0.03,
+        recorded=Path,
+    )
     configure_logs("error")
     config = CONFIG.model_copy(update={"model": args.model})
     loaded = load_model(config)

@@ -13,7 +13,6 @@ drafts      Tokens per second, plain and `auto`, at 1, 16 and 64 at once; how ma
             milliseconds of a step by phase, the forward and what is outside it.
 """
 
-import argparse
 import json
 import random
 import statistics
@@ -28,6 +27,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from torch import Tensor
 
+from benchmarks.script import options
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.events import Failed, Finished, Tokens
 from prolepsis.core.messages import Submit
@@ -315,13 +315,7 @@ def drafts(loaded: LoadedModel, acceptance: float, counts: Sequence[int]) -> dic
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shapes", default="1b,8b", help=f"of {', '.join(SHAPES)}")
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--acceptance", type=float, default=0.8, help="of each drafted token")
-    parser.add_argument("--minutes", type=float, default=8.0, help="after which no further question is asked")
-    parser.add_argument("--json", type=Path, help="also write the answers here")
-    given = parser.parse_args()
+    given = options(__doc__, shapes="1b,8b", device="cuda", acceptance=0.8, minutes=8.0)
     device, end = pick_device(given.device), time.monotonic() + 60 * given.minutes
     answers: dict[str, object] = {"provenance": provenance({}, {}), "device": str(device)}
     if device.type == "cuda":

@@ -8,22 +8,95 @@ follows with what the library has learned (warm). Compact JSON in the style of `
 library refuses is counted, not hidden.
 """
 
-import argparse
 import json
 import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Protocol
 
-from benchmarks.structured_schemas import BY_PROMPT, Schema, generated, instance, record, text
+from benchmarks.script import options
 from prolepsis.core.config import DEFAULT_MODEL
 from prolepsis.core.requests import JSON_STYLE
 from prolepsis.engine.models.files.store import resolve
 from prolepsis.engine.models.files.tokenizer_files import load_tokenizer
 from prolepsis.engine.text.model_tokenizer import ModelTokenizer
 from prolepsis.lab.measure.provenance import provenance
+
+Schema = dict[str, object]
+
+
+def record(required: dict[str, Schema]) -> Schema:
+    return {"type": "object", "properties": required, "required": list(required), "additionalProperties": False}
+
+
+def text(longest: int) -> Schema:
+    return {"type": "string", "minLength": 1, "maxLength": longest}
+
+
+def number(low: int, high: int) -> Schema:
+    return {"type": "integer", "minimum": low, "maximum": high}
+
+
+def items(of: Schema, least: int, most: int) -> Schema:
+    return {"type": "array", "items": of, "minItems": least, "maxItems": most}
+
+
+PEOPLE = items(record({"name": text(20), "age": number(0, 120), "city": text(20)}), 6, 6)
+USERS = items(
+    record({"id": number(1, 99), "username": text(16), "email": text(32), "active": {"type": "boolean"}}), 5, 5
+)
+_NAMES = (  # noqa: SIM905
+    "name city country title author year price stock colour size weight rating status owner email phone street "
+    "published tags parts notes amount currency start end kind level score brand model"
+).split()
+_WORDS = "red green blue small large medium new used open closed low high yes no north south".split()  # noqa: SIM905
+
+
+def generated(seed: int) -> Schema:
+    """Return an object schema of 2 to 5 members, up to two levels deep."""
+    return _object(random.Random(seed), depth=0)
+
+
+def instance(schema: Schema, rng: random.Random) -> object:
+    """Return a value that fits a schema of the kinds made here."""
+    match schema:
+        case {"enum": list() as values}:
+            return rng.choice(values)
+        case {"type": "boolean"}:
+            return rng.random() < 0.5
+        case {"type": "integer", "minimum": int() as low, "maximum": int() as high}:
+            return rng.randint(low, high)
+        case {"type": "string", "maxLength": int() as longest}:
+            return " ".join(rng.choices(_WORDS, k=4))[:longest].strip()
+        case {"type": "array", "items": dict() as of, "minItems": int() as least, "maxItems": int() as most}:
+            return [instance(of, rng) for _ in range(rng.randint(least, most))]
+        case {"type": "object", "properties": dict() as members}:
+            return {name: instance(of, rng) for name, of in members.items()}
+    raise ValueError(f"no instance of {json.dumps(schema)}")
+
+
+def _object(rng: random.Random, depth: int) -> Schema:
+    return record({name: _value(rng, depth + 1) for name in rng.sample(_NAMES, rng.randint(2, 5 - depth))})
+
+
+def _value(rng: random.Random, depth: int) -> Schema:
+    kind = rng.choice(("text", "text", "number", "enum", "boolean", "items", "object"))
+    if depth > 2 and kind in ("items", "object"):
+        kind = "text"
+    match kind:
+        case "text":
+            return text(rng.choice((8, 16, 32)))
+        case "number":
+            return number(0, rng.choice((9, 100, 2030)))
+        case "enum":
+            return {"enum": sorted(rng.sample(_WORDS, rng.randint(2, 5)))}
+        case "boolean":
+            return {"type": "boolean"}
+        case "items":
+            return items(_value(rng, depth + 1), 1, rng.randint(2, 4))
+        case _:
+            return _object(rng, depth)
 
 
 class Walker(Protocol):
@@ -102,9 +175,8 @@ def cases() -> dict[str, tuple[Schema, object]]:
     for seed in range(5):
         schema = generated(seed)
         found[f"generated {seed}"] = schema, instance(schema, random.Random(seed))
-    people, users = BY_PROMPT["json-0"], BY_PROMPT["json-3"]
-    found["6 people"] = people, instance(people, random.Random(0))
-    found["5 users"] = users, instance(users, random.Random(0))
+    found["6 people"] = PEOPLE, instance(PEOPLE, random.Random(0))
+    found["5 users"] = USERS, instance(USERS, random.Random(0))
     many = record({f"member_{i}": text(20) for i in range(40)})
     found["40 strings"] = many, instance(many, random.Random(0))
     codes = [f"{i * i:05d}-{i:03x}" for i in range(500)]
@@ -156,11 +228,7 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default=DEFAULT_MODEL)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
+    args = options(__doc__, model=DEFAULT_MODEL, repeats=5)
     tokenizer = load_tokenizer(resolve(args.model, None))
     found: dict[str, dict[str, object]] = {}
     for name, make in LIBRARIES.items():

@@ -32,6 +32,7 @@ from tempfile import TemporaryDirectory
 
 import uvicorn
 
+from benchmarks.script import keep, options
 from prolepsis.control.store.store import unrecorded
 from prolepsis.control.web.context import Context
 from prolepsis.core.audit_event import discard
@@ -42,7 +43,6 @@ from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.core.stats import RequestStats
 from prolepsis.core.telemetry.logs import configure_logs
 from prolepsis.core.telemetry.metrics import Metrics
-from prolepsis.lab.measure.provenance import provenance
 from prolepsis.server.app import build
 from prolepsis.server.front.key_file import KeyFile, new_key
 from prolepsis.server.front.keys import Keys
@@ -242,14 +242,7 @@ def summary(values: list[float]) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=400)
-    parser.add_argument("--streams", type=int, default=40)
-    parser.add_argument("--chunks", type=int, default=256)
-    parser.add_argument("--rates", default="20,50,100", help="requests a second, separated by commas")
-    parser.add_argument("--keys", action="store_true")
-    parser.add_argument("--json", type=Path, default=None)
-    args = parser.parse_args()
+    args = options(__doc__, requests=400, streams=40, chunks=256, rates="20,50,100", keys=False)
     with TemporaryDirectory() as folder:
         record, key = new_key("bench")
         KeyFile(Path(folder) / "keys.json").add(record)
@@ -259,8 +252,7 @@ def main() -> None:
             figures = asyncio.run(measure(ports, key, args))
     for name, values in figures.items():
         print(f"{name}: " + ", ".join(f"{figure} {value} ms" for figure, value in values.items()))
-    if args.json:
-        args.json.write_text(json.dumps({"figures_ms": figures, "provenance": provenance({}, {})}, indent=2))
+    keep(args, figures_ms=figures)
 
 
 if __name__ == "__main__":

@@ -6,14 +6,13 @@ Requests of `tests.simulation.edit_costs` are compared as a server compares them
 misses if any look has bounds that leave out what is really saved. Rates come with Clopper-Pearson intervals (95 %).
 """
 
-import argparse
 import json
 import sys
 import time
 from dataclasses import asdict, dataclass
 from multiprocessing import Pool
-from pathlib import Path
 
+from benchmarks.script import options
 from prolepsis.lab.measure.provenance import provenance
 from tests.simulation.edit_costs import EditTraffic
 from tests.simulation.guarantees import clopper_pearson
@@ -31,13 +30,7 @@ MOST_MISSED = 0.06
 
 def main() -> None:
     """Simulate, print, and return status 1 where bounds are shown to be wrong too often."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--runs", type=int, default=2000)
-    parser.add_argument("--requests", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--json", type=Path, default=None)
-    arguments = parser.parse_args()
+    arguments = options(__doc__.splitlines()[0] if __doc__ else None, runs=2000, requests=1000, seed=0, processes=1)
     began = time.perf_counter()
     found = {}
     with Pool(arguments.processes) as pool:

@@ -8,7 +8,6 @@ which serves that folder with `--weights f32`, and then the default model as it 
 server in float32 differs by more than 1e-2 in a log-likelihood, or in an answer.
 """
 
-import argparse
 import json
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from benchmarks.script import options
 from benchmarks.two_servers import served
 from prolepsis.core.config import EngineConfig
 from prolepsis.engine.models.files.export import export_model
@@ -158,8 +158,8 @@ def measure(python: Path, work: Path) -> dict[str, Difference]:
     folder = export_model(resolve(default), work / "model")
     reference = evaluate(python, work, "hf", {"pretrained": folder, "dtype": "float32"})
     found = dict[str, Difference]()
-    for arm, options in (("float32", ["--model", str(folder), *FLOAT32]), ("default", [])):
-        with served([*options, "--served-model-name", "under-test"]) as url:
+    for arm, flags in (("float32", ["--model", str(folder), *FLOAT32]), ("default", [])):
+        with served([*flags, "--served-model-name", "under-test"]) as url:
             asked = {"model": "under-test", "base_url": f"{url}/v1/completions", "tokenizer": folder}
             limits = {"num_concurrent": 1, "max_retries": 1, "max_length": 2048}
             found[arm] = compared(evaluate(python, work, "local-completions", asked | limits), reference)
@@ -167,10 +167,9 @@ def measure(python: Path, work: Path) -> dict[str, Difference]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--python", type=Path, required=True, help="the Python of an environment with lm-eval")
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
+    arguments = options(__doc__, python=Path)
+    if arguments.python is None:
+        sys.exit("--python PYTHON is needed: of an environment with lm-eval")
     with TemporaryDirectory() as work:
         found = measure(arguments.python, Path(work))
     for arm, one in found.items():

@@ -16,11 +16,11 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import cast
 
 import httpx
 
+from benchmarks.script import options
 from prolepsis.lab.measure.provenance import provenance
 
 PROMPTS = (
@@ -183,15 +183,7 @@ async def measure(args: argparse.Namespace) -> dict[str, object]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("url")
-    parser.add_argument("--requests", type=int, default=2000)
-    parser.add_argument("--duration", type=float, help="seconds; instead of a number of requests")
-    parser.add_argument("--at-once", type=int, default=200)
-    parser.add_argument("--patience", type=float, default=120.0)
-    parser.add_argument("--key")
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
+    args = options(__doc__, "url", requests=2000, duration=float, at_once=200, patience=120.0, key=str)
     figures = asyncio.run(measure(args))
     print(json.dumps(figures, indent=2))
     if args.json:

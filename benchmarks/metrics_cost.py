@@ -16,9 +16,9 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeVar
 
+from benchmarks.script import keep, options
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.ended import PromptEnded, RequestAbout, RequestEnded
 from prolepsis.core.engine_client import EngineClient
@@ -29,7 +29,6 @@ from prolepsis.core.stats import RequestStats
 from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.core.token_intervals import TokenIntervals
 from prolepsis.engine.start import start_engine
-from prolepsis.lab.measure.provenance import provenance
 
 PROMPT_TOKENS = 48
 Result = TypeVar("Result")
@@ -148,17 +147,10 @@ async def _run(client: EngineClient, observer: TimedMetrics, batch: int, num_tok
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default=EngineConfig().model)
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 16])
-    parser.add_argument("--tokens", type=int, default=96)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
+    args = options(__doc__, model=EngineConfig().model, batches=[1, 16], tokens=96, repeats=5)
     results = asyncio.run(_measure(args))
     print(json.dumps(results, indent=2))
-    if args.json is not None:
-        args.json.write_text(json.dumps({"provenance": provenance({}, {}), "results": results}, indent=2))
+    keep(args, results=results)
 
 
 if __name__ == "__main__":

@@ -15,13 +15,12 @@ import random
 import re
 from collections import Counter
 from importlib import resources
-from pathlib import Path
 from typing import Any
 
 import httpx
 
+from benchmarks.script import keep, options
 from benchmarks.stream_gaps import signed
-from prolepsis.lab.measure.provenance import provenance
 
 WATCHED = ("prolepsis_engine_restarts_total", "prolepsis_contained_faults_total", "prolepsis_requests_failing")
 MODES = ("", "", "auto", "always")
@@ -97,18 +96,10 @@ def _prompts() -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("url")
-    parser.add_argument("--requests", type=int, default=1600, help="requests that are compared, or left")
-    parser.add_argument("--at-once", type=int, default=8, help="at most so many at a time, each with its plain twin")
-    parser.add_argument("--seed", type=int, default=0, help="of the draw")
-    parser.add_argument("--key", default="")
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
+    args = options(__doc__, "url", requests=1600, at_once=8, seed=0, key="")
     found = asyncio.run(measure(args))
     print(json.dumps(found, indent=2))
-    if args.json:
-        args.json.write_text(json.dumps({"provenance": provenance({}, {}), **found}, indent=2))
+    keep(args, **found)
     is_sound = found["ready"] == 200 and not any(found[name] for name in ("different", *WATCHED))
     raise SystemExit(0 if is_sound and set(found["ends"]) <= {"200", "left"} else 1)
 

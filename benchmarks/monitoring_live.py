@@ -29,6 +29,7 @@ import promql_parser
 import yaml
 
 from benchmarks.load import MIX, Seen, Target
+from benchmarks.script import options
 from prolepsis.lab.measure.provenance import provenance
 from prolepsis.ops.monitoring.files import RUNBOOK_URL, filled, monitoring_files, shipped, write_monitoring
 from prolepsis.ops.monitoring.objectives import parse_objectives
@@ -261,12 +262,7 @@ def report(found: Mapping[Expression, list[str]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="smollm2-135m-instruct")
-    parser.add_argument("--minutes", type=float, default=4.0)
-    parser.add_argument("--at-once", type=int, default=4)
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
+    args = options(__doc__, model="smollm2-135m-instruct", minutes=4.0, at_once=4)
     if shutil.which("prometheus") is None:
         sys.exit("prometheus is missing: apt-get install prometheus")
     with TemporaryDirectory() as folder:

@@ -26,7 +26,8 @@ import torch.nn.functional as F  # noqa: N812  torch's own convention
 from numpy.typing import NDArray
 from torch import Tensor
 
-from benchmarks.quality_engines import NATIVE, Engine, Float32, Native, PeerEngine, all_engines, open_engine
+from benchmarks.quality_engines import NATIVE, Engine, Float32, Native, PeerEngine, open_engine
+from benchmarks.script import options
 from prolepsis.core.config import DEFAULT_MODEL
 from prolepsis.core.files import sha256_of
 from prolepsis.engine.models.files.quality import MeasuredQuality, record_quality
@@ -186,19 +187,12 @@ def _listed(text: str) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--text", type=Path, required=True)
-    parser.add_argument("--engines", default="", help=f"of: {', '.join(all_engines())}; default: {', '.join(NATIVE)}")
-    parser.add_argument("--model", default=DEFAULT_MODEL)
-    parser.add_argument("--chunks", type=int, default=40)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--python", default="", help="NAME=PYTHON,... of peers")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--record", action="store_true", help="keep the native forward's figures in the package")
-    options = parser.parse_args()
-    report = measure(options)
-    if options.json:
-        options.json.write_text(json.dumps(report, indent=2))
+    args = options(__doc__, text=Path, engines="", model=DEFAULT_MODEL, chunks=40, seed=0, python="", record=False)
+    if args.text is None:
+        sys.exit("--text FILE is needed")
+    report = measure(args)
+    if args.json:
+        args.json.write_text(json.dumps(report, indent=2))
 
 
 if __name__ == "__main__":

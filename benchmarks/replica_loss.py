@@ -14,7 +14,6 @@ as `ip link set veth0 down` where a replica is behind veth0, or with --replaces 
 stage of it. A round begins when all replicas are ready.
 """
 
-import argparse
 import asyncio
 import json
 import os
@@ -28,10 +27,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 
 import httpx
 
+from benchmarks.script import options
 from prolepsis.lab.measure.provenance import provenance
 from tests.adapters.ray.processes import replica_processes
 
@@ -204,16 +203,16 @@ def summary(rounds: Sequence[Round], num_asked: int) -> str:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("url")
-    parser.add_argument("--act", default="kill", help="kill, stop, or a command")
-    parser.add_argument("--replaces", action="store_true", help="the command replaces all replicas")
-    parser.add_argument("--model", default="smollm2-135m-instruct", help="its name in requests")
-    parser.add_argument("--streams", type=int, default=48)
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
+    arguments = options(
+        __doc__.splitlines()[0],
+        "url",
+        act="kill",
+        replaces=False,
+        model="smollm2-135m-instruct",
+        streams=48,
+        rounds=20,
+        tokens=64,
+    )
     asked = bodies(arguments.model, arguments.streams, arguments.tokens)
     number = len(replica_processes())
     before = asyncio.run(all_answers(arguments.url, asked))

@@ -8,14 +8,15 @@ rates and ratios, with the machine's name. For each model, machine and question 
 replaces it. One that names no model is of the default model.
 """
 
-import argparse
 import json
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from benchmarks.script import options
 from benchmarks.yardsticks import label
 from prolepsis.core.config import DEFAULT_MODEL
 from prolepsis.lab.measure.report import ranged
@@ -43,13 +44,9 @@ Record = Mapping[str, Any]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--add", type=Path, metavar="OUT.json")
-    parser.add_argument("--machine", help="name of the machine that OUT.json was measured on")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/benchmarks.md")
-    given = parser.parse_args()
+    given = options(__doc__, add=Path, machine=str, write=False)
     if (given.add is None) != (given.machine is None):
-        parser.error("--add and --machine belong together")
+        sys.exit("--add and --machine belong together")
     if given.add is not None:
         add(json.loads(given.add.read_text()), given.machine, RESULTS)
     table = tables_of(read(RESULTS))

@@ -8,15 +8,14 @@ margin. Rates come with Clopper-Pearson intervals (95 %). The arithmetic is that
 rollout in fifty is replayed through `judge` itself and has to say the same at the same request.
 """
 
-import argparse
 import json
 import statistics
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
+from benchmarks.script import options
 from prolepsis.lab.measure.provenance import provenance
 from tests.simulation.guarantees import SHARES, clopper_pearson, simulate
 from tests.simulation.rollout_traffic import REQUESTS_PER_S, Damage
@@ -47,11 +46,7 @@ class Rate:
 
 def main() -> None:
     """Simulate, print, and return status 1 where a rate is shown to be above its level."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--rollouts", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, default=None)
-    arguments = parser.parse_args()
+    arguments = options(__doc__.splitlines()[0] if __doc__ else None, rollouts=1000, seed=0)
     began = time.perf_counter()
     rates = false_rates(arguments.rollouts, arguments.seed)
     detections = [

@@ -16,7 +16,6 @@ replicas of Ray Serve behind it. All ways are asked in turn, over one kept conne
 
 import argparse
 import asyncio
-import json
 import os
 import socket
 import statistics
@@ -29,6 +28,7 @@ from pathlib import Path
 from shutil import which
 
 from benchmarks.http_overhead import Connection, alternate, body, connect, engine, running, serve, serve_client, summary
+from benchmarks.script import keep, options
 from prolepsis.adapters.ray.autoscaling import Scaling
 from prolepsis.adapters.ray.hosts import RayHosts
 from prolepsis.adapters.ray.replica import EngineReplica
@@ -37,7 +37,6 @@ from prolepsis.core.config import ServerConfig
 from prolepsis.core.engine_client import EngineClient
 from prolepsis.core.extras import RAY
 from prolepsis.core.telemetry.metrics import Metrics
-from prolepsis.lab.measure.provenance import provenance
 from prolepsis.remote.host import KeptFigures
 from prolepsis.server.front.keys import Keys
 from tests import commands
@@ -227,23 +226,13 @@ async def measure(found: Mapping[str, Way], arguments: argparse.Namespace) -> di
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--replicas", type=int, default=2)
-    parser.add_argument("--requests", type=int, default=300)
-    parser.add_argument("--streams", type=int, default=20)
-    parser.add_argument("--chunks", type=int, default=64)
-    parser.add_argument("--at-once", type=int, default=16)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--smg", help="the program, to measure it too")
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
+    arguments = options(__doc__, replicas=2, requests=300, streams=20, chunks=64, at_once=16, rounds=5, smg=str)
     with ways(arguments) as found:
         figures = asyncio.run(measure(found, arguments))
     for name, parts in figures.items():
         for part, values in parts.items():
             print(f"{name}: {part}: " + ", ".join(f"{figure} {value:g}" for figure, value in values.items()))
-    if arguments.json:
-        arguments.json.write_text(json.dumps({"figures": figures, "provenance": provenance({}, {})}, indent=1))
+    keep(arguments, figures=figures)
 
 
 if __name__ == "__main__":

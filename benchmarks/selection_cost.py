@@ -8,17 +8,14 @@ accepted with chance 0.6; a pass costs 8 ms and 0.2 more a row. `propose` asks, 
 judges what was proposed by what was committed.
 """
 
-import argparse
 import json
 import random
 import statistics
 import time
-from dataclasses import dataclass, field
 from itertools import count
-from pathlib import Path
 
+from benchmarks.script import options
 from prolepsis.core.plan import SpecPlan
-from prolepsis.core.requests import SamplingParams
 from prolepsis.engine.drafting.acceptance import AcceptanceEstimator
 from prolepsis.engine.drafting.candidate import DraftRequest
 from prolepsis.engine.drafting.choose import ProposerSet
@@ -26,7 +23,6 @@ from prolepsis.engine.drafting.cost import flat_cost
 from prolepsis.engine.drafting.draft import Draft, best_first, chain
 from prolepsis.engine.drafting.proposer import SequenceFields, SequenceView
 from prolepsis.engine.drafting.window import DraftWindow, StepLoad
-from prolepsis.engine.text.grammar.matcher import Matcher
 from prolepsis.lab.measure.provenance import provenance
 from tests.fake_proposer import Script, Scripted
 
@@ -35,22 +31,6 @@ LIMIT = 16
 DEPTH = 8
 SAMPLES = (1, 16)
 _PARENTS = (-1, 0, 1, 2, 3, 4, 5, 6, -1, 0, 8, 1, 9, 10)  # a chain of 8 and branches
-
-
-@dataclass
-class PlainSequence:
-    tokens: list[int]
-    num_prompt_tokens: int
-    key: str
-    prediction: tuple[int, ...] = ()
-    client_draft: None = None
-    cache_salt: str = ""
-    tenant: str = ""
-    traffic_class: str = ""
-    params: SamplingParams = field(default_factory=lambda: SamplingParams(temperature=0.0))
-    noise_key: int = 0
-    matcher: Matcher | None = None
-    pages: list[int] = field(default_factory=list)
 
 
 def chains(name: str) -> Script:
@@ -133,11 +113,7 @@ def measure(steps: int, repeats: int) -> dict[str, dict[str, dict[str, float]]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=2000)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
+    args = options(__doc__, steps=2000, repeats=5)
     results = measure(args.steps, args.repeats)
     print(f"{'proposers':<12}{'samples':>8}{'propose us':>12}{'commit us':>11}{'least':>8}{'most':>8}")
     for kind, sizes in results.items():

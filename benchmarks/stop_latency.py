@@ -7,16 +7,13 @@ kill on --url` does; the other is asked until it says that the scope is stopped,
 are from just before the first request to the reply of the other, so they hold one round trip to each.
 """
 
-import argparse
-import json
 import random
 import statistics
 import time
-from pathlib import Path
 
 import httpx
 
-from prolepsis.lab.measure.provenance import provenance
+from benchmarks.script import keep, options
 
 SCOPE = "rule:stop-latency"
 LONGEST_S = 10.0
@@ -35,12 +32,7 @@ def turned(here: httpx.Client, there: httpx.Client, *, on: bool) -> float:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("url")
-    parser.add_argument("other")
-    parser.add_argument("--times", type=int, default=50)
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
+    arguments = options(__doc__, "url", "other", times=50)
     found: list[float] = []
     with httpx.Client(base_url=arguments.url) as here, httpx.Client(base_url=arguments.other) as there:
         for _ in range(arguments.times):
@@ -50,8 +42,7 @@ def main() -> None:
     found_ms = [1000 * one for one in found]
     median, p95 = statistics.median(found_ms), statistics.quantiles(found_ms, n=20)[-1]
     print(f"median {median:.1f} ms, p95 {p95:.1f}, longest {max(found_ms):.1f}")
-    if arguments.json:
-        arguments.json.write_text(json.dumps({"provenance": provenance({}, {}), "seconds": found}, indent=1))
+    keep(arguments, seconds=found)
 
 
 if __name__ == "__main__":

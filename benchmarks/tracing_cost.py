@@ -9,20 +9,18 @@ Usage: python -m benchmarks.tracing_cost [--requests 300] [--tokens 64] [--repea
   take turns.
 """
 
-import argparse
 import asyncio
-import json
 import multiprocessing
 import statistics
 import time
 from collections.abc import Iterable
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from multiprocessing.connection import Connection
-from pathlib import Path
 
 import httpx
 
 from benchmarks.charging_cost import STEP, rows
+from benchmarks.script import keep, options
 from prolepsis.control.store.store import unrecorded
 from prolepsis.control.web.context import Context
 from prolepsis.core.audit_event import discard
@@ -35,7 +33,6 @@ from prolepsis.core.telemetry.logs import configure_logs
 from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.engine.accounting import keep_rounds
 from prolepsis.engine.rows import SampledTokens
-from prolepsis.lab.measure.provenance import provenance
 from prolepsis.server.app import build
 from tests.fake_client import INFO, FakeEngineClient
 from tests.server.fakes import ByteTokenizer
@@ -152,20 +149,14 @@ def measure(num_requests: int, num_tokens: int, repeats: int) -> dict[str, dict[
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=300)
-    parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
+    args = options(__doc__, requests=300, tokens=64, repeats=5)
     configure_logs("error")
     found = measure(args.requests, args.tokens, args.repeats)
     for part, unit in (("rounds", "us a step"), ("request", "ms")):
         print(f"{part:<16}{unit:>12}{'least':>10}{'most':>10}")
         for name, one in found[part].items():
             print(f"{name:<16}{one['median']:>12.3f}{one['least']:>10.3f}{one['most']:>10.3f}")
-    if args.json:
-        args.json.write_text(json.dumps({"provenance": provenance({}, {}), "figures": found}, indent=2))
+    keep(args, figures=found)
 
 
 if __name__ == "__main__":

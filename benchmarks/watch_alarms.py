@@ -8,11 +8,10 @@ Damage comes after an hour of good service and is judged by the code that serves
 of the seconds to the alarm, and how often none came within four hours.
 """
 
-import argparse
 import json
 import statistics
-from pathlib import Path
 
+from benchmarks.script import options
 from prolepsis.lab.measure.provenance import provenance
 from tests.simulation.guarantees import clopper_pearson
 from tests.simulation.rollout_traffic import Damage
@@ -28,12 +27,7 @@ DAMAGED = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rules", type=int, default=100)
-    parser.add_argument("--days", type=int, default=30)
-    parser.add_argument("--repeats", type=int, default=10)
-    parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
+    given = options(__doc__, rules=100, days=30, repeats=10)
     peaks = [peak_evidence(seed, given.days) for seed in range(given.rules)]
     false = alarms(peaks)
     low, high = clopper_pearson(false, given.rules)

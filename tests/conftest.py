@@ -170,6 +170,15 @@ def store(sqlite: str) -> Iterator["Store"]:
         yield opened
 
 
+@pytest.fixture
+def sqlite_database(sqlite: str) -> Iterator["Database"]:
+    """The same, opened: for what is the same on PostgreSQL."""
+    from tests.control.store.databases import opened
+
+    with closing(opened(sqlite)) as made:
+        yield made
+
+
 @pytest.fixture(scope="session")
 def migrated_postgresql() -> Iterator[str]:
     """The `store` setting of a database of PostgreSQL with the schema, for all tests that leave it unharmed."""

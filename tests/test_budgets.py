@@ -24,6 +24,7 @@ def golden(name: str) -> list[str]:
 
 COUNTS: Mapping[str, Callable[[], int]] = {
     "settings": lambda: sum(not line.startswith(" ") for line in golden("settings")),
+    "terms_of_settings": lambda: sum(line.startswith(" ") for line in golden("settings")),
     "commands": lambda: sum(": " not in line for line in golden("commands")),
     "admin_paths": lambda: len(set(re.findall(r"^[A-Z]+ (/admin/\S*)", "\n".join(golden("openapi")), re.MULTILINE))),
     "metrics": lambda: len(golden("metrics")),

@@ -69,25 +69,6 @@ async def test_only_a_paced_request_under_way_has_its_steps_handed_over_one_by_o
     assert handover.num_paced == 0
 
 
-async def test_close_ends_requests_in_flight_and_refuses_new_ones() -> None:
-    client = ThreadEngineClient(build(EngineSetup(max_model_len=1024)))
-    assert client.health().alive
-    streams = [client.generate(request(str(i), [1], ENDLESS)) for i in range(3)]
-    for stream in streams:
-        await anext(stream)
-    await client.close()
-    await client.close()
-    assert [[type(event) async for event in stream][-1] for stream in streams] == [Aborted] * 3
-    assert not client.health().alive
-    with pytest.raises(EngineDead):
-        await collect(client, "late", [1])
-    assert not any(thread.name == "prolepsis-engine" and thread.is_alive() for thread in threading.enumerate())
-
-
-async def test_client_that_never_served_closes() -> None:
-    await ThreadEngineClient(build(EngineSetup())).close()
-
-
 async def test_bug_that_kills_the_thread_fails_every_request() -> None:
     class Broken(Engine):
         def step(self) -> list[Event]:

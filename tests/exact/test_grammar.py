@@ -12,7 +12,7 @@ import jsonschema
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from prolepsis.core.errors import GrammarFailed, InvalidGrammar
@@ -287,7 +287,6 @@ def test_end_of_sequence_only_where_the_answer_is_whole() -> None:
     assert found[-1] == EOS
 
 
-@settings(max_examples=25)
 @given(
     schema=st.recursive(
         st.sampled_from([{"enum": [0, 1, 10]}, {"enum": ["a", "ba"]}, {"type": "string", "pattern": "^[ab]{0,3}$"}]),

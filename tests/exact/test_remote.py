@@ -6,7 +6,7 @@ from itertools import repeat
 from typing import cast
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from prolepsis.core.messages import ApplyPlan
@@ -82,7 +82,6 @@ def _draft(kind: str, right: Sequence[int]) -> Draft | None:
     return chain(tuple(right), "remote")
 
 
-@settings(max_examples=25)
 @given(st.sampled_from(sorted(PARAMS)), st.lists(st.sampled_from(KINDS), max_size=30), st.sampled_from([None, 1, 5]))
 def test_a_hostile_server_changes_no_token(name: str, kinds: list[str], depth: int | None) -> None:
     truth = [*PROMPT, *plain_texts()[name]]

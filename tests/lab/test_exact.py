@@ -10,7 +10,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from prolepsis.adapters.vllm.client import VllmEngineClient
+from prolepsis.adapters.vllm.build import VllmEngineClient
 from prolepsis.adapters.vllm.data_plane import ComputedPass
 from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.core.terminal.output import BAD_INPUT, FAILED

@@ -9,11 +9,14 @@ from dataclasses import dataclass, field
 
 from prolepsis.core.engine_client import EngineClient, EngineHealth
 from prolepsis.core.figures import EngineObserver
+from prolepsis.engine.drafting.proposers.expected_text import ClientProposer
+from prolepsis.engine.thread import ThreadEngineClient
 from prolepsis.remote.channel import front_end_channel, host_channel
 from prolepsis.remote.host import Host, KeptFigures
 from prolepsis.remote.link import HostLink
 from prolepsis.remote.messages import Status
 from tests.fake_client import INFO
+from tests.fakes import EngineSetup, build
 
 
 @dataclass(slots=True)
@@ -48,6 +51,11 @@ class FakeProcess:
     def end(self, code: int) -> None:
         self.code = code
         self.ended.set()
+
+
+def small(observer: EngineObserver | None = None) -> ThreadEngineClient:
+    setup = EngineSetup(max_model_len=1024, observer=observer, proposers=[ClientProposer()])
+    return ThreadEngineClient(build(setup))
 
 
 @asynccontextmanager

@@ -11,7 +11,6 @@ from prolepsis.core.client_draft import ClientDraft
 from prolepsis.core.config import DRAFT_HEAD, HeadProposerName
 from prolepsis.core.engine_client import EngineClient, HeadSwapped
 from prolepsis.core.errors import (
-    ContextTooLong,
     DeadlineExceeded,
     EngineDead,
     InvalidParameter,
@@ -341,15 +340,6 @@ async def test_an_engine_that_has_not_ended_the_request_yet_is_asked_again() -> 
     stats = check_whole(await collect(client, ask()), ask())
     assert [(one.loss, one.num_tokens) for one in stats.continued] == [("engine_dead", 2)]
     assert client.health().num_running == 2, "it has not lost the engine that refuses"
-    await client.close()
-
-
-@virtual_time
-async def test_a_refusal_comes_before_the_first_event() -> None:
-    client = over(Speaker(0, ContextTooLong("too long")), Speaker())
-    with pytest.raises(ContextTooLong):
-        await collect(client, ask())
-    assert client.health().ready
     await client.close()
 
 

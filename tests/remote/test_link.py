@@ -8,31 +8,20 @@ import pytest
 
 from prolepsis.core.engine_client import PromptProgress
 from prolepsis.core.errors import DeadlineExceeded, EngineDead, EngineError, InvalidParameter, ModelError, UserError
-from prolepsis.core.events import Aborted, Failed, Finished
+from prolepsis.core.events import Failed, Finished
 from prolepsis.core.figures import Figure
 from prolepsis.core.messages import Abort, ApplyPlan, InjectFault, SetCorpora, StopRun
 from prolepsis.core.plan import PANIC_PLAN
+from prolepsis.core.requests import SamplingParams
 from prolepsis.core.stats import RequestStats
 from prolepsis.core.telemetry.metrics import Metrics
 from tests.fake_client import FakeEngineClient, answer
 from tests.fakes import request
-from tests.remote.hosted import FakeProcess, hosted, silent
+from tests.remote.hosted import FakeProcess, hosted, silent, small
 from tests.remote.replicas import until
-from tests.remote.test_clients import ENDLESS, collect, small
+from tests.remote.scripted_engines import collect
 
-
-async def test_closing_ends_requests_and_refuses_more() -> None:
-    async with hosted(small) as client:
-        stream = client.generate(request("a", [1], ENDLESS))
-        await anext(stream)
-        await client.close()
-        *_, last = [event async for event in stream]
-        assert isinstance(last, Aborted)
-        assert last.reason == "shutdown"
-        assert last.stats.num_output_tokens > 0, "the engine itself ended it, with its figures"
-        with pytest.raises(EngineDead, match="closed"):
-            await collect(client, request("b", [1]))
-        assert not client.health().alive
+ENDLESS = SamplingParams(temperature=0.0, max_tokens=100_000, ignore_eos=True)
 
 
 async def test_the_observer_learns_of_steps_and_requests() -> None:

@@ -13,7 +13,6 @@ from prolepsis.adapters.ray.replica import EngineReplica
 from prolepsis.core.config import DRAFT_HEAD, HeadProposerName
 from prolepsis.core.engine_client import Demand, EngineClient, EngineHealth, HeadSwapped
 from prolepsis.core.errors import (
-    ContextTooLong,
     DeadlineExceeded,
     EngineDead,
     EngineError,
@@ -72,23 +71,6 @@ async def collect(client: EngineClient, name: str, params: SamplingParams | None
 def stats_of(events: Sequence[Event]) -> RequestStats:
     assert isinstance(events[-1], Finished)
     return events[-1].stats
-
-
-async def test_each_replica_gives_the_same_answer(handle: TurnsHandle) -> None:
-    sampled = SamplingParams(temperature=0.8, max_tokens=20, seed=3)
-    async with front_end(handle) as client:
-        found = await asyncio.gather(*(collect(client, str(i), sampled) for i in range(4)))
-    for i, events in enumerate(found):
-        assert isinstance(events[-1], Finished)
-        assert outputs(events)[str(i), 0] == reference(request(str(i), [1, 2], sampled), noise_key(3, 0))
-
-
-async def test_a_refusal_is_raised_before_the_first_event(handle: TurnsHandle) -> None:
-    async with front_end(handle) as client:
-        with pytest.raises(ContextTooLong, match="1024"):
-            [event async for event in client.generate(request("a", [1] * 2000))]
-    with pytest.raises(EngineDead, match="closed"):
-        await collect(client, "b")
 
 
 async def test_a_request_goes_on_in_another_replica(handle: TurnsHandle) -> None:
@@ -435,16 +417,6 @@ async def test_requests_wait_while_no_replica_is_there(handle: TurnsHandle) -> N
         assert isinstance(event, Aborted)
         handle.replicas.append(replica())
         assert isinstance((await waiting)[-1], Finished)
-
-
-async def test_closing_ends_requests(handle: TurnsHandle) -> None:
-    async with front_end(handle) as client:
-        stream = client.generate(request("a", [1], ENDLESS))
-        await anext(stream)
-        await client.close()
-        *_, last = [event async for event in stream]
-    assert isinstance(last, Aborted)
-    assert last.reason == "shutdown"
 
 
 async def test_a_replica_that_cannot_be_reached_is_shown_as_not_ready(handle: TurnsHandle) -> None:

@@ -70,7 +70,7 @@ class Traffic:
                     if len(request.first) < FIRST_JUDGED:
                         estimate = request.predicted if self.predicted is None else self.predicted
                         request.first.append(JudgedDraft(hit, estimate))
-            yield now, TrafficClassCounts(*KEY, 0, judged, right), ended
+            yield now, TrafficClassCounts(*KEY, num_judged=judged, num_right=right), ended
 
 
 @dataclass

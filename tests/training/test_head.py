@@ -18,7 +18,7 @@ from prolepsis.engine.models.targets.lean_weights import output_rows
 from prolepsis.training.batches import lay_flat
 from prolepsis.training.data import DataManifest, ShardWriter
 from prolepsis.training.estimate import predict, prediction_check, small_run
-from prolepsis.training.head import HeadTask, HeadTraining, LossRows, loss_of
+from prolepsis.training.head import HeadTask, LossRows, loss_of
 from prolepsis.training.levels import LevelRun
 from prolepsis.training.losses import LossVocabulary
 from prolepsis.training.run_directory import RunDirectory
@@ -33,6 +33,7 @@ from prolepsis.training.settings import (
 )
 from prolepsis.training.target import Target, open_target
 from prolepsis.training.trainer import TrainingProgress
+from prolepsis.training.training import HeadTraining
 from tests.engine.models.random_heads import DRAFT_VOCAB, levels_report
 from tests.training.documents import random_document, tiny_ends, tiny_head
 from tests.training.targets import save_target
@@ -148,7 +149,8 @@ def test_a_head_has_the_sizes_and_the_layers_that_are_asked_for(directory: RunDi
     assert weights.o.shape == (target.shape.hidden, 6 * target.shape.head_dim)
     assert training.hparams()["tokens_in_every_loss"] == 64
     own = (getattr(weights, f.name) for f in fields(weights) if f.name not in {"lm_head", "d2t", "t2d"})
-    assert training.parameters == sum(tensor.numel() for tensor in own if tensor is not None)
+    numel = sum(tensor.numel() for tensor in own if tensor is not None)
+    assert directory.read_result()["parameters"] == numel
     levels = LevelSettings(count=1, width=32, max_anchors=60, anchors_per_step=60, workers=1)
     list(LevelRun(directory.exported, directory.data, target, levels).steps())
     assert load_levels(directory.exported, target.shape.hidden) is not None

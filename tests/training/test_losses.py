@@ -8,7 +8,6 @@ from prolepsis.training.losses import (
     LIKELIEST,
     acceptance_loss,
     agreement,
-    feature_distance,
     fused_soft_cross_entropy,
     missed,
     soft_cross_entropy,
@@ -35,12 +34,6 @@ def test_a_frozen_output_head_gets_no_gradient() -> None:
     loss.backward()  # type: ignore[no-untyped-call]
     assert out.grad is not None
     assert head.grad is None
-
-
-def test_feature_distance_is_zero_at_the_target() -> None:
-    states = torch.randn(4, 6)
-    assert feature_distance(states, states, torch.ones(4)) == 0
-    assert feature_distance(states, states + 3.0, torch.tensor([0.0, 1.0, 0.0, 0.0])) == 2.5
 
 
 def _random(rows: int, tokens: int, sharpness: float = 2.0) -> Tensor:

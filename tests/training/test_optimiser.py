@@ -14,7 +14,7 @@ def test_the_order_of_a_gradient_in_memory_does_not_matter() -> None:
     results = []
     for given in (gradient.clone(), gradient.contiguous()):
         tensor = first.clone().requires_grad_(True)
-        optimisers = make_optimisers([tensor], torch.zeros(1), Rates(adamw=0.1))
+        optimisers = make_optimisers([tensor], Rates(adamw=0.1))
         apply(optimisers, [tensor], [given])
         results.append(tensor.detach())
     as_it_lies, contiguous = results
@@ -29,7 +29,7 @@ def test_matrices_of_a_stack_step_as_if_each_were_alone() -> None:
 
     def stepped(first: Tensor, given: Tensor) -> Tensor:
         tensor = first.clone().requires_grad_(True)
-        apply(make_optimisers([tensor], torch.zeros(1), Rates(muon=0.1)), [tensor], [given.clone()])
+        apply(make_optimisers([tensor], Rates(muon=0.1)), [tensor], [given.clone()])
         return tensor.detach()
 
     alone = torch.stack([stepped(m, g) for m, g in zip(stack, gradient, strict=True)])

@@ -9,8 +9,6 @@ from prolepsis.core.terminal.flags import options_of, with_options
 from prolepsis.engine.models.targets.native import WIDTH
 from prolepsis.training.settings import (
     WIDTH_STEP,
-    DraftModelRecipe,
-    DraftModelSize,
     HeadRecipe,
     HeadSize,
     LevelSettings,
@@ -18,7 +16,7 @@ from prolepsis.training.settings import (
     StatedCost,
 )
 
-RECIPES = (HeadRecipe(), DraftModelRecipe(), LevelSettings(), StatedCost())
+RECIPES = (HeadRecipe(), LevelSettings(), StatedCost())
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: type(recipe).__name__)
@@ -29,16 +27,16 @@ def test_the_defaults_give_the_same_recipe(recipe: object) -> None:
 
 
 def test_an_option_reaches_the_field_of_a_nested_dataclass() -> None:
-    values = {name: found.default for name, found in options_of(DraftModelRecipe()).items()}
-    changed = with_options(DraftModelRecipe(), {**values, "adamw": 0.5, "hidden": 64})
+    values = {name: found.default for name, found in options_of(HeadRecipe()).items()}
+    changed = with_options(HeadRecipe(), {**values, "adamw": 0.5, "intermediate": 64})
     assert changed.training.rates == Rates(adamw=0.5)
-    assert changed.size == DraftModelSize(layers=4, hidden=64)
-    assert changed.training.prompt_epochs == DraftModelRecipe().training.prompt_epochs
+    assert changed.size == HeadSize(intermediate=64)
+    assert changed.training.prompt_epochs == HeadRecipe().training.prompt_epochs
 
 
 def test_every_recipe_has_its_own_defaults() -> None:
-    head, model = options_of(HeadRecipe()), options_of(DraftModelRecipe())
-    assert (head["anchors_per_step"].default, model["anchors_per_step"].default) == (768, 1024)
+    head, levels = options_of(HeadRecipe()), options_of(LevelSettings())
+    assert (head["anchors_per_step"].default, levels["max_anchors"].default) == (768, 400_000)
     kinds = [get_args(head[name].annotation) for name in ("anchors_per_step", "adamw")]
     assert [(kind, option.default) for kind, option in kinds] == [(int, "--batch"), (float, "--rate")]
 

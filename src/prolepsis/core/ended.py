@@ -42,12 +42,10 @@ class Keep(IntFlag):
     """What is kept of a request until it ends; each part includes the parts that its value is made of."""
 
     FIGURES = 0
-    ROUNDS = 1
-    """Figures of its first rounds too (`RequestStats.rounds`)."""
+    ROUNDS = 1  # figures of its first rounds too (`RequestStats.rounds`)
     TOKENS = 2 | ROUNDS
     DRAFTS = 4 | TOKENS
-    SHAPES = 8 | TOKENS
-    """Shapes of its drafts, as a rehearsal replays them (`RequestStats.drafts`)."""
+    SHAPES = 8 | TOKENS  # shapes of its drafts, as a rehearsal replays them (`RequestStats.drafts`)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +59,10 @@ class Assignment:
     mode: Mode
     share: float = 0.0
     """Probability with which the request was assigned to a canary that verifies; 0 if there is none."""
-    unit: str = ""
-    """Hash of the key that it was assigned by, with others; empty: it was assigned by itself."""
-    weights: str = ""
-    """Versions of the draft heads that its rule may use: evidence belongs to them."""
-    is_against_plain: bool = True
-    """The requests that are not the canary's are decoded plainly."""
-    is_rolled_back: bool = False
-    """The rollout was rolled back before the request came."""
+    unit: str = ""  # hash of the key that it was assigned by, with others; empty: it was assigned by itself
+    weights: str = ""  # versions of the draft heads that its rule may use: evidence belongs to them
+    is_against_plain: bool = True  # the requests that are not the canary's are decoded plainly
+    is_rolled_back: bool = False  # the rollout was rolled back before the request came
 
     @property
     def rollout_run(self) -> str:
@@ -77,7 +71,6 @@ class Assignment:
 
 
 def run_name(rollout_id: str, run: int) -> str:
-    """Return the name of one run of a rollout."""
     return f"{rollout_id}#{run}"
 
 
@@ -85,8 +78,7 @@ def run_name(rollout_id: str, run: int) -> str:
 class RequestAbout:
     """The sender of an HTTP request, and what decided how it was served."""
 
-    answer_id: str
-    """The id that the client sees."""
+    answer_id: str  # the id that the client sees
     tenant: str
     key_id: str
     tier: str
@@ -95,28 +87,20 @@ class RequestAbout:
     num_prompts: int = 1
     policy_rule: str | None = None
     policy_version: str | None = None
-    assignment: Assignment | None = None
-    """If the policy's rule is rolled out."""
+    assignment: Assignment | None = None  # if the policy's rule is rolled out
     is_evidence: bool = False
     """The request counts for its rollout: neither the caller nor a flag narrowed what it was assigned."""
-    flags: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
-    """By flag: variant and reason."""
+    flags: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)  # by flag: variant and reason
     audit_share: float | None = None
     """Share (0 to 1) of requests that the policy's rule has audited; None: the server's setting applies."""
     audit_content: AuditContent | None = None
-    http_request_id: str = ""
-    """Value of `x-request-id`."""
-    client: str = "none"
-    """Family of the program that sent it, by its `user-agent`."""
-    stream: bool = False
-    """Its answer goes out in parts."""
-    structured: str = "none"
-    """As `RequestFacts.structured_output`; the next as `RequestFacts.tools`."""
+    http_request_id: str = ""  # value of `x-request-id`
+    client: str = "none"  # family of the program that sent it, by its `user-agent`
+    stream: bool = False  # its answer goes out in parts
+    structured: str = "none"  # as `RequestFacts.structured_output`; the next as `RequestFacts.tools`
     tools: bool = False
-    asks: SpecMode = "auto"
-    """What its caller asked of speculation."""
-    arrived: float = 0.0
-    """When it arrived, by `time.monotonic`."""
+    asks: SpecMode = "auto"  # what its caller asked of speculation
+    arrived: float = 0.0  # when it arrived, by `time.monotonic`
     trace: TraceContext | None = None
     """Trace context of its own span; None: it carried no trace, and none was begun."""
 
@@ -160,32 +144,23 @@ class DeliveredDrafts:
 class PromptEnded:
     """One prompt of a request; a completions request may have several, each with its own engine request."""
 
-    request: GenerateRequest
-    """As the engine got it."""
+    request: GenerateRequest  # as the engine got it
     end: End
-    error: str | None
-    """Code of the error if it failed."""
+    error: str | None  # code of the error if it failed
     stats: RequestStats
     """The engine's, with what was delivered; if the engine's never came, the number of tokens that did."""
     num_shown_tokens: int | None
     """Output tokens up to the stop of an output policy, if there was one; None: the answer is not complete."""
     answer: Answer
-    tokens: tuple[Tokens, ...]
-    """All that was emitted, if it was kept (`Keep`)."""
-    finish_reasons: tuple[str, ...]
-    """Finish reasons of the samples that ended, as the client sees them."""
-    delivery: Mapping[str, DeliveredDrafts]
-    """By proposer."""
+    tokens: tuple[Tokens, ...]  # all that was emitted, if it was kept (`Keep`)
+    finish_reasons: tuple[str, ...]  # finish reasons of the samples that ended, as the client sees them
+    delivery: Mapping[str, DeliveredDrafts]  # by proposer
     whole_calls: tuple[bool, ...] = ()
     """For each sample that began a tool call: whether all of its calls are complete."""
-    waited_s: float = 0.0
-    """Seconds that it waited for admission; `stats` counts from then on."""
-    began_at: float = 0.0
-    """When the wait was over, by `time.monotonic`."""
-    first_token_at: float | None = None
-    """When its first tokens arrived from the engine, likewise."""
-    stream_s: float = 0.0
-    """Seconds in which its answer waited for the client to read it."""
+    waited_s: float = 0.0  # seconds that it waited for admission; `stats` counts from then on
+    began_at: float = 0.0  # when the wait was over, by `time.monotonic`
+    first_token_at: float | None = None  # when its first tokens arrived from the engine, likewise
+    stream_s: float = 0.0  # seconds in which its answer waited for the client to read it
     intervals: TokenIntervals = field(default_factory=TokenIntervals)
 
     @property
@@ -213,10 +188,8 @@ class RequestEnded:
     about: RequestAbout
     end: End
     error: str | None
-    prompts: tuple[PromptEnded, ...]
-    """Those that began to run, in that order."""
-    ended_at: float = 0.0
-    """By `time.monotonic`."""
+    prompts: tuple[PromptEnded, ...]  # those that began to run, in that order
+    ended_at: float = 0.0  # by `time.monotonic`
 
     @property
     def without_tokens(self) -> "RequestEnded":

@@ -32,8 +32,7 @@ class FaultCount(Tagged, frozen=True):
     """Faults since the last report."""
 
     kind: FaultKind
-    name: str = ""
-    """The proposer, or the part of the engine in which they were contained."""
+    name: str = ""  # the proposer, or the part of the engine in which they were contained
     number: int = 1
 
 

@@ -126,8 +126,7 @@ def sha256_of(path: Path) -> str:
         return file_digest(file, "sha256").hexdigest()
 
 
-NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
-"""Numbers of an `OSError` where a disk, or a quota of it, is full."""
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)  # numbers of an `OSError` where a disk, or a quota of it, is full
 MOST_BYTES = 2**26
 """Of a file that is read whole, such as a policy: a device or a wrong path must not fill the memory."""
 
@@ -226,8 +225,7 @@ class JsonFile(Generic[Value]):
 class Reload:
     """The result of polling a file, or another source."""
 
-    changed: bool
-    """Content of another version was taken over."""
+    changed: bool  # content of another version was taken over
     refused: ProlepsisError | None = None
     """Reason why the present content was not taken over; reported once for each state of it."""
 
@@ -235,8 +233,7 @@ class Reload:
 class LastGood(ABC, Generic[Value]):
     """Holds the last good `value` of a file. One assignment replaces it, so readers need no lock."""
 
-    what: ClassVar[str]
-    """The content of the file, in errors; also the setting that names it."""
+    what: ClassVar[str]  # the content of the file, in errors; also the setting that names it
 
     def __init__(self, path: Path) -> None:
         """Raises `ConfigError` if the file cannot be used."""

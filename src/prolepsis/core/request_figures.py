@@ -32,16 +32,12 @@ Span = Literal[
 @dataclass(frozen=True, slots=True)
 class RequestFigure:
     source: Source
-    name: str
-    """Its column in `request_records`."""
+    name: str  # its column in `request_records`
     kind: Kind
     text: str
-    read: Callable[..., Any]
-    """From its source; None: it is not known."""
-    at: tuple[Span, str] | None = None
-    """The span that has it, and its attribute there."""
-    counters: Mapping[str, str] | None = None
-    """Counters of its sum over requests, with their texts."""
+    read: Callable[..., Any]  # from its source; None: it is not known
+    at: tuple[Span, str] | None = None  # the span that has it, and its attribute there
+    counters: Mapping[str, str] | None = None  # counters of its sum over requests, with their texts
 
 
 def _figure(

@@ -139,13 +139,6 @@ class SamplingParams:
         for name, top in (("top_logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
             has_place = top is None or WHOLE_VOCABULARY <= top <= MAX_TOP_LOGPROBS
             _check(has_place, name, f"is {top}", f"0 to {MAX_TOP_LOGPROBS}, or {WHOLE_VOCABULARY} for all tokens")
-        self._validate_tokens(vocab_size)
-
-    def require_answer(self) -> None:
-        """Raise `InvalidParameter` where no token is to be generated."""
-        _check(self.max_tokens > 0, "max_tokens", f"is {self.max_tokens}", "1 or more")
-
-    def _validate_tokens(self, vocab_size: int) -> None:
         tokens = f"0 to {vocab_size - 1}"
         _check_number("logit_bias", "tokens", len(self.logit_bias), MAX_LOGIT_BIASES)
         _check_number("allowed_token_ids", "tokens", len(self.allowed_token_ids), MAX_LOGIT_BIASES)
@@ -160,6 +153,10 @@ class SamplingParams:
         _check_number("stop", "strings", len(self.stop), MAX_STOP_STRINGS)
         _check(all(self.stop), "stop", "holds an empty string", "non-empty strings")
         _check_number("stop", "characters in a string", max(map(len, self.stop), default=0), MAX_STOP_CHARACTERS)
+
+    def require_answer(self) -> None:
+        """Raise `InvalidParameter` where no token is to be generated."""
+        _check(self.max_tokens > 0, "max_tokens", f"is {self.max_tokens}", "1 or more")
 
 
 def _check(holds: bool, name: str, given: str, allowed: str) -> None:

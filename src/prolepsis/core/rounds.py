@@ -5,8 +5,7 @@ from typing import Literal, NamedTuple
 
 from prolepsis.core.tagged import Tagged
 
-MAX_ROUNDS = 64
-"""Rounds of a request that are kept; later ones are in its sums only."""
+MAX_ROUNDS = 64  # rounds of a request that are kept; later ones are in its sums only
 
 RoundOutcome = Literal["accepted", "partly_accepted", "rejected"]
 
@@ -19,21 +18,15 @@ class Round(NamedTuple):
 
     began: float
     ended: float
-    propose_s: float
-    """Making the drafts of the step, including other requests'; so are the next two."""
+    propose_s: float  # making the drafts of the step, including other requests'; so are the next two
     forward_s: float
     verify_s: float
     sample: int
-    position: int
-    """Output position of the first token that it emitted, from 0."""
-    proposer: str
-    """Of a merged draft all, joined by "+"."""
-    version: str
-    """Version of the draft head that drafted; empty without one."""
-    num_nodes: int
-    """Draft tokens in the pass: all nodes of the tree."""
-    num_draft_tokens: int
-    """Draft tokens of the longest path."""
+    position: int  # output position of the first token that it emitted, from 0
+    proposer: str  # of a merged draft all, joined by "+"
+    version: str  # version of the draft head that drafted; empty without one
+    num_nodes: int  # draft tokens in the pass: all nodes of the tree
+    num_draft_tokens: int  # draft tokens of the longest path
     num_accepted: int
     num_emitted: int
 
@@ -57,7 +50,6 @@ class RemoteRounds(Tagged, frozen=True):
     """Rounds since the last report."""
 
     is_connected: bool
-    outcomes: Mapping[RemoteOutcome, int]
-    """Number of drafts by outcome."""
+    outcomes: Mapping[RemoteOutcome, int]  # number of drafts by outcome
     seconds: Sequence[float]
     """Duration of each answered round, from when it was sent until the engine saw its answer."""

@@ -18,16 +18,12 @@ class StageSeconds:
     """From its arrival until it asks for admission: its body is read, checked and tokenised, in its tenant's turn."""
     queue: float = 0.0
     """Waiting for admission, and in the engine until a pass has a row of it, also after a preemption."""
-    prefill: float = 0.0
-    """Its share of passes over its prompt (`engine.accounting`)."""
-    decode: float = 0.0
-    """Its share of the other passes, with drafts, verification and scheduling."""
+    prefill: float = 0.0  # its share of passes over its prompt (`engine.accounting`)
+    decode: float = 0.0  # its share of the other passes, with drafts, verification and scheduling
     others: float = 0.0
     """In the engine meanwhile: shares of other requests in the same passes, and passes without it."""
-    client: float = 0.0
-    """After the engine had ended: the client did not read what was there."""
-    server: float = 0.0
-    """After the engine had ended: everything else until the answer was complete."""
+    client: float = 0.0  # after the engine had ended: the client did not read what was there
+    server: float = 0.0  # after the engine had ended: everything else until the answer was complete
 
     @property
     def total(self) -> float:

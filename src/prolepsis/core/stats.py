@@ -1,7 +1,7 @@
 """Counts and times of requests and proposers: device time, drafts, acceptance, and the mode in effect."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from itertools import groupby
 from typing import Literal, get_args
 
@@ -18,18 +18,12 @@ _KINDS: tuple[DeviceKind, ...] = get_args(DeviceKind)
 class DeviceSeconds:
     """Wall seconds of engine steps, a request's share of each (`engine.accounting`), by kind of work."""
 
-    prefill: float = 0.0
-    """Passes over its prompt, and over tokens computed again after a preemption."""
-    plain: float = 0.0
-    """Passes that decoded: the part that they would take without drafts."""
-    verify: float = 0.0
-    """Time that draft tokens added to these passes."""
-    propose: float = 0.0
-    """Making drafts, and what proposers learn."""
-    host: float = 0.0
-    """Scheduling and committing, while the device waits."""
-    predicted_plain: float = 0.0
-    """Predicted time of plain decoding, by the cost curve; not part of the total."""
+    prefill: float = 0.0  # passes over its prompt, and over tokens computed again after a preemption
+    plain: float = 0.0  # passes that decoded: the part that they would take without drafts
+    verify: float = 0.0  # time that draft tokens added to these passes
+    propose: float = 0.0  # making drafts, and what proposers learn
+    host: float = 0.0  # scheduling and committing, while the device waits
+    predicted_plain: float = 0.0  # predicted time of plain decoding, by the cost curve; not part of the total
 
     @property
     def total(self) -> float:
@@ -52,61 +46,51 @@ class DeviceSeconds:
 _NAMES = tuple(field.name for field in fields(DeviceSeconds))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """Counts of a proposer's drafts, which never fall while it is in its place."""
+
+    num_asked: int = 0  # samples it was asked for, step by step
+    num_judged: int = 0
+    """Drafts whose first token is known to be right or wrong, whether or not they were verified."""
+    num_right: int = 0  # judged drafts that were right
+    num_rounds: int = 0  # verified drafts that had tokens of it
+    spent: float = 0.0  # cost of drafting and verifying, in tokens that plain decoding emits in that time
+    gained: float = 0.0  # tokens of it that were accepted
+    gained_squared: float = 0.0  # sum over rounds of the square of what each gained
+
+    def fell_from(self, before: "Counts") -> bool:
+        """Return whether a count is lower than before: these are counts of something else."""
+        return any(getattr(self, name) < getattr(before, name) for name in _GROWING)
+
+
+_GROWING = tuple(field.name for field in fields(Counts))
+
+
 @dataclass(frozen=True, slots=True)
-class TenantCounts:
+class TenantCounts(Counts):
     """One tenant's part of `TrafficClassCounts`; it begins again if others drafted meanwhile."""
 
     tenant: str
-    num_asked: int = 0
-    num_judged: int = 0
-    num_right: int = 0
-    num_rounds: int = 0
-    spent: float = 0.0
-    gained: float = 0.0
-    gained_squared: float = 0.0
 
     def __add__(self, other: "TenantCounts") -> "TenantCounts":
         """Return the counts of both; they are of one tenant."""
-        return TenantCounts(self.tenant, *(getattr(self, name) + getattr(other, name) for name in GROWING))
-
-
-GROWING = tuple(field.name for field in fields(TenantCounts) if field.name != "tenant")
-"""Counts of a tenant and of all that never fall while a proposer is in its place."""
+        return replace(self, **{name: getattr(self, name) + getattr(other, name) for name in _GROWING})
 
 
 @dataclass(frozen=True, slots=True)
-class TrafficClassCounts:
+class TrafficClassCounts(Counts):
     """Counts since the engine started; they only grow, except those in a row."""
 
     proposer: str
     traffic_class: str
-    num_asked: int = 0
-    """Samples it was asked for, step by step."""
-    num_judged: int = 0
-    """Drafts whose first token is known to be right or wrong, whether or not they were verified."""
-    num_right: int = 0
-    """Judged drafts that were right."""
-    num_rounds: int = 0
-    """Verified drafts that had tokens of it."""
-    spent: float = 0.0
-    """Cost of drafting and verifying, in tokens that plain decoding emits in that time."""
-    gained: float = 0.0
-    """Tokens of it that were accepted."""
-    gained_squared: float = 0.0
-    """Sum over rounds of the square of what each gained."""
-    num_errors: int = 0
-    """Calls that raised, drafts that were nonsense."""
-    errors_in_row: int = 0
-    """Errors since its last valid draft."""
-    num_late: int = 0
-    """Calls that took too long."""
+    num_errors: int = 0  # calls that raised, drafts that were nonsense
+    errors_in_row: int = 0  # errors since its last valid draft
+    num_late: int = 0  # calls that took too long
     late_in_row: int = 0
-    num_overdue: int = 0
-    """Calls that were not waited for."""
-    is_lost: bool = False
-    """One of these has not come back, so the proposer cannot be asked."""
-    tenants: tuple[TenantCounts, ...] = ()
-    """Of the tenants that drafted last: a few."""
+    num_overdue: int = 0  # calls that were not waited for
+    is_lost: bool = False  # one of these has not come back, so the proposer cannot be asked
+    tenants: tuple[TenantCounts, ...] = ()  # of the tenants that drafted last: a few
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,17 +99,15 @@ class ProposerMemory:
 
     proposer: str
     weights: int = 0
-    kv: int = 0
-    """Its own keys and values, allocated permanently, with their hidden states."""
-    index: int = 0
-    """What it has learned of texts: what it may grow to, where that is bounded."""
+    kv: int = 0  # its own keys and values, allocated permanently, with their hidden states
+    index: int = 0  # what it has learned of texts: what it may grow to, where that is bounded
 
     @property
     def total(self) -> int:
         return self.weights + self.kv + self.index
 
 
-Mode = Literal["on", "off", "shadow"]
+Mode = Literal["off", "shadow", "on"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,12 +133,9 @@ class ProposerCounts:
     num_cut: int = 0
     """Tokens that verification accepted beyond the sample's end (stop string, grammar): never emitted, and no part of
     `num_accepted`."""
-    num_delivered: int | None = None
-    """Accepted tokens that reached the client; None: not known here."""
-    drafting: float = 0.0
-    """In shadow: what drafting cost, in tokens that plain decoding emits in that time."""
-    verifying: float = 0.0
-    """In shadow: what verifying would have cost, likewise."""
+    num_delivered: int | None = None  # accepted tokens that reached the client; None: not known here
+    drafting: float = 0.0  # in shadow: what drafting cost, in tokens that plain decoding emits in that time
+    verifying: float = 0.0  # in shadow: what verifying would have cost, likewise
 
     def record(self, drafted: int, accepted: int, first: int = 0) -> None:
         """Count one decided draft whose longest path had `drafted` tokens, `accepted` of them emitted.
@@ -173,7 +152,6 @@ class ProposerCounts:
             self.per_position[j][1] += j < accepted
 
     def add(self, other: "ProposerCounts") -> None:
-        """Add what was counted for another request."""
         self.num_drafts += other.num_drafts
         self.num_draft_tokens += other.num_draft_tokens
         self.num_accepted += other.num_accepted
@@ -194,8 +172,7 @@ class JudgedDraft:
     """A draft whose first token is known to be right or wrong, whether or not it was verified."""
 
     right: bool
-    estimate: float | None
-    """The chance that the proposer itself gave the token; None: it gave none."""
+    estimate: float | None  # the chance that the proposer itself gave the token; None: it gave none
 
 
 def count_draft(proposers: dict[str, ProposerCounts], positions: Sequence[str], num_accepted: int) -> None:
@@ -212,8 +189,7 @@ class RequestStats:
     """Counts and times (seconds) of one request, over all of its samples."""
 
     num_prompt_tokens: int = 0
-    num_cached_tokens: int = 0
-    """Prompt tokens whose KV came from the prefix cache."""
+    num_cached_tokens: int = 0  # prompt tokens whose KV came from the prefix cache
     num_output_tokens: int = 0
     num_continued_tokens: int = 0
     """Output tokens that another engine had emitted before; no part of those here."""
@@ -221,15 +197,12 @@ class RequestStats:
     """Reasons why later tokens may differ from the undisturbed answer's (`Continuation.differences`)."""
     continued: list[Continued] = field(default_factory=list)
     """Each time it lost its engine and went on in another; filled in by what holds its stream."""
-    num_steps: int = 0
-    """Target passes that emitted tokens for this request."""
+    num_steps: int = 0  # target passes that emitted tokens for this request
     num_preemptions: int = 0
-    proposers: dict[str, ProposerCounts] = field(default_factory=dict)
-    """Verified drafts by proposer."""
+    proposers: dict[str, ProposerCounts] = field(default_factory=dict)  # verified drafts by proposer
     shadow: dict[str, ProposerCounts] = field(default_factory=dict)
     """Drafts by proposer that were only compared with what plain decoding emitted."""
-    rounds: list[Round] = field(default_factory=list)
-    """Its first ones, if they are kept."""
+    rounds: list[Round] = field(default_factory=list)  # its first ones, if they are kept
     drafts: dict[str, list[RecordedDraft]] = field(default_factory=dict)
     """Its drafts by proposer, in order, if they are recorded."""
     judged: dict[str, list[JudgedDraft]] = field(default_factory=dict)
@@ -244,21 +217,29 @@ class RequestStats:
     prediction_rejected: int = 0
     receive_s: float = 0.0
     """From its arrival at the server until it asked for admission; filled in by the server, as is `waited_s`."""
-    waited_s: float = 0.0
-    """For admission; the engine's own times count from then on."""
+    waited_s: float = 0.0  # for admission; the engine's own times count from then on
     queue_s: float = 0.0
     compute_s: float = 0.0
-    arrival: float = 0.0
-    """At the engine, by `time.monotonic`; times count from then on."""
-    first_token_s: float | None = None
-    """From arrival to the first token."""
-    prefill_s: float = 0.0
-    """The part of it in which the request ran, 0 without a first token."""
+    arrival: float = 0.0  # at the engine, by `time.monotonic`; times count from then on
+    first_token_s: float | None = None  # from arrival to the first token
+    prefill_s: float = 0.0  # the part of it in which the request ran, 0 without a first token
     total_s: float = 0.0
     device: DeviceSeconds = field(default_factory=DeviceSeconds)
     mode: EffectiveMode = EffectiveMode("off", "no_decode", 0)
-    traffic_class: str = ""
-    """The traffic class for which its drafts are counted."""
+    traffic_class: str = ""  # the traffic class for which its drafts are counted
+
+    def add(self, other: "RequestStats") -> None:
+        """Add what was counted in another engine, or for another prompt: all but its tokens and wall times."""
+        for name in ("num_steps", "num_preemptions", "prediction_accepted", "prediction_rejected"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.device.add(other.device)
+        for mine, theirs in ((self.proposers, other.proposers), (self.shadow, other.shadow)):
+            for proposer, counts in theirs.items():
+                mine.setdefault(proposer, ProposerCounts()).add(counts)
+        for reason, steps in other.plain_steps.items():
+            self.plain_steps[reason] = self.plain_steps.get(reason, 0) + steps
+        for loss, number in other.lost.items():
+            self.lost[loss] = self.lost.get(loss, 0) + number
 
     @property
     def num_drafts(self) -> int:

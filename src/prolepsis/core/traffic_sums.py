@@ -3,11 +3,13 @@
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from math import sqrt
+from typing import Annotated
+
+from pydantic import Field, computed_field
 
 from prolepsis.core.stats import DeviceSeconds, RequestStats
 
-LEAST_REQUESTS = 20
-"""With fewer requests a ratio has no bounds, and a saving is not shown: it would be luck."""
+LEAST_REQUESTS = 20  # with fewer requests a ratio has no bounds, and a saving is not shown: it would be luck
 _Z = 1.96  # standard errors of a 95 % interval
 
 
@@ -71,9 +73,13 @@ class Drafted:
     num_draft_tokens: int = 0
     num_accepted: int = 0
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def acceptance_rate(self) -> float | None:
         return ratio(self.num_accepted, self.num_draft_tokens)
+
+
+_Hidden = Annotated[float, Field(exclude=True)]  # no part of replies
 
 
 @dataclass(slots=True)
@@ -82,29 +88,34 @@ class TrafficSums(Drafted):
 
     num_requests: int = 0
     num_output_tokens: int = 0
+    num_steps: int = 0
     device_s: float = 0.0
     predicted_plain_s: float = 0.0
-    device_squares: float = 0.0
-    """Squares and products by request, for the interval of what is saved."""
-    predicted_squares: float = 0.0
-    products: float = 0.0
+    device_squares: _Hidden = 0.0  # squares and products by request, for the interval of what is saved
+    predicted_squares: _Hidden = 0.0
+    products: _Hidden = 0.0
 
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def tokens_per_step(self) -> float | None:
+        return ratio(self.num_output_tokens, self.num_steps)
+
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def saved(self) -> float | None:
         """1 - device time / predicted device time of plain decoding."""
         spent = ratio(self.device_s, self.predicted_plain_s)
         return None if spent is None else 1.0 - spent
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def saved_bounds(self) -> tuple[float, float] | None:
-        """The 95 % interval of `saved`, at one look; None with fewer than `LEAST_REQUESTS`."""
+        """The 95 % interval of `saved`, at one look; null with fewer than 20 requests."""
         squares = (self.device_squares, self.products, self.predicted_squares)
         spent = RatioSums(self.num_requests, self.device_s, self.predicted_plain_s, *squares).interval
-        return (
-            None
-            if spent is None or spent.upper is None or spent.lower is None
-            else (1.0 - spent.upper, 1.0 - spent.lower)
-        )
+        if spent is None or spent.lower is None or spent.upper is None:
+            return None
+        return 1.0 - spent.upper, 1.0 - spent.lower
 
     def add(self, other: "TrafficSums") -> None:
         for name in _NAMES:
@@ -117,7 +128,7 @@ _NAMES = tuple(field.name for field in fields(TrafficSums))
 def sums_of(stats: RequestStats) -> TrafficSums:
     """Return the sums of one request."""
     sums = sums_of_device(stats.device)
-    sums.num_output_tokens = stats.num_output_tokens
+    sums.num_output_tokens, sums.num_steps = stats.num_output_tokens, stats.num_steps
     sums.num_draft_tokens, sums.num_accepted = stats.num_draft_tokens, stats.num_accepted
     return sums
 

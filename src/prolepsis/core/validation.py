@@ -129,19 +129,22 @@ def problems(error: ValidationError, model: type[BaseModel], document: object) -
 
 def _problems(errors: Sequence[_Details], model: type[BaseModel], document: object) -> list[Problem]:
     found: dict[tuple[Path, Kind], Problem] = {}
-    for one in errors:
-        if _follows(one, errors):
+    for error in errors:
+        loc, inner = error["loc"], [other["loc"] for other in errors if len(other["loc"]) > len(error["loc"])]
+        if error["type"] == "too_short" and any(other[: len(loc)] == loc for other in inner):
             continue
-        problem = _problem(one, model, document)
-        before = found.get((problem.path, problem.kind))
-        found[problem.path, problem.kind] = problem if before is None else _either(before, problem)
+        problem = _problem(error, model, document)
+        before = found.setdefault((problem.path, problem.kind), problem)
+        if before.reason != problem.reason and all(each.reason.startswith("allowed: ") for each in (before, problem)):
+            reason = f"{before.reason}, {problem.reason.removeprefix('allowed: ')}"
+            found[problem.path, problem.kind] = replace(before, reason=reason)
     return list(found.values())
 
 
 def first_problem(error: ValidationError, model: type[BaseModel], document: object) -> Problem:
     """Return the one problem to report: an unknown key first, as it may also show as a missing one."""
     errors = error.errors(include_url=False)
-    unknown = [one for one in errors if one["type"] == "extra_forbidden"]
+    unknown = [each for each in errors if each["type"] == "extra_forbidden"]
     return _problems(unknown[:1] or errors[:_MOST_ERRORS], model, document)[0]
 
 
@@ -212,19 +215,6 @@ def _reason(error: _Details) -> str:
     known = _ALLOWED.get(kind)
     allowed = known.format(**context) if known else error["msg"].removeprefix("Input should be ")
     return f"allowed: {allowed.replace('at least 1 items', 'one or more').replace(' 1 characters', ' 1 character')}"
-
-
-def _either(one: Problem, other: Problem) -> Problem:
-    if one.reason == other.reason or not (one.reason.startswith("allowed: ") and other.reason.startswith("allowed: ")):
-        return one
-    return replace(one, reason=f"{one.reason}, {other.reason.removeprefix('allowed: ')}")
-
-
-def _follows(error: _Details, errors: Sequence[_Details]) -> bool:
-    loc = error["loc"]
-    return error["type"] == "too_short" and any(
-        len(other["loc"]) > len(loc) and other["loc"][: len(loc)] == loc for other in errors
-    )
 
 
 def _as_written(loc: Path, value: object, *, last_is_key: bool) -> Path:

@@ -37,16 +37,5 @@ _HOMES = {
     "build_engine": "prolepsis.engine.build",
     "start_engine": "prolepsis.engine.start",
 }
-__all__ = [
-    "Draft",
-    "EngineClient",
-    "EngineConfig",
-    "GenerateRequest",
-    "Proposer",
-    "SamplingParams",
-    "SpecPlan",
-    "SpeculationChoice",
-    "build_engine",
-    "start_engine",
-]
+__all__ = list(_HOMES)
 __getattr__, __dir__ = lazily(__name__, _HOMES)

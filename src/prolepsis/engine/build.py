@@ -52,7 +52,7 @@ from prolepsis.engine.memory import Loaded, check_head, plan_memory
 from prolepsis.engine.models.draft_models import warn_of_other_target
 from prolepsis.engine.models.heads.aliases import HeadAliases
 from prolepsis.engine.models.heads.base import DraftHead
-from prolepsis.engine.models.heads.registry import chosen_head, head_folder, head_for, list_heads, misfit_of
+from prolepsis.engine.models.heads.registry import chosen_head, head_for, list_heads, misfit_of
 from prolepsis.engine.models.load import LoadedModel, build_of, load_model, machine_of
 from prolepsis.engine.models.protocol import ArgmaxModel, KVCache, ThreadedModel
 from prolepsis.engine.models.targets.early_exit import make_exit
@@ -205,7 +205,7 @@ def _draft_head_slots(
 
 
 def _installed_heads(target: LoadedModel, root: Path | None) -> list[InstalledHead]:
-    aliases = HeadAliases(head_folder(root))
+    aliases = HeadAliases(root)
     return [
         InstalledHead(
             name=entry.name,

@@ -8,7 +8,6 @@ such pages.
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from threading import Lock
@@ -28,12 +27,6 @@ from prolepsis.engine.runner import require_features
 log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _Loaded:
-    head: HeadProposer | None
-    done: Future[HeadSwapped]
-
-
 class DraftHeadSlot:
     """The head of one engine. `load` and `close` may be called from any thread, the rest from the engine's only."""
 
@@ -50,7 +43,7 @@ class DraftHeadSlot:
         self.proposer = proposer
         self._find = find
         self._model = model
-        self._waiting: dict[int, _Loaded] = {}
+        self._waiting: dict[int, tuple[HeadProposer | None, Future[HeadSwapped]]] = {}
         self._tickets = count(1)
         self._closing = Lock()
         self._closed = False
@@ -77,32 +70,32 @@ class DraftHeadSlot:
         head = self._find(name)
         if head is not None:
             require_features(self._model)
-        loaded = _Loaded(head, Future())
+        done = Future[HeadSwapped]()
         with self._closing:
             if self._closed:
                 raise EngineDead("the engine is closed")
             message = SwapHead(head.label if head is not None else "none", next(self._tickets), self.proposer)
-            self._waiting[message.ticket] = loaded
-        return message, loaded.done
+            self._waiting[message.ticket] = (head, done)
+        return message, done
 
     def activate(
         self, message: SwapHead, proposers: ProposerSet, hidden_states: HiddenStateRouter, step: int
     ) -> Callable[[], None] | None:
         """Replace the head by the loaded one; return a call that sets the result, None if the caller gave up."""
-        loaded = self._waiting.pop(message.ticket, None)
-        if loaded is None or not loaded.done.set_running_or_notify_cancel():
+        head, done = self._waiting.pop(message.ticket, (None, None))
+        if done is None or not done.set_running_or_notify_cancel():
             return None
-        previous, old, self.head = self.label, self.head, loaded.head
-        proposers.exchange(self.proposer, loaded.head)
-        hidden_states.exchange(old, loaded.head)
+        previous, old, self.head = self.label, self.head, head
+        proposers.exchange(self.proposer, head)
+        hidden_states.exchange(old, head)
         log.info("draft_head_swapped", proposer=self.proposer, previous=previous, current=self.label, step=step)
-        return partial(loaded.done.set_result, HeadSwapped(previous, self.label, step))
+        return partial(done.set_result, HeadSwapped(previous, self.label, step))
 
     def close(self, error: EngineDead) -> None:
         """Activate no further head: callers that wait get `error`."""
         with self._closing:
             self._closed = True
             left, self._waiting = list(self._waiting.values()), {}
-        for loaded in left:
-            if loaded.done.set_running_or_notify_cancel():
-                loaded.done.set_exception(error)
+        for _, done in left:
+            if done.set_running_or_notify_cancel():
+                done.set_exception(error)

@@ -33,7 +33,12 @@ def cost_curve(model: TargetModel, file: Path, *, fresh: bool = False) -> CostCu
 
     One whose passes take much longer than now was measured on a busy machine, and is measured again.
     """
-    if not fresh and (kept := _read(file)) is not None and not _is_disturbed(kept, model):
+    text, kept = None if fresh else read_cached(file), None
+    try:
+        kept = CostCurve.from_json(text) if text is not None else None
+    except ValueError as error:
+        log.warning("profile_unreadable", file=str(file), error=str(error))
+    if kept is not None and not _is_disturbed(kept, model):
         return kept
     log.info("measuring_passes", kept_in=str(file))
     curve = measure(model)
@@ -89,12 +94,3 @@ def _sequences(tokens: int, context: int, vocab_size: int) -> list[SequenceInput
         SequenceInput(new[begin:end], cached, list(range(i * pages, (i + 1) * pages)), keep_last=end - begin)
         for i, (begin, end) in enumerate(pairwise(edges))
     ]
-
-
-def _read(file: Path) -> CostCurve | None:
-    text = read_cached(file)
-    try:
-        return None if text is None else CostCurve.from_json(text)
-    except ValueError as error:
-        log.warning("profile_unreadable", file=str(file), error=str(error))
-        return None

@@ -53,7 +53,8 @@ class Handover:
     def put(self, events: Sequence[Event]) -> None:
         """Hand over the events of a step; raises `RuntimeError` if the loop is closed."""
         self._waiting.append(events)
-        if not self._is_coming or self.num_paced or any(map(_is_urgent, events)):
+        is_urgent = any(not isinstance(event, Tokens) or event.position == 0 for event in events)
+        if not self._is_coming or self.num_paced or is_urgent:
             self._is_coming = True
             self.loop.call_soon_threadsafe(self._look)
 
@@ -72,19 +73,12 @@ class Handover:
             self._timer.cancel()
         self._take(again=self.loop.time() < self._looked_at + INTERVAL_S)
 
-    def _look_again(self) -> None:
-        self._take(again=bool(self._waiting))
-
     def _take(self, *, again: bool) -> None:
         self._looked_at = self.loop.time()
-        self._timer = self.loop.call_later(INTERVAL_S, self._look_again) if again else None
+        self._timer = self.loop.call_later(INTERVAL_S, lambda: self._take(again=bool(self._waiting))) if again else None
         self._is_coming = again  # before it takes: what is put from here on is taken too, or wakes the loop
         while self._waiting:
             self._deliver(self._waiting.popleft())
-
-
-def _is_urgent(event: Event) -> bool:
-    return not isinstance(event, Tokens) or event.position == 0
 
 
 class ThreadEngineClient:

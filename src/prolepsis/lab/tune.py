@@ -11,8 +11,7 @@ from prolepsis.lab.measure.arrivals import GoalFirstMs, GoalTokenMs
 
 if TYPE_CHECKING:
     from prolepsis.control.policy.model import Policy
-    from prolepsis.lab.rehearsal.tune import TuningTrial
-    from prolepsis.lab.rehearsal.tuning_page import TuningPage
+    from prolepsis.lab.rehearsal.tune import TuningPage, TuningTrial
 
 
 def tune(
@@ -36,9 +35,8 @@ def tune(
     from prolepsis.lab.measure.arrivals import LatencyGoal
     from prolepsis.lab.rehearsal.rehearsal import RehearsedServer
     from prolepsis.lab.rehearsal.trace import read_trace
-    from prolepsis.lab.rehearsal.tune import rolled_out
+    from prolepsis.lab.rehearsal.tune import TuningPage, rolled_out
     from prolepsis.lab.rehearsal.tune import tune as search
-    from prolepsis.lab.rehearsal.tuning_page import TuningPage
     from prolepsis.lab.rehearse import machine_of, policy_of, refuse_unchecked
 
     quiet_logs("error")  # what is rehearsed sheds load
@@ -84,7 +82,7 @@ def _plain(page: "TuningPage") -> dict[str, object]:
 def _show(page: "TuningPage", before: "Policy", after: "Policy") -> None:
     from prolepsis.control.policy.explain import diff
     from prolepsis.core.terminal.documents import as_yaml
-    from prolepsis.lab.rehearsal.tuning_page import HEADING
+    from prolepsis.lab.rehearsal.tune import HEADING
 
     num_trials = len(page.tuning.trials)
     title = f"the frontier of {num_trials} rehearsals, where it began, and the best for {page.goal}"

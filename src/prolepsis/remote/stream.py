@@ -15,13 +15,10 @@ from prolepsis.core.engine_client import EngineClient, EngineInfo
 from prolepsis.core.errors import ProlepsisError, TokensOutOfPlace
 from prolepsis.core.events import Aborted, Event, Failed, Finished, Terminal
 from prolepsis.core.requests import GenerateRequest
-from prolepsis.core.stats import ProposerCounts, RequestStats
+from prolepsis.core.stats import RequestStats
 
 if TYPE_CHECKING:
     from prolepsis.remote.members import Member
-
-
-_SUMMED = ("num_steps", "num_preemptions", "prediction_accepted", "prediction_rejected", "queue_s", "compute_s")
 
 
 def joined(parts: Sequence[RequestStats]) -> RequestStats:
@@ -32,20 +29,14 @@ def joined(parts: Sequence[RequestStats]) -> RequestStats:
     """
     total = RequestStats()
     for part in parts:
-        for name in _SUMMED:
-            setattr(total, name, getattr(total, name) + getattr(part, name))
+        total.add(part)
+        total.queue_s, total.compute_s = total.queue_s + part.queue_s, total.compute_s + part.compute_s
         total.prefill_s = total.prefill_s or part.prefill_s
-        total.device.add(part.device)
         total.rounds += part.rounds
-        for mine, theirs in ((total.proposers, part.proposers), (total.shadow, part.shadow)):
-            for name, counts in theirs.items():
-                mine.setdefault(name, ProposerCounts()).add(counts)
         for name, judged in part.judged.items():
             total.judged.setdefault(name, []).extend(judged)
         for name, drafts in part.drafts.items():
             total.drafts.setdefault(name, []).extend(drafts)
-        for reason, steps in part.plain_steps.items():
-            total.plain_steps[reason] = total.plain_steps.get(reason, 0) + steps
     if parts:
         total.mode = next((part.mode for part in reversed(parts) if part.num_drafts), parts[-1].mode)
         total.num_cached_tokens = parts[0].num_cached_tokens
@@ -128,7 +119,14 @@ class KeptStream:
         self.info = info
         if self._first_token_s is None:
             self._first_token_s = self._clock() - self.arrival
-        return event, self._resumed(len(event.token_ids))
+        since, self._shown_at = self._shown_at, self._clock()
+        if self._lost is None:
+            return event, None
+        loss, self._lost = self._lost, None
+        before = self.num_tokens - len(event.token_ids)
+        self._not_exact |= dict.fromkeys(self.differences)
+        self._continued.append(Continued(loss=loss, num_tokens=before, pause_s=self._shown_at - since))
+        return event, self._continued[-1]
 
     def lose(self, loss: EngineLoss, part: RequestStats | None = None) -> None:
         """Count the loss of its engine; `part`: the engine's figures, if it still gave them."""
@@ -163,13 +161,3 @@ class KeptStream:
 
     def failed(self, error: ProlepsisError) -> Failed:
         return Failed(self.source.request_id, error, self.stats())
-
-    def _resumed(self, num_new: int) -> Continued | None:
-        since, self._shown_at = self._shown_at, self._clock()
-        if self._lost is None:
-            return None
-        loss, self._lost = self._lost, None
-        before = self.num_tokens - num_new
-        self._not_exact |= dict.fromkeys(self.differences)
-        self._continued.append(Continued(loss=loss, num_tokens=before, pause_s=self._shown_at - since))
-        return self._continued[-1]

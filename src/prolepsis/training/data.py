@@ -166,8 +166,7 @@ class Shard:
                 self.responses: list[int] = tensors.get_tensor("responses").tolist()
                 self.numbers: list[int] = tensors.get_tensor("numbers").tolist()
                 self.greedy: list[bool] = tensors.get_tensor("greedy").tolist()
-                has_earlier = "earlier" in tensors.keys()  # noqa: SIM118  no mapping; older shards hold whole prompts
-                self._earlier: list[int] = tensors.get_tensor("earlier_starts").tolist() if has_earlier else []
+                self._earlier: list[int] = tensors.get_tensor("earlier_starts").tolist()
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"{file} is not a whole shard of training data: {error}", param="out") from error
 
@@ -184,8 +183,7 @@ class Shard:
         with safe_open(str(self.file), framework="pt") as tensors:
             tokens = tensors.get_slice("tokens")[first:last]
             features = tensors.get_slice("features")[first:last]
-            before = self._earlier[index : index + 2]
-            earlier = tensors.get_slice("earlier")[before[0] : before[1]] if before else tokens[:0]
+            earlier = tensors.get_slice("earlier")[self._earlier[index] : self._earlier[index + 1]]
         start, number = self.responses[index], self.numbers[index]
         return TrainingDocument(number, self.kinds[index], self.greedy[index], tokens, start, features, earlier)
 

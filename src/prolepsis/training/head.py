@@ -1,34 +1,28 @@
-"""The training of a draft head (EAGLE-3): initial weights, training-time test, loss, export."""
+"""How a draft head (EAGLE-3) learns: training-time test, loss and gradients, and its held-out acceptance."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from prolepsis.core.errors import ConfigError
-from prolepsis.engine.models.heads.format import HeadStorage, HeadWeights, load_head, save_with_checksum
+from prolepsis.engine.models.heads.format import HeadWeights, load_head
 from prolepsis.engine.models.heads.lean import HeadLayer
-from prolepsis.engine.models.targets.lean_shape import rope_parameters
 from prolepsis.engine.models.targets.lean_weights import output_rows
 from prolepsis.training.acceptance import AcceptedCounts, DraftedPosition, compared, measure
 from prolepsis.training.batches import BatchGradients, DocumentBatch, FlatBatch, TargetEnds, lay_flat, precision
 from prolepsis.training.data import TrainingDocument
-from prolepsis.training.initial_head import initial_weights
 from prolepsis.training.losses import (
     LossVocabulary,
     acceptance_loss,
-    feature_distance,
     fused_soft_cross_entropy,
 )
-from prolepsis.training.report import Product
-from prolepsis.training.settings import Dtype, HeadRecipe, HeadSize, LossSettings
+from prolepsis.training.settings import Dtype, LossSettings
 from prolepsis.training.target import Target
 from prolepsis.training.trainer import TrainingProgress, TrainTask
-from prolepsis.training.training import Training
 from prolepsis.training.unroll import unroll
 
 
@@ -42,10 +36,8 @@ class LossRows:
 
     @classmethod
     def of(cls, head: HeadLayer, ends: TargetEnds, dtype: torch.dtype = torch.float32) -> "LossRows":
-        """Return the rows of the whole draft vocabulary, in `dtype` those that training does not change."""
+        """Return the rows of the whole draft vocabulary, in `dtype`."""
         target, own = ends.head.to(dtype), head.weights.lm_head
-        if own.requires_grad:
-            return cls(target, own)
         return cls(target, target if torch.equal(own, ends.head) else own.to(dtype))
 
     def at(self, ids: Tensor) -> "LossRows":
@@ -74,8 +66,7 @@ class HeadTask(TrainTask):
         dtype: Dtype = "float32",
     ) -> None:
         """`vocabulary`: the draft ids in the loss, where it does not cover all of them."""
-        trained = trained_tensors(head, frozen=() if objective.train_output_head else ("lm_head",))
-        super().__init__(trained, ends, workers, dtype)
+        super().__init__(trained_tensors(head), ends, workers, dtype)
         self._head = head
         self._objective = objective
         self._vocabulary = vocabulary
@@ -86,10 +77,6 @@ class HeadTask(TrainTask):
     def tensors(self) -> Mapping[str, Tensor]:
         values = {f.name: getattr(self._head.weights, f.name) for f in fields(self._head.weights)}
         return {name: value for name, value in values.items() if value is not None}
-
-    @property
-    def token_rows(self) -> Tensor:
-        return self._head.weights.lm_head
 
     def compute(self, progress: TrainingProgress) -> Callable[[Sequence[TrainingDocument]], BatchGradients]:
         rows = self._frequent
@@ -117,10 +104,13 @@ def drafted(head: HeadLayer, document: TrainingDocument, ends: TargetEnds) -> It
         yield compared(guesses, batch.tokens, step.slots)
 
 
-def trained_tensors(head: HeadLayer, *, frozen: Sequence[str] = ()) -> list[Tensor]:
-    """Return the tensors that training changes, in the order of the fields of `HeadWeights`."""
-    values = [(f.name, getattr(head.weights, f.name)) for f in fields(head.weights) if f.name not in frozen]
-    return [value for _, value in values if isinstance(value, Tensor) and value.is_floating_point()]
+def trained_tensors(head: HeadLayer) -> list[Tensor]:
+    """Return the tensors that training changes, in the order of the fields of `HeadWeights`.
+
+    The output head stays the target's own: little text would damage it more than improve it.
+    """
+    values = [getattr(head.weights, f.name) for f in fields(head.weights) if f.name != "lm_head"]
+    return [value for value in values if isinstance(value, Tensor) and value.is_floating_point()]
 
 
 def loss_of(
@@ -137,22 +127,15 @@ def loss_of(
     for j, step in enumerate(unroll(head, flat, objective.num_steps)):
         at = batch.row_of[step.slots]
         weights = counts[step.slots] * objective.step_decay**j
-        part, guesses = _step_loss(objective, step.out, of, target[at], weights)
+        if share := objective.acceptance_share:
+            how = {"share": share, "temperature": objective.temperature}
+            part, guesses = acceptance_loss(step.out, of.head, target[at], weights, **how)
+        else:
+            part, guesses = fused_soft_cross_entropy(step.out, of.head, target[at], weights, of.offsets)
         loss = loss + part
-        if objective.feature_weight:
-            loss = loss + objective.feature_weight * feature_distance(step.out, batch.states[at], weights)
         right[j] = int((guesses == likeliest[at]).sum())
         rows[j] = len(at)
     return loss, right, rows
-
-
-def _step_loss(
-    objective: LossSettings, out: Tensor, of: LossRows, target: Tensor, weights: Tensor
-) -> tuple[Tensor, Tensor]:
-    if not objective.acceptance_share:
-        return fused_soft_cross_entropy(out, of.head, target, weights, of.offsets)
-    share, temperature = objective.acceptance_share, objective.temperature
-    return acceptance_loss(out, of.head, target, weights, share=share, temperature=temperature)
 
 
 def blurred(flat: FlatBatch, noise: float) -> FlatBatch:
@@ -164,84 +147,6 @@ def blurred(flat: FlatBatch, noise: float) -> FlatBatch:
         return x * (1.0 + noise * torch.randn_like(x))
 
     return replace(flat, embeddings=blur(flat.embeddings), features=blur(flat.features))
-
-
-class HeadTraining(Training[HeadRecipe]):
-    """Trains `head`."""
-
-    product = Product(
-        "draft head (EAGLE-3)",
-        "One decoder layer that guesses the target's next tokens from its hidden states. It only changes how fast\n"
-        "the target answers, never what. Format: speculators, EAGLE-3; embeddings are the target's own.",
-    )
-
-    def begin(self) -> HeadTask:
-        """Raises `ModelLoadError` for an unusable `recipe.init`, `ConfigError` for sizes next to it."""
-        recipe, settings = self.recipe, self.recipe.training
-        if recipe.init is not None and recipe.size != HeadSize():
-            raise ConfigError(f"sizes are given, but the head has those of {recipe.init}", param="init")
-        self.head = self._initial_head() if recipe.init is None else read_head(recipe.init, self.target)
-        ends = self.target.ends_for(self.head.weights.target_ids)
-        return HeadTask(
-            self.head,
-            ends,
-            recipe.objective,
-            vocabulary=self._loss_vocabulary(),
-            workers=settings.workers,
-            dtype=settings.dtype,
-        )
-
-    @property
-    def parameters(self) -> int:
-        """Without embedding and output head, where these are the target's."""
-        frozen = () if self.recipe.objective.train_output_head else ("lm_head",)
-        return sum(tensor.numel() for tensor in trained_tensors(self.head, frozen=frozen))
-
-    @property
-    def draft_vocab(self) -> int:
-        return self.head.config.draft_vocab
-
-    def hparams(self) -> Mapping[str, object]:
-        objective, vocabulary = self.recipe.objective, self._loss_vocabulary()
-        return {
-            "steps_of_training_time_test": objective.num_steps,
-            "share_of_first_step_alone": objective.warm_up,
-            "noise": objective.noise,
-            "acceptance_share": objective.acceptance_share,
-            "step_decay": objective.step_decay,
-            "output_head_trained": objective.train_output_head,
-            "feature_weight": objective.feature_weight,
-            "tokens_in_every_loss": self.draft_vocab if vocabulary is None else len(vocabulary.frequent),
-            "tokens_sampled_for_a_loss": 0 if vocabulary is None else vocabulary.num_sampled,
-            **{name: getattr(self.head.config.shape, name) for name in ("heads", "kv_heads", "intermediate")},
-            "aux_layers": list(self.head.config.aux_layers),
-            "init": str(self.recipe.init.name) if self.recipe.init else "linear regression",
-        }
-
-    def export(self, provenance: dict[str, Any]) -> None:
-        own = self.recipe.weights == "bf16" or not torch.equal(self.head.weights.lm_head, self._target_rows())
-        storage = HeadStorage(self.recipe.weights, "own" if own else "target")
-        config = replace(self.head.config, storage=storage, provenance=provenance)
-        save_with_checksum(self.directory.exported, config, self.head.weights, rope_parameters(self.target.config))
-
-    def _target_rows(self) -> Tensor:
-        return output_rows(self.target.ends, self.head.weights.target_ids).float()
-
-    def _loss_vocabulary(self) -> LossVocabulary | None:
-        """Return the draft ids in the loss; None for all of them: other losses than cross entropy have no sample."""
-        objective, size = self.recipe.objective, self.recipe.loss_size
-        if objective.acceptance_share or objective.train_output_head or self.draft_vocab <= size.loss_vocab:
-            return None
-        frequent = self.counts[self.head.weights.target_ids].topk(size.loss_vocab).indices
-        seed = self.recipe.training.seed
-        return LossVocabulary.of(frequent, self.draft_vocab, num_sampled=size.loss_sample, seed=seed)
-
-    def _initial_head(self) -> HeadLayer:
-        ids = self.frequent_tokens(self.recipe.draft_vocab)
-        config = self.target.head_config(len(ids), self.recipe.size)
-        documents = (ref.shard.read(ref.index) for ref in self.dataset.training)
-        ends = self.target.ends_for(ids)
-        return HeadLayer(config, initial_weights(config, ends, documents, ids, self.recipe.training.seed))
 
 
 def read_head(folder: Path, target: Target) -> HeadLayer:

@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,10 +42,6 @@ class LevelTask(TrainTask):
     @property
     def tensors(self) -> Mapping[str, Tensor]:
         return self.levels.weights.tensors()
-
-    @property
-    def token_rows(self) -> Tensor:
-        return self._head.weights.lm_head
 
     def compute(self, progress: TrainingProgress) -> Callable[[Sequence[TrainingDocument]], BatchGradients]:
         return self._part
@@ -141,8 +136,6 @@ class LevelRun:
     def steps(self) -> Iterator[TrainingStep]:
         """Train, measure and write the file. Raises `ConfigError` if there is too little text for one step."""
         yield from self.trainer.steps()
-        save_levels(self._folder, self.task.levels.weights, self._report())
-
-    def _report(self) -> dict[str, Any]:
         settings = {name: v for name, v in asdict(self.task.settings).items() if name not in ("dtype", "workers")}
-        return {"settings": settings, "acceptance": {kind: asdict(counts) for kind, counts in self.counts.items()}}
+        acceptance = {kind: asdict(counts) for kind, counts in self.counts.items()}
+        save_levels(self._folder, self.task.levels.weights, {"settings": settings, "acceptance": acceptance})

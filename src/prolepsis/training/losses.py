@@ -1,4 +1,4 @@
-"""Losses of heads and draft models: cross entropy to the target's distribution, and a loss shaped as acceptance.
+"""Losses of heads: cross entropy to the target's distribution, and a loss shaped as acceptance.
 
 `soft_cross_entropy` is the formula; `fused_soft_cross_entropy` computes the same without keeping the logits. Over a
 large vocabulary the loss is a sampled softmax: some tokens are always in it, and a random sample stands for all others,
@@ -72,11 +72,6 @@ def fused_soft_cross_entropy(
     """Return `soft_cross_entropy`; its gradient is computed together with it, so that no logits are kept."""
     loss, guesses = _SoftCrossEntropy.apply(out, lm_head, target, weights, offsets)  # type: ignore[no-untyped-call]
     return loss, guesses
-
-
-def feature_distance(out: Tensor, states: Tensor, weights: Tensor) -> Tensor:
-    """Return the weighted sum of smooth L1 distances to the target's own normed states (EAGLE-1), both [r, d]."""
-    return (F.smooth_l1_loss(out, states, reduction="none").mean(-1) * weights).sum()
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,17 +29,15 @@ class Muon(Optimizer):
         assert closure is None, "gradients are computed before the step"
         for group in self.param_groups:
             for matrix in group["params"]:
-                if matrix.grad is not None:
-                    self._step_one(matrix, matrix.grad, group)
-
-    def _step_one(self, matrix: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
-        state = self.state[matrix]
-        if "momentum" not in state:
-            state["momentum"] = torch.zeros_like(matrix)
-        momentum = state["momentum"]
-        momentum.mul_(group["momentum"]).add_(gradient)
-        direction = orthogonal(gradient + group["momentum"] * momentum, group["iterations"])
-        matrix.add_(direction, alpha=-group["lr"] * 0.2 * max(matrix.shape[-2:]) ** 0.5)
+                if matrix.grad is None:
+                    continue
+                state = self.state[matrix]
+                if "momentum" not in state:
+                    state["momentum"] = torch.zeros_like(matrix)
+                momentum = state["momentum"]
+                momentum.mul_(group["momentum"]).add_(matrix.grad)
+                direction = orthogonal(matrix.grad + group["momentum"] * momentum, group["iterations"])
+                matrix.add_(direction, alpha=-group["lr"] * 0.2 * max(matrix.shape[-2:]) ** 0.5)
 
 
 def orthogonal(matrix: Tensor, iterations: int) -> Tensor:
@@ -58,12 +56,9 @@ WARM_UP = 0.03
 CLIP = 0.5
 
 
-def make_optimisers(tensors: Sequence[Tensor], head: Tensor, rates: Rates) -> list[Optimizer]:
-    """Return optimisers of all `tensors`; the output head is always AdamW's, as its rows are tokens.
-
-    A tensor of more than two dimensions is a stack of matrices.
-    """
-    matrices = [t for t in tensors if t.ndim >= 2 and t is not head and rates.muon > 0]
+def make_optimisers(tensors: Sequence[Tensor], rates: Rates) -> list[Optimizer]:
+    """Return optimisers of all `tensors`; one of more than two dimensions is a stack of matrices."""
+    matrices = [t for t in tensors if t.ndim >= 2 and rates.muon > 0]
     others = [t for t in tensors if not any(t is m for m in matrices)]
     optimisers: list[Optimizer] = []
     if others:

@@ -14,13 +14,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-@dataclass(frozen=True, slots=True)
-class Product:
-    """A description of what is trained."""
-
-    name: str
-    about: str
-    """Its purpose and format, as lines of Markdown."""
+PRODUCT = "draft head (EAGLE-3)"
+ABOUT = (
+    "One decoder layer that guesses the target's next tokens from its hidden states. It only changes how fast\n"
+    "the target answers, never what. Format: speculators, EAGLE-3; embeddings are the target's own."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +39,6 @@ class DataFigures:
 class TrainingOutcome:
     """All figures of a training."""
 
-    product: Product
     target: str
     draft_vocab: int
     parameters: int
@@ -68,9 +65,14 @@ def write_report(directory: RunDirectory, outcome: TrainingOutcome, plots: Seque
 
 def report(outcome: TrainingOutcome, plots: Sequence[str]) -> str:
     """Return the report as Markdown."""
+    columns = ("step", "answer tokens", "loss", *(f"token {j + 1}" for j in range(DEPTH)), "chain of 3")
+    history = [
+        (str(m.step), f"{m.anchors:,}", f"{m.loss:.3f}", *(f"{r:.3f}" for r in m.rates), f"{m.length:.3f}")
+        for m in outcome.history
+    ]
     return "\n".join(
         [
-            f"# Training of a {outcome.product.name} for {outcome.target}",
+            f"# Training of a {PRODUCT} for {outcome.target}",
             "",
             *_facts(outcome),
             "",
@@ -80,7 +82,7 @@ def report(outcome: TrainingOutcome, plots: Sequence[str]) -> str:
             *_acceptance(outcome.by_kind),
             "",
             "## During training",
-            *_history(outcome.history),
+            *_table(columns, history),
             "",
             "## Coverage of the most frequent tokens",
             *_table(
@@ -97,9 +99,9 @@ def card(outcome: TrainingOutcome) -> str:
     """Return the model card as Markdown."""
     return "\n".join(
         [
-            f"# {outcome.product.name[0].upper()}{outcome.product.name[1:]} for {outcome.target}",
+            f"# {PRODUCT[0].upper()}{PRODUCT[1:]} for {outcome.target}",
             "",
-            outcome.product.about,
+            ABOUT,
             "",
             *_facts(outcome),
             "",
@@ -144,17 +146,6 @@ def _acceptance(by_kind: Mapping[str, AcceptedCounts]) -> list[str]:
     )
 
 
-def _history(history: Sequence[Measured]) -> list[str]:
-    columns = ("step", "answer tokens", "loss", *(f"token {j + 1}" for j in range(DEPTH)), "chain of 3")
-    return _table(
-        columns,
-        [
-            (str(m.step), f"{m.anchors:,}", f"{m.loss:.3f}", *(f"{r:.3f}" for r in m.rates), f"{m.length:.3f}")
-            for m in history
-        ],
-    )
-
-
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     lines = [columns, ["---"] * len(columns), *rows]
     return ["| " + " | ".join(line) + " |" for line in lines]
@@ -166,7 +157,7 @@ def draw(directory: RunDirectory, outcome: TrainingOutcome) -> list[str]:
         from matplotlib.figure import Figure
     except ImportError:
         return []
-    files = {directory.file(name): plot for name, plot in PLOTS.items()}
+    files = {directory.root / name: plot for name, plot in PLOTS.items()}
     for file, plot in files.items():
         figure = Figure(figsize=(6.4, 4.0), layout="constrained")
         plot(figure.add_subplot(), outcome)

@@ -7,16 +7,12 @@ from typing import Any
 
 from prolepsis.core.errors import ConfigError
 
-HEAD, MODEL = "head", "model"
-
 
 @dataclass(frozen=True, slots=True)
 class RunDirectory:
-    """The paths below `root`. A head and a draft model may be trained in one directory, from the same text."""
+    """The paths below `root`."""
 
     root: Path
-    product: str = HEAD
-    """`HEAD` or `MODEL`: what is trained."""
 
     @property
     def data(self) -> Path:
@@ -24,30 +20,26 @@ class RunDirectory:
 
     @property
     def checkpoint(self) -> Path:
-        return self.file("checkpoint.pt")
+        return self.root / "checkpoint.pt"
 
     @property
     def vocabulary(self) -> Path:
         """Tokens of the draft vocabulary, fixed when training begins: more data must not change it."""
-        return self.file("vocabulary.json")
+        return self.root / "vocabulary.json"
 
     @property
     def exported(self) -> Path:
-        """The newest export, ready to serve: DIR/head or DIR/model."""
-        return self.root / self.product
+        """The newest export, ready to serve."""
+        return self.root / "head"
 
     @property
     def result(self) -> Path:
         """Figures for programs; `prolepsis train estimate` reads them."""
-        return self.file("result.json")
+        return self.root / "result.json"
 
     @property
     def report(self) -> Path:
-        return self.file("report.md")
-
-    def file(self, name: str) -> Path:
-        """Return the path of the file `name`; a draft model's files begin with `model-`."""
-        return self.root / (name if self.product == HEAD else f"{self.product}-{name}")
+        return self.root / "report.md"
 
     def create(self, *, resume: bool) -> None:
         """Create the directory; raises `ConfigError` if it is in use and `resume` is false."""

@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 
 WIDTH_STEP = 32
 """Widths are multiples of it: the native forward and the native head compute in blocks of this width."""
-HEAD_DIM = 64
-MEASURE_DRAFT_MODEL_EVERY = 200
-"""Steps: a measurement covers the whole vocabulary, and takes as long as ten steps."""
 
 Dtype = Literal["float32", "bfloat16"]
 WeightFormat = Literal["bf16", "q8_0"]
@@ -38,7 +35,7 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class TrainSettings:
-    """Settings of the training of a head or a draft model."""
+    """Settings of the training of a head."""
 
     epochs: Annotated[float, Option(help="passes over the text", min=0.01)] = 4.0
     max_anchors: int | None = None
@@ -70,12 +67,8 @@ class LossSettings:
     ] = 0.0
     temperature: float = 0.8
     """Temperature of the acceptance in the loss."""
-    feature_weight: float = 0.0
-    """Weight of the distance to the target's own states, in addition to the cross entropy."""
     noise: Annotated[float, Option(help="standard deviation of the noise factor on inputs", min=0.0, max=1.0)] = 0.0
     """The factor applies to each hidden state and embedding; with it a small text can be used for more epochs."""
-    train_output_head: bool = False
-    """False: the output head stays the target's own, since little text would damage it more than improve it."""
 
     def at(self, progress: float) -> "LossSettings":
         """Return the objective at `progress` (0 to 1) of the training."""
@@ -167,51 +160,6 @@ class LevelSettings:
     def __post_init__(self) -> None:
         if self.width % WIDTH_STEP:
             raise ConfigError(f"width is {self.width}; allowed: multiples of {WIDTH_STEP}", param="width")
-
-
-@dataclass(frozen=True, slots=True)
-class DraftModelSize:
-    """Layers and width; the rest follows. Raises `ConfigError` for a width that the native forward cannot run."""
-
-    layers: Annotated[int, Option(help="layers of the model", min=1)] = 4
-    hidden: Annotated[int, Option(help=f"width of the model, a multiple of {WIDTH_STEP}", min=1)] = 256
-
-    def __post_init__(self) -> None:
-        if self.hidden < WIDTH_STEP or self.hidden % WIDTH_STEP:
-            raise ConfigError(f"hidden is {self.hidden}; allowed: multiples of {WIDTH_STEP}", param="hidden")
-        if self.layers < 1:
-            raise ConfigError(f"layers is {self.layers}; allowed: 1 or more", param="layers")
-
-    @property
-    def heads(self) -> int:
-        return self.hidden // self.head_dim
-
-    @property
-    def kv_heads(self) -> int:
-        """Half of the query heads if their number is even: K/V are small, and little is lost."""
-        return self.heads // 2 if self.heads % 2 == 0 else self.heads
-
-    @property
-    def head_dim(self) -> int:
-        return HEAD_DIM if self.hidden % HEAD_DIM == 0 else HEAD_DIM // 2
-
-
-@dataclass(frozen=True, slots=True)
-class DraftModelRecipe:
-    """A draft model, and how it is trained."""
-
-    size: DraftModelSize = field(default_factory=DraftModelSize)
-    loss_size: LossVocabularySize = field(default_factory=LossVocabularySize)
-    max_tokens: int | None = None
-    """Use at most this much of the data."""
-    training: TrainSettings = field(
-        default_factory=lambda: TrainSettings(
-            anchors_per_step=1024,
-            rates=Rates(adamw=2e-3),
-            prompt_epochs=4,
-            measure_every=MEASURE_DRAFT_MODEL_EVERY,
-        )
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -236,7 +236,12 @@ class Synthesiser:
         if writing is None:
             return None
         if isinstance(event, Tokens):
-            self._grow(event, writing)
+            before = len(writing.tokens)
+            writing.tokens += event.token_ids
+            is_due = not event.finish_reason and before // LOOP_CHECK != len(writing.tokens) // LOOP_CHECK
+            if is_due and (end := loop_end(writing.tokens)) is not None:
+                writing.kept = end
+                self._engine.send(Abort(event.request_id, "loop"))
             return None
         del self._live[event.request_id]
         if isinstance(event, Failed):
@@ -250,15 +255,6 @@ class Synthesiser:
             written = whole_sentences(written)
         self._answer(writing.plan, writing.user.rstrip(" ") + written)
         return None
-
-    def _grow(self, event: Tokens, writing: Writing) -> None:
-        before = len(writing.tokens)
-        writing.tokens += event.token_ids
-        if event.finish_reason or before // LOOP_CHECK == len(writing.tokens) // LOOP_CHECK:
-            return
-        if (end := loop_end(writing.tokens)) is not None:
-            writing.kept = end
-            self._engine.send(Abort(event.request_id, "loop"))
 
     def _document(self, request_id: str, writing: Writing) -> TrainingDocument | None:
         features = self._recorder.collect(f"{request_id}/0")

@@ -32,7 +32,7 @@ class TrainingProgress:
 
 
 class TrainTask(ABC):
-    """The weights of a draft head or a draft model, and how they learn from documents."""
+    """The weights of a draft head or of its levels, and how they learn from documents."""
 
     def __init__(self, trained: Sequence[Tensor], ends: TargetEnds, workers: int, dtype: Dtype) -> None:
         """`trained`: the weights that training changes."""
@@ -47,11 +47,6 @@ class TrainTask(ABC):
     @abstractmethod
     def tensors(self) -> Mapping[str, Tensor]:
         """All weights by name, for the checkpoint."""
-
-    @property
-    @abstractmethod
-    def token_rows(self) -> Tensor:
-        """The weights whose rows are tokens."""
 
     @abstractmethod
     def compute(self, progress: TrainingProgress) -> Callable[[Sequence[TrainingDocument]], BatchGradients]:
@@ -104,7 +99,7 @@ class Trainer:
         """Counts of the last measurement."""
         self._task = task
         self._preamble = preamble
-        self._optimisers = make_optimisers(task.trained, task.token_rows, settings.rates)
+        self._optimisers = make_optimisers(task.trained, settings.rates)
         self._held_out = dataset.read_held_out(settings.held_out_documents)
         self._step = self._anchors = 0
         self._losses: list[float] = []

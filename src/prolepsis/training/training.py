@@ -1,70 +1,102 @@
-"""A training from a directory with data to an export with its report; a subclass says what is trained."""
+"""The training of a draft head (EAGLE-3): from a directory with data to an export with its report."""
 
 import json
 import time
-from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from prolepsis.core.errors import ConfigError
+from prolepsis.engine.models.heads.format import HeadStorage, save_with_checksum
+from prolepsis.engine.models.heads.lean import HeadLayer
+from prolepsis.engine.models.targets.lean_shape import rope_parameters
+from prolepsis.engine.models.targets.lean_weights import output_rows
 from prolepsis.training.data import Dataset, read_manifest
-from prolepsis.training.report import DataFigures, Product, TrainingOutcome, draw, write_report, write_result
+from prolepsis.training.head import HeadTask, read_head, trained_tensors
+from prolepsis.training.initial_head import initial_weights
+from prolepsis.training.losses import LossVocabulary
+from prolepsis.training.report import DataFigures, TrainingOutcome, draw, write_report, write_result
 from prolepsis.training.run_directory import RunDirectory
-from prolepsis.training.settings import DraftModelRecipe, HeadRecipe
+from prolepsis.training.settings import HeadRecipe, HeadSize
 from prolepsis.training.target import Target, choose_vocabulary, count_tokens, coverage
-from prolepsis.training.trainer import Trainer, TrainingStep, TrainTask
+from prolepsis.training.trainer import Trainer, TrainingStep
 
-Recipe = TypeVar("Recipe", bound=HeadRecipe | DraftModelRecipe)
 COVERAGE_SIZES = (2048, 4096, 8192, 16384)
 
 
-class Training(ABC, Generic[Recipe]):
+class HeadTraining:
     """Connects target, data and trainer; once `steps` is exhausted, the directory holds export and report."""
 
-    product: Product
+    def __init__(self, directory: RunDirectory, target: Target, recipe: HeadRecipe) -> None:
+        """Start, or continue from the checkpoint.
 
-    def __init__(self, directory: RunDirectory, target: Target, recipe: Recipe) -> None:
-        """Start, or continue from the checkpoint; raises `ConfigError` for no data, or data of another target."""
-        self.directory = directory
-        self.target = target
-        self.recipe = recipe
+        Raises `ConfigError` for no data, data of another target, or sizes next to `recipe.init`, and `ModelLoadError`
+        for an unusable `recipe.init`.
+        """
+        self.directory, self.target, self.recipe = directory, target, recipe
         check_data(directory.data, target)
         self.dataset = Dataset(directory.data, recipe.max_tokens)
         if not self.dataset.training:
             raise ConfigError(f"{directory.data} holds no text to train on yet", param="tokens")
-        self.counts = count_tokens(self.dataset.response_tokens(), target.shape.vocab)
+        self._counts = count_tokens(self.dataset.response_tokens(), target.shape.vocab)
         self._needed = target.needed_tokens
-        self.trainer = Trainer(self.begin(), self.dataset, recipe.training, target.preamble)
+        self.head = self._initial_head()
+        self._vocabulary = self._loss_vocabulary()
+        task = HeadTask(
+            self.head,
+            target.ends_for(self.head.weights.target_ids),
+            recipe.objective,
+            vocabulary=self._vocabulary,
+            workers=recipe.training.workers,
+            dtype=recipe.training.dtype,
+        )
+        self.trainer = Trainer(task, self.dataset, recipe.training, target.preamble)
         if directory.checkpoint.exists():
             self.trainer.load(directory.checkpoint)
 
-    @abstractmethod
-    def begin(self) -> TrainTask:
-        """Make the weights, and return the task that trains them."""
+    def _initial_head(self) -> HeadLayer:
+        """Return the head to start from; its draft vocabulary is that with which the training began."""
+        recipe, file = self.recipe, self.directory.vocabulary
+        if recipe.init is not None:
+            if recipe.size != HeadSize():
+                raise ConfigError(f"sizes are given, but the head has those of {recipe.init}", param="init")
+            return read_head(recipe.init, self.target)
+        if not file.exists():
+            file.write_text(json.dumps(choose_vocabulary(self._counts, recipe.draft_vocab, self._needed).tolist()))
+        ids = torch.tensor(json.loads(file.read_text()))
+        config = self.target.head_config(len(ids), recipe.size)
+        documents = (ref.shard.read(ref.index) for ref in self.dataset.training)
+        return HeadLayer(
+            config, initial_weights(config, self.target.ends_for(ids), documents, ids, recipe.training.seed)
+        )
 
-    @property
-    @abstractmethod
-    def parameters(self) -> int:
-        """Number of weights, without the target's."""
+    def _loss_vocabulary(self) -> LossVocabulary | None:
+        """Return the draft ids in the loss; None for all of them: other losses than cross entropy have no sample."""
+        objective, size = self.recipe.objective, self.recipe.loss_size
+        if objective.acceptance_share or self.head.config.draft_vocab <= size.loss_vocab:
+            return None
+        frequent = self._counts[self.head.weights.target_ids].topk(size.loss_vocab).indices
+        seed = self.recipe.training.seed
+        return LossVocabulary.of(frequent, self.head.config.draft_vocab, num_sampled=size.loss_sample, seed=seed)
 
-    @property
-    @abstractmethod
-    def draft_vocab(self) -> int:
-        """Number of tokens that can be drafted."""
-
-    @abstractmethod
     def hparams(self) -> Mapping[str, object]:
-        """Return the hyperparameters beyond `TrainSettings`, for report and provenance: plain JSON values."""
-
-    @abstractmethod
-    def export(self, provenance: dict[str, Any]) -> None:
-        """Write the export, ready to serve, with `provenance` (`engine.models.provenance`) and a checksum added."""
+        objective, vocabulary = self.recipe.objective, self._vocabulary
+        return {
+            "steps_of_training_time_test": objective.num_steps,
+            "share_of_first_step_alone": objective.warm_up,
+            "noise": objective.noise,
+            "acceptance_share": objective.acceptance_share,
+            "step_decay": objective.step_decay,
+            "tokens_in_every_loss": self.head.config.draft_vocab if vocabulary is None else len(vocabulary.frequent),
+            "tokens_sampled_for_a_loss": 0 if vocabulary is None else vocabulary.num_sampled,
+            **{name: getattr(self.head.config.shape, name) for name in ("heads", "kv_heads", "intermediate")},
+            "aux_layers": list(self.head.config.aux_layers),
+            "init": str(self.recipe.init.name) if self.recipe.init else "linear regression",
+        }
 
     def steps(self) -> Iterator[TrainingStep]:
         """Train; each measurement renews the checkpoint, the export and the report."""
@@ -72,49 +104,46 @@ class Training(ABC, Generic[Recipe]):
         for done in self.trainer.steps():
             if done.measured is not None:
                 self.trainer.save(self.directory.checkpoint)
-                self._write(self._outcome(time.monotonic() - started))
+                outcome = self._outcome(time.monotonic() - started)
+                self.export(outcome)
+                write_result(self.directory, outcome)
+                write_report(self.directory, outcome, draw(self.directory, outcome))
             yield done
 
-    def frequent_tokens(self, size: int) -> Tensor:  # [size] int64, rising
-        """Return the most frequent tokens of the text and those always needed, as chosen when the training began."""
-        file = self.directory.vocabulary
-        if file.exists():
-            return torch.tensor(json.loads(file.read_text()))
-        ids = choose_vocabulary(self.counts, size, self._needed)
-        file.write_text(json.dumps(ids.tolist()))
-        return ids
-
-    def _write(self, outcome: TrainingOutcome) -> None:
-        self.export(
-            {
-                "version": 1,
-                "target": self.target.name,
-                "target_fingerprint": self.target.identity,
-                "tokenizer_fingerprint": self.target.tokenizer.fingerprint,
-                "acceptance": {kind: asdict(counts) for kind, counts in outcome.by_kind.items()},
-                "data": asdict(outcome.data),
-                "settings": dict(outcome.settings),
-                "steps": outcome.history[-1].step,
-            }
-        )
-        write_result(self.directory, outcome)
-        write_report(self.directory, outcome, draw(self.directory, outcome))
+    def export(self, outcome: TrainingOutcome) -> None:
+        """Write the head, ready to serve, with its provenance (`engine.models.provenance`) and a checksum."""
+        provenance: dict[str, Any] = {
+            "version": 1,
+            "target": self.target.name,
+            "target_fingerprint": self.target.identity,
+            "tokenizer_fingerprint": self.target.tokenizer.fingerprint,
+            "acceptance": {kind: asdict(counts) for kind, counts in outcome.by_kind.items()},
+            "data": asdict(outcome.data),
+            "settings": dict(outcome.settings),
+            "steps": outcome.history[-1].step,
+        }
+        weights = self.head.weights
+        rows = output_rows(self.target.ends, weights.target_ids).float()
+        own = self.recipe.weights == "bf16" or not torch.equal(weights.lm_head, rows)
+        storage = HeadStorage(self.recipe.weights, "own" if own else "target")
+        config = replace(self.head.config, storage=storage, provenance=provenance)
+        save_with_checksum(self.directory.exported, config, weights, rope_parameters(self.target.config))
 
     def _outcome(self, seconds: float) -> TrainingOutcome:
         documents = [*self.dataset.training, *self.dataset.held_out]
-        settings = self.recipe.training
+        settings, vocab, draft_vocab = self.recipe.training, self.target.shape.vocab, self.head.config.draft_vocab
+        sizes = sorted({size for size in COVERAGE_SIZES if size <= vocab} | {min(vocab, draft_vocab)})
         return TrainingOutcome(
-            product=self.product,
             target=self.target.name,
-            draft_vocab=self.draft_vocab,
-            parameters=self.parameters,
+            draft_vocab=draft_vocab,
+            parameters=sum(tensor.numel() for tensor in trained_tensors(self.head)),
             data=DataFigures(
                 documents=len(documents),
                 tokens=self.dataset.num_tokens,
                 response_tokens=self.dataset.num_response_tokens,
                 held_out_documents=len(self.dataset.held_out),
                 by_kind=dict(Counter(ref.kind for ref in documents)),
-                coverage=coverage(self.counts, self._sizes(), self._needed),
+                coverage=coverage(self._counts, sizes, self._needed),
             ),
             settings={
                 "epochs": settings.epochs,
@@ -128,10 +157,6 @@ class Training(ABC, Generic[Recipe]):
             history=list(self.trainer.history),
             by_kind=self.trainer.by_kind,
         )
-
-    def _sizes(self) -> Sequence[int]:
-        vocab = self.target.shape.vocab
-        return sorted({size for size in COVERAGE_SIZES if size <= vocab} | {min(vocab, self.draft_vocab)})
 
 
 def check_data(folder: Path, target: Target) -> None:

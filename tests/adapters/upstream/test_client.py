@@ -15,16 +15,14 @@ from prolepsis.adapters.upstream.pool import PoolLost
 from prolepsis.core.config import UPSTREAM, UpstreamApi
 from prolepsis.core.errors import (
     ContextTooLong,
-    DeadlineExceeded,
-    EngineDead,
     EngineError,
     GrammarFailed,
     InvalidParameter,
     ProlepsisError,
     UpstreamUnavailable,
 )
-from prolepsis.core.events import Aborted, Event, Failed, Finished, Terminal, Tokens
-from prolepsis.core.messages import Abort, ApplyPlan, StopRun
+from prolepsis.core.events import Event, Failed, Finished, Terminal, Tokens
+from prolepsis.core.messages import ApplyPlan, StopRun
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams, SpeculationChoice
 from prolepsis.core.stats import RequestStats
@@ -388,38 +386,6 @@ def held() -> Iterator[Held]:
         yield Held(server.url, engine)
 
 
-async def test_an_abort_ends_the_request_here_and_there(held: Held) -> None:
-    stream = held.client.generate(request())
-    assert isinstance(await anext(stream), Tokens)
-    held.client.send(Abort("a"))
-    held.client.send(Abort("unknown"))
-    [last] = [event async for event in stream]
-    assert isinstance(last, Aborted)
-    assert last.reason == "client"
-    assert last.stats.num_output_tokens == 3
-    await held.client.close()
-
-
-async def test_closing_the_iterator_early_frees_its_id_and_ends_it_there(held: Held) -> None:
-    stream = held.client.generate(request())
-    await anext(stream)
-    with pytest.raises(InvalidParameter, match="in use"):
-        await anext(held.client.generate(request()))
-    await stream.aclose()
-    again = held.client.generate(request())
-    assert isinstance(await anext(again), Tokens)
-    await again.aclose()
-    assert held.client.health().num_running == 0
-    await held.client.close()
-
-
-async def test_a_request_ends_at_its_deadline(held: Held) -> None:
-    last = end_of(await collect(held.client, replace(request(), deadline_s=0.2)))
-    assert isinstance(last, Failed)
-    assert isinstance(last.error, DeadlineExceeded)
-    await held.client.close()
-
-
 async def test_a_system_call_that_times_out_ends_a_request_without_deadline(
     held: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -431,18 +397,6 @@ async def test_a_system_call_that_times_out_ends_a_request_without_deadline(
     assert isinstance(last, Failed)
     assert "has been logged" in str(last.error)
     await held.client.close()
-
-
-async def test_closing_the_client_ends_its_requests(held: Held) -> None:
-    stream = held.client.generate(request())
-    await anext(stream)
-    await held.client.close()
-    [last] = [event async for event in stream]
-    assert isinstance(last, Aborted)
-    assert last.reason == "shutdown"
-    assert not held.client.health().alive
-    with pytest.raises(EngineDead):
-        await collect(held.client, request())
 
 
 async def test_a_silent_pool_is_lost() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from prolepsis.adapters.upstream.meter import SharedTime
+from prolepsis.adapters.upstream.pool import SharedTime
 from tests.clock import Clock
 
 

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from prolepsis.adapters.upstream.capabilities import check_request
-from prolepsis.adapters.upstream.schema import not_held
+from prolepsis.adapters.upstream.capabilities import check_request, not_held
 from prolepsis.core.errors import InvalidGrammar
 from prolepsis.core.requests import GrammarSpec
 from tests.adapters.upstream.fakes import request

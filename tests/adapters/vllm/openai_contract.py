@@ -17,8 +17,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
-from prolepsis.adapters.vllm.build import PlaneFacts, assemble
-from prolepsis.adapters.vllm.client import VllmEngineClient
+from prolepsis.adapters.vllm.build import PlaneFacts, VllmEngineClient, assemble
 from prolepsis.adapters.vllm.data_plane import ComputedPass
 from prolepsis.adapters.vllm.v0_32 import VllmDataPlane, VllmSettings
 from prolepsis.core.config import EngineConfig

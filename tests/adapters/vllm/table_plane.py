@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 import torch
 
 from prolepsis.adapters.vllm.build import PlaneFacts, assemble
-from prolepsis.adapters.vllm.capabilities import EXACTNESS
 from prolepsis.adapters.vllm.data_plane import ComputedPass, ComputedRow
+from prolepsis.adapters.vllm.start import EXACTNESS
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.engine_client import EngineInfo
 from prolepsis.engine.step import Engine

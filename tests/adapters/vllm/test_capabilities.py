@@ -2,7 +2,7 @@
 
 import pytest
 
-from prolepsis.adapters.vllm.capabilities import CAPABILITIES, check
+from prolepsis.adapters.vllm.start import CAPABILITIES, check
 from prolepsis.core.config import EngineConfig, RemoteProposerTerms
 from prolepsis.core.errors import ConfigError
 

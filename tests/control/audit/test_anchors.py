@@ -11,10 +11,11 @@ from sqlalchemy import delete, update
 from structlog.testing import capture_logs
 
 from prolepsis.control.audit import chain
-from prolepsis.control.audit.anchors import AnchorFeature, AnchorFile, AnchorLog, AnchorWebhook, places, read_anchors
+from prolepsis.control.audit.anchors import AnchorFeature, AnchorPlace, places, read_anchors
 from prolepsis.control.store.database import Database
+from prolepsis.control.store.links import digest_at
 from prolepsis.control.store.signing import AuditKeys
-from prolepsis.control.store.tables import audit_entries, audit_head
+from prolepsis.control.store.tables import chain_heads, chain_links
 from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.errors import ConfigError
 from tests.control.audit.test_tampering import in_memory
@@ -38,21 +39,31 @@ def append(database: Database) -> None:
         chain.append(connection, [AuditEvent(actor="ann", action="plan.applied")])
 
 
+def place_of(setting: str | Path) -> AnchorPlace:
+    [place] = places([str(setting)], Path("unused"))
+    return place
+
+
+def file_of(place: AnchorPlace) -> Path:
+    assert place.path is not None
+    return place.path
+
+
 async def test_a_file_gets_each_new_head_once(tmp_path: Path, keys: AuditKeys, database: Database) -> None:
-    place = AnchorFile(tmp_path / "elsewhere" / "anchors.jsonl")
+    place = place_of(tmp_path / "elsewhere" / "anchors.jsonl")
     feature = AnchorFeature(database, [place], CollectorRegistry(), period_s=1.0)
     await feature.tick()
     await feature.tick()
     append(database)
     await feature.close()
-    heads = read_anchors(place.path).heads
+    heads = read_anchors(file_of(place)).heads
     assert [head.seq for head in heads] == [1, 2]
     assert [keys.public.fault(head) for head in heads] == [None, None]
 
 
 async def test_a_log_line_is_an_anchor(tmp_path: Path, keys: AuditKeys, database: Database) -> None:
     with capture_logs() as logs:
-        await AnchorFeature(database, [AnchorLog()], CollectorRegistry(), period_s=1.0).tick()
+        await AnchorFeature(database, [place_of("log")], CollectorRegistry(), period_s=1.0).tick()
     [line] = [json.dumps(entry) for entry in logs if entry["event"] == "audit_anchor"]
     (tmp_path / "log").write_text("\n".join([json.dumps({"event": "listening"}), "", line]))
     [head] = read_anchors(tmp_path / "log").heads
@@ -61,16 +72,16 @@ async def test_a_log_line_is_an_anchor(tmp_path: Path, keys: AuditKeys, database
 
 async def test_a_torn_line_costs_no_other_anchor(tmp_path: Path, database: Database) -> None:
     """A server that was killed while it wrote leaves half a line."""
-    place = AnchorFile(tmp_path / "anchors.jsonl")
+    place = place_of(tmp_path / "anchors.jsonl")
     await AnchorFeature(database, [place], CollectorRegistry(), period_s=1.0).tick()
-    with place.path.open("a") as file:
+    with file_of(place).open("a") as file:
         file.write('{"chain": "audit", "seq": 2, "dig')
     with capture_logs() as logs:
-        assert place.last()["audit"].seq == 1
+        AnchorFeature(database, [place], CollectorRegistry(), period_s=1.0)
     assert [(line["event"], line["lines"]) for line in logs] == [("audit_anchors_torn", [2])]
     append(database)
     await AnchorFeature(database, [place], CollectorRegistry(), period_s=1.0).tick()
-    found = read_anchors(place.path)
+    found = read_anchors(file_of(place))
     assert ([head.seq for head in found.heads], found.torn) == ([1, 2], [2])
 
 
@@ -95,7 +106,7 @@ def webhook(status: list[int], bodies: list[object]) -> Iterator[str]:
 async def test_a_webhook_gets_it_again_until_it_takes_it(database: Database) -> None:
     status, bodies, registry = [500], list[object](), CollectorRegistry()
     with webhook(status, bodies) as url:
-        feature = AnchorFeature(database, [AnchorWebhook(url)], registry, period_s=1.0)
+        feature = AnchorFeature(database, [place_of(url)], registry, period_s=1.0)
         with capture_logs() as logs:
             await feature.tick()
         status[0] = 200
@@ -112,34 +123,34 @@ async def test_a_webhook_gets_it_again_until_it_takes_it(database: Database) -> 
 async def test_one_replica_anchors_at_a_webhook_and_each_in_its_own_file(tmp_path: Path, database: Database) -> None:
     bodies = list[object]()
     with webhook([200], bodies) as url:
-        files = [AnchorFile(tmp_path / name) for name in ("a.jsonl", "b.jsonl")]
+        files = [place_of(tmp_path / name) for name in ("a.jsonl", "b.jsonl")]
         replicas = [
-            AnchorFeature(database, [AnchorWebhook(url), file], CollectorRegistry(), period_s=60.0) for file in files
+            AnchorFeature(database, [place_of(url), file], CollectorRegistry(), period_s=60.0) for file in files
         ]
         for replica in replicas:
             await replica.tick()
         assert len(bodies) == 1
         await replicas[1].close()
         assert len(bodies) == 2, "the last anchor of a server that stops does not wait for a turn"
-    assert [len(read_anchors(file.path).heads) for file in files] == [1, 1]
+    assert [len(read_anchors(file_of(file)).heads) for file in files] == [1, 1]
 
 
 async def test_each_webhook_of_a_host_gets_anchors(database: Database) -> None:
     bodies = list[object]()
     with webhook([200], bodies) as url:
-        both = [AnchorWebhook(url), AnchorWebhook(f"{url}2")]
+        both = [place_of(url), place_of(f"{url}2")]
         await AnchorFeature(database, both, CollectorRegistry(), period_s=1.0).tick()
     assert len(bodies) == 2
 
 
 async def test_a_chain_that_lost_an_anchor_is_reported_even_after_a_restart(tmp_path: Path, database: Database) -> None:
-    place, registry = AnchorFile(tmp_path / "anchors.jsonl"), CollectorRegistry()
+    place, registry = place_of(tmp_path / "anchors.jsonl"), CollectorRegistry()
     append(database)
     await AnchorFeature(database, [place], CollectorRegistry(), period_s=1.0).tick()
     with database.write() as connection:
-        first = chain.digest_at(connection, 1)
-        connection.execute(delete(audit_entries).where(audit_entries.c.seq == 2))
-        connection.execute(update(audit_head).values(seq=1, digest=first))
+        first = digest_at(connection, 1)
+        connection.execute(delete(chain_links).where(chain_links.c.seq == 2))
+        connection.execute(update(chain_heads).values(seq=1, digest=first))
     restarted = AnchorFeature(database, [place], registry, period_s=1.0)
     with capture_logs() as logs:
         await restarted.tick()
@@ -151,7 +162,12 @@ async def test_a_chain_that_lost_an_anchor_is_reported_even_after_a_restart(tmp_
 
 def test_places_are_named_by_the_setting(tmp_path: Path) -> None:
     kinds = places(["auto", "log", "https://example.org/hook", "anchors.jsonl", "none"], tmp_path / "default")
-    assert [type(one) for one in kinds] == [AnchorFile, AnchorLog, AnchorWebhook, AnchorFile]
+    assert [(one.path is None, one.turn is None) for one in kinds] == [
+        (False, True),
+        (True, True),
+        (True, False),
+        (False, True),
+    ]
     assert [one.name for one in kinds] == [str(tmp_path / "default"), "log", "example.org", "anchors.jsonl"]
     for wrong in ("", "ftp://example.org"):
         with pytest.raises(ConfigError, match="allowed: auto, log"):

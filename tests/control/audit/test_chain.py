@@ -5,9 +5,9 @@ import sys
 from collections.abc import Callable
 
 from prolepsis.control.audit import chain
-from prolepsis.control.audit.entry import START_OF_CHAIN
 from prolepsis.control.audit.verify import Anchor, ChainEvidence, verify
 from prolepsis.control.store.database import Database
+from prolepsis.control.store.links import START_OF_CHAIN
 from prolepsis.core.audit_event import AuditEvent
 
 APPEND = """

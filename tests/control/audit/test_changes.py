@@ -9,7 +9,7 @@ from prolepsis.control.audit import chain
 from prolepsis.control.audit.changes import RecentChanges, is_change
 from prolepsis.control.audit.entry import SERVED
 from prolepsis.control.store.database import Database
-from prolepsis.control.store.tables import audit_entries
+from prolepsis.control.store.tables import chain_links
 from prolepsis.core.audit_event import SERVER, AuditEvent
 
 NOW = 1_800_000_000.0
@@ -21,7 +21,7 @@ def append(database: Database, *events: AuditEvent, ago_s: float = 0.0) -> list[
     at = (datetime.fromtimestamp(NOW, UTC) - timedelta(seconds=ago_s)).isoformat(timespec="microseconds")
     with database.write() as connection:
         seqs = [entry.seq for entry in chain.append(connection, events)]
-        connection.execute(update(audit_entries).where(audit_entries.c.seq.in_(seqs)).values(at=at))
+        connection.execute(update(chain_links).where(chain_links.c.seq.in_(seqs)).values(at=at))
     return seqs
 
 

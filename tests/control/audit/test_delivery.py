@@ -15,6 +15,7 @@ from typing import ClassVar
 import pytest
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest, ExportLogsServiceResponse
 
+from prolepsis.control.audit.commands.log import exported
 from prolepsis.control.audit.delivery import (
     BATCH,
     Cursor,
@@ -23,7 +24,9 @@ from prolepsis.control.audit.delivery import (
     destination,
     held_cursor,
 )
-from prolepsis.control.audit.entry import SERVED, START_OF_CHAIN, AuditEntry, Details
+from prolepsis.control.audit.entry import SERVED, AuditEntry, Details
+from prolepsis.control.audit.verify import verify
+from prolepsis.control.store.links import START_OF_CHAIN
 from prolepsis.core.errors import ConfigError, DeliveryFailed
 from tests.waiting import ended
 
@@ -87,6 +90,13 @@ def test_another_log_is_refused(tmp_path: Path) -> None:
     (tmp_path / "cursor.json").write_text('{"seq": -1}')
     with pytest.raises(ConfigError, match="cursor"):
         Cursor(tmp_path / "cursor.json")
+
+
+def test_an_export_of_the_first_version_verifies() -> None:
+    """Exports are kept for years: a change of what is digested would make each of them look forged."""
+    with (Path(__file__).parent / "export.jsonl").open(encoding="utf-8") as lines:
+        found = verify(exported(lines))
+    assert (found.num_entries, found.num_erased, found.faults) == (3, 1, ())
 
 
 def test_a_cursor_begins_where_configured_and_passes_over_skipped_actions() -> None:

@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 from prolepsis.control.audit.log import forget_tenant
 from prolepsis.control.audit.lookup import FoundRequest, find_request
-from prolepsis.control.store import records, retries
+from prolepsis.control.store import records
 from prolepsis.control.store.store import Store
-from prolepsis.control.store.tables import audit_entries, request_records
+from prolepsis.control.store.tables import chain_links, request_records
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.server.cli.main import app as commands
@@ -84,14 +84,14 @@ async def test_the_names_of_retries_go_when_records_are_pruned(store: Store, htt
     assert store.writer.flush(20.0)
     records.prune(store.database, time.time() + 1.0)
     with store.database.read() as connection:
-        assert retries.answer_ids(connection, ["retry-8"], 10) == set()
+        assert records.answers_of_retries(connection, ["retry-8"], 10) == set()
 
 
 async def test_the_names_are_forgotten_with_the_tenant(store: Store, http: httpx.AsyncClient) -> None:
     reply = await http.post("/v1/completions", json=ASKED, headers=HEADERS)
     assert store.writer.flush(20.0)
     with store.database.write() as connection:
-        for table in (audit_entries, request_records):
+        for table in (chain_links, request_records):
             connection.execute(update(table).values(tenant="acme"))
     forget_tenant(store.database, "acme", "ann")
     with store.database.read() as connection:

@@ -12,22 +12,21 @@ from prolepsis.control.audit.log import forget_tenant
 from prolepsis.control.audit.verify import (
     Anchor,
     ChainEvidence,
-    RecordsVerified,
     Verified,
     parse_anchor,
     verify,
     verify_records,
 )
-from prolepsis.control.store import record_chain as links
-from prolepsis.control.store import records
+from prolepsis.control.store import links, record_chain, records
 from prolepsis.control.store.database import Database
 from prolepsis.control.store.signing import OPTION, AuditKeys
-from prolepsis.control.store.tables import audit_entries, audit_head, record_chain, record_head, request_records
+from prolepsis.control.store.tables import chain_heads, chain_links, request_records
 from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.errors import InvalidParameter
-from tests.control.audit.test_tampering import in_memory
+from tests.control.audit.test_tampering import change, in_memory, move_end
 from tests.control.store.fakes import latest_records, record
 
+OF_RECORDS = chain_links.c.chain == "requests"
 OTHER = {
     "seq": 77,
     "uid": "0" * 32,
@@ -48,8 +47,12 @@ OTHER = {
 
 
 @pytest.fixture
-def written(database: Database) -> Database:
-    """Five entries, every second about a tenant."""
+def written(sqlite_database: Database) -> Database:
+    return write_five(sqlite_database)
+
+
+def write_five(database: Database) -> Database:
+    """Write five entries, every second about a tenant."""
     with database.write() as connection:
         for i in range(1, 6):
             act = AuditEvent(
@@ -78,44 +81,44 @@ def test_a_chain_as_it_was_written_verifies(written: Database) -> None:
 
 
 def test_the_test_changes_every_column() -> None:
-    assert set(OTHER) == set(audit_entries.columns.keys())
+    assert set(OTHER) == set(chain_links.columns.keys()) - {"chain", "record_id"}
 
 
 def test_a_change_of_any_field_of_any_entry_is_found(written: Database) -> None:
     for column, seq in product(OTHER, (1, 2, 5)):
-        here = audit_entries.c.seq == seq
+        here = chain_links.c.seq == seq
         values = [OTHER[column]] if column in ("seq", "uid") else [OTHER[column], _nothing(column)]
         for value in values:
             with written.write() as connection:
-                before = connection.execute(select(audit_entries).where(here)).mappings().one()
+                before = connection.execute(select(chain_links).where(here)).mappings().one()
                 if before[column] == value:  # of the first entry, which follows nothing
                     continue
-                connection.execute(update(audit_entries).where(here).values({column: value}))
+                connection.execute(update(chain_links).where(here).values({column: value}))
             assert verified(written).faults, (seq, column, value)
             with written.write() as connection:
-                there = audit_entries.c.seq == (value if column == "seq" else seq)
-                connection.execute(update(audit_entries).where(there).values({column: before[column]}))
+                there = chain_links.c.seq == (value if column == "seq" else seq)
+                connection.execute(update(chain_links).where(there).values({column: before[column]}))
     assert verified(written).faults == ()
 
 
 def _nothing(column: str) -> str | None:
-    return None if audit_entries.columns[column].nullable else ""
+    return None if chain_links.columns[column].nullable else ""
 
 
 def test_an_entry_that_is_taken_out_is_found(written: Database) -> None:
     with written.write() as connection:
-        connection.execute(delete(audit_entries).where(audit_entries.c.seq == 3))
+        connection.execute(delete(chain_links).where(chain_links.c.seq == 3))
     assert {fault.seq for fault in verified(written).faults} == {4}
 
 
 def test_an_end_that_is_cut_off_is_found_by_the_head_or_an_anchor(written: Database) -> None:
     anchor = verified(written).head
     with written.write() as connection:
-        connection.execute(delete(audit_entries).where(audit_entries.c.seq == 5))
+        connection.execute(delete(chain_links).where(chain_links.c.seq == 5))
     assert [fault.seq for fault in verified(written).faults] == [4]
     with written.write() as connection:
-        last = connection.scalar(select(audit_entries.c.digest).where(audit_entries.c.seq == 4))
-        connection.execute(update(audit_head).values(seq=4, digest=last))
+        last = connection.scalar(select(chain_links.c.digest).where(chain_links.c.seq == 4))
+        connection.execute(update(chain_heads).values(seq=4, digest=last))
     assert verified(written).faults == ()
     assert ["cut off" in fault.what for fault in verified(written, anchor=anchor).faults] == [True]
 
@@ -123,14 +126,15 @@ def test_an_end_that_is_cut_off_is_found_by_the_head_or_an_anchor(written: Datab
 def test_a_chain_that_was_written_again_is_found_by_an_anchor(written: Database) -> None:
     anchor = verified(written).head
     with written.write() as connection:
-        connection.execute(delete(audit_entries))
-        connection.execute(update(audit_head).values(seq=0, digest="0" * 64))
+        connection.execute(delete(chain_links))
+        connection.execute(update(chain_heads).values(seq=0, digest="0" * 64))
         chain.append(connection, [AuditEvent(actor="eve", action="plan.applied") for _ in range(5)])
     assert verified(written).faults == ()
     assert [fault.seq for fault in verified(written, anchor=anchor).faults] == [5]
 
 
-def test_a_tenant_is_forgotten_and_the_chain_verifies(written: Database) -> None:
+def test_a_tenant_is_forgotten_and_the_chain_verifies(database: Database) -> None:
+    written = write_five(database)
     with written.write() as connection:
         records.add(connection, [record("acme"), record("acme"), record("other")])
     anchor = verified(written).head
@@ -151,14 +155,14 @@ def test_a_tenant_is_forgotten_and_the_chain_verifies(written: Database) -> None
 @pytest.mark.parametrize("erases", ["[[1]]", '[{"a": 1}]', "[true]", "1", "[", "[" * 100_000])
 def test_a_damaged_list_of_erased_entries_is_a_fault_and_no_crash(written: Database, erases: str) -> None:
     with written.write() as connection:
-        connection.execute(update(audit_entries).where(audit_entries.c.seq == 2).values(erases=erases))
+        connection.execute(update(chain_links).where(chain_links.c.seq == 2).values(erases=erases))
     assert [(fault.seq, fault.what) for fault in verified(written).faults] == [(2, "has been changed")]
 
 
 def test_erasing_without_an_entry_that_says_so_is_found(written: Database) -> None:
     details = ("actor", "tenant", "subject", "before", "after", "salt")
     with written.write() as connection:
-        connection.execute(update(audit_entries).where(audit_entries.c.seq == 2).values(dict.fromkeys(details)))
+        connection.execute(update(chain_links).where(chain_links.c.seq == 2).values(dict.fromkeys(details)))
     [fault] = verified(written).faults
     assert fault.seq == 2
     assert "erased" in fault.what
@@ -189,9 +193,9 @@ class Kept:
     def add(self, *tenants: str) -> None:
         with self.database.write() as connection:
             records.add(connection, [record(tenant) for tenant in tenants])
-            self.anchors.append(Anchor(*links.head(connection)))
+            self.anchors.append(Anchor(*links.head(connection, "requests")))
 
-    def verified(self) -> RecordsVerified:
+    def verified(self) -> Verified:
         with self.database.read() as connection:
             return verify_records(connection, self.anchors, self.keys.public)
 
@@ -202,110 +206,92 @@ def kept(tmp_path: Path) -> Kept:
     for _ in range(3):
         made.add("acme", "other")
     found = made.verified()
-    assert (found.num_records, found.anchored, found.faults) == (6, 6, ())
+    assert (found.num_entries, found.anchored, found.faults) == (6, 6, ())
     return made
 
 
 def test_deletions_are_on_record(kept: Kept) -> None:
     assert records.forget(kept.database, "acme") == 3
     found = kept.verified()
-    assert (found.num_records, found.num_deleted, found.faults) == (3, 3, ())
+    assert (found.num_entries, found.num_erased, found.faults) == (7, 3, ())
     kept.add("acme")
     assert records.prune(kept.database, 1e12) == 4
     found = kept.verified()
-    assert (found.num_records, found.num_deleted, found.faults) == (0, 7, ())
+    assert (found.num_entries, found.num_erased, found.faults) == (9, 7, ())
     with kept.database.read() as connection:
-        assert set(connection.scalars(select(record_chain.c.record_id))) == {None}, "no id that a guess needs"
+        assert set(connection.scalars(select(chain_links.c.record_id))) == {None}, "no id that a guess needs"
 
 
 def test_a_column_that_a_later_version_adds_changes_no_digest() -> None:
     row = record("acme").row
-    assert links.content_digest({**row, "added": None}) == links.content_digest(row)
-    assert links.content_digest({**row, "tenant": None}) != links.content_digest(row)
+    assert record_chain.content_digest({**row, "added": None}) == record_chain.content_digest(row)
+    assert record_chain.content_digest({**row, "tenant": None}) != record_chain.content_digest(row)
 
 
-def unsigned(connection: Connection) -> Connection:
-    return connection.execution_options(**{OPTION: None})
-
-
-def some(connection: Connection, seq: int = 3) -> str:
-    return str(connection.scalar(select(record_chain.c.record_id).where(record_chain.c.seq == seq)))
+def record_of(connection: Connection, seq: int = 3) -> ColumnElement[bool]:
+    """Return which record a link is about."""
+    linked = select(chain_links.c.record_id).where(OF_RECORDS, chain_links.c.seq == seq)
+    return request_records.c.record_id == connection.scalar(linked)
 
 
 def change_a_record(connection: Connection) -> None:
-    connection.execute(update(request_records).values(num_output_tokens=1).where(_is(some(connection))))
+    connection.execute(update(request_records).values(num_output_tokens=1).where(record_of(connection)))
 
 
 def change_a_record_and_its_link(connection: Connection) -> None:
     change_a_record(connection)
-    row = connection.execute(select(request_records).where(_is(some(connection)))).mappings().one()
-    link = record_chain.c.seq == 3
-    connection.execute(update(record_chain).where(link).values(content_digest=links.content_digest(dict(row))))
+    row = connection.execute(select(request_records).where(record_of(connection))).mappings().one()
+    change(connection, 3, "requests", details_digest=record_chain.content_digest(dict(row)))
 
 
-def delete_a_record(connection: Connection) -> None:
-    connection.execute(delete(request_records).where(_is(some(connection))))
+def delete_records(connection: Connection, *seqs: int) -> None:
+    for seq in seqs:
+        connection.execute(delete(request_records).where(record_of(connection, seq)))
 
 
-def delete_a_record_and_its_link(connection: Connection) -> None:
-    delete_a_record(connection)
-    connection.execute(delete(record_chain).where(record_chain.c.seq == 3))
+def delete_links(connection: Connection, *seqs: int) -> None:
+    delete_records(connection, *seqs)
+    connection.execute(delete(chain_links).where(OF_RECORDS, chain_links.c.seq.in_(seqs)))
 
 
 def delete_with_a_forged_reason(connection: Connection) -> None:
-    record_id = some(connection)
-    links.append_deletion(unsigned(connection), [record_id])
-    connection.execute(delete(request_records).where(_is(record_id)))
-
-
-def add_a_record_without_a_link(connection: Connection) -> None:
-    connection.execute(insert(request_records), [record("eve").row])
-
-
-def add_a_record_with_a_link(connection: Connection) -> None:
-    records.add(unsigned(connection), [record("eve")])
-
-
-def damage_what_a_link_deletes(connection: Connection) -> None:
-    connection.execute(update(record_chain).where(record_chain.c.seq == 3).values(deletes="{"))
+    here = record_of(connection)
+    record_id = str(connection.scalar(select(request_records.c.record_id).where(here)))
+    record_chain.append_deletion(connection.execution_options(**{OPTION: None}), [record_id])
+    connection.execute(delete(request_records).where(here))
 
 
 def cut_the_end(connection: Connection) -> None:
-    for seq in (5, 6):
-        connection.execute(delete(request_records).where(_is(some(connection, seq))))
-    connection.execute(delete(record_chain).where(record_chain.c.seq > 4))
-    connection.execute(update(record_head).values(seq=4, digest=links.digest_at(connection, 4)))
+    delete_links(connection, 5, 6)
+    move_end(connection, "requests", seq=4, digest=links.digest_at(connection, 4, "requests"))
 
 
 def delete_everything(connection: Connection) -> None:
-    for table in (request_records, record_chain):
-        connection.execute(delete(table))
-    connection.execute(update(record_head).values(seq=0, digest=links.START, signature=None))
+    delete_links(connection, *range(1, 7))
+    move_end(connection, "requests", seq=0, digest=links.START_OF_CHAIN, signature=None)
 
 
-def _is(record_id: str) -> ColumnElement[bool]:
-    return request_records.c.record_id == record_id
-
-
-ATTACKS: list[Callable[[Connection], None]] = [
-    change_a_record,
-    change_a_record_and_its_link,
-    delete_a_record,
-    delete_a_record_and_its_link,
-    delete_with_a_forged_reason,
-    add_a_record_without_a_link,
-    add_a_record_with_a_link,
-    damage_what_a_link_deletes,
-    cut_the_end,
-    delete_everything,
-]
+ATTACKS: dict[str, Callable[[Connection], object]] = {
+    "a record": change_a_record,
+    "a record and its link": change_a_record_and_its_link,
+    "a record gone": lambda connection: delete_records(connection, 3),
+    "a record gone with its link": lambda connection: delete_links(connection, 3),
+    "a record gone with a forged reason": delete_with_a_forged_reason,
+    "a record without a link": lambda connection: connection.execute(insert(request_records), [record("eve").row]),
+    "a record with a link": lambda connection: records.add(
+        connection.execution_options(**{OPTION: None}), [record("eve")]
+    ),
+    "what a link deletes": lambda connection: change(connection, 3, "requests", erases="{"),
+    "the end cut off": cut_the_end,
+    "everything gone": delete_everything,
+}
 
 
 @pytest.mark.parametrize("goes_on", [False, True])
-@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
-def test_an_attack_is_seen(kept: Kept, attack: Callable[[Connection], None], goes_on: bool) -> None:
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_an_attack_is_seen(kept: Kept, attack: str, goes_on: bool) -> None:
     with kept.database.write() as connection:
-        attack(connection)
+        ATTACKS[attack](connection)
     if goes_on:
         anchors = list(kept.anchors)
         kept.add(*["acme"] * 9)

@@ -6,17 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import insert
 from typer.testing import CliRunner, Result
 
 from prolepsis.control.audit import chain
+from prolepsis.control.audit.feature import WaitingActs
 from prolepsis.control.audit.verify import Anchor, ChainEvidence, verify
 from prolepsis.control.audit.waiting import leave, take
-from prolepsis.control.audit.waiting_runtime import WaitingActs
 from prolepsis.control.controls.file import ControlsFile
 from prolepsis.control.store.database import Database, store_url
+from prolepsis.control.store.documents import Documents, StoredDocument
 from prolepsis.control.store.signing import OPTION, AuditKeys
-from prolepsis.control.store.tables import audit_waiting
 from prolepsis.core.audit_event import AuditEvent
 from prolepsis.server.cli.main import app
 from tests.control.store.databases import migrated_setting
@@ -140,7 +139,7 @@ def test_a_log_that_is_not_signed_goes_on_so(tmp_path: Path, monkeypatch: pytest
 
 def test_an_unreadable_event_is_recorded_and_stops_no_other(site: Site) -> None:
     with site.server.write() as connection:
-        connection.execute(insert(audit_waiting), [{"uid": "x", "event": '{"actor": 1}', "left_at": 1.0}])
+        Documents("act", str, str).put(connection, [StoredDocument("x", '{"actor": 1}', 1.0)])
     site.run("kill", "on")
     assert take(site.server) == 2
     assert [entry["action"] for entry in site.entries()][1:] == ["audit.act_unreadable", "kill.on"]

@@ -2,10 +2,12 @@
 
 import pytest
 
-from prolepsis.control.cost.device_time import PERIOD_S, DevicePrice, DeviceTime, PricesOverTime
+from prolepsis.control.cost.device_time import PERIOD_S, DeviceTime, PricesOverTime
+from prolepsis.control.cost.prices import PriceInUse
 from tests.clock import Clock
 
-CHEAP, DEAR = DevicePrice("1@a/x", "EUR", 0.001), DevicePrice("2@b/x", "EUR", 0.003)
+CHEAP = PriceInUse(name="x", per_device_hour=3.6, currency="EUR", version="1@a")
+DEAR = PriceInUse(name="x", per_device_hour=10.8, currency="EUR", version="2@b")
 
 
 @pytest.fixture

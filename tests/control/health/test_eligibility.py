@@ -10,10 +10,17 @@ import httpx
 import pytest
 
 from prolepsis.control.cost.prices import PriceFile
-from prolepsis.control.health.eligibility import DraftLimits, Eligibility, EligibilityTerms, StartTerms, Threshold
+from prolepsis.control.health.eligibility import (
+    DraftLimits,
+    Eligibility,
+    EligibilityTerms,
+    Judged,
+    StartTerms,
+    Threshold,
+)
 from prolepsis.control.policy.check import InvalidPolicy
 from prolepsis.control.store.store import Store
-from prolepsis.core.config import ServerConfig, ServerLimits
+from prolepsis.core.config import ServerConfig, ServingLimits
 from prolepsis.core.stats import DeviceSeconds, ProposerCounts, RequestStats
 from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.server.openai.replies import MetricsReply
@@ -39,12 +46,14 @@ class Judge:
 
     def __init__(self, *, has_experts: bool = False, start: StartTerms | None = None) -> None:
         self.versions: Mapping[str, str] = {}
+        self.changes: list[Judged] = []
         self.price_per_s: float | None = None
         self.eligibility = Eligibility(
             lambda name: self.versions.get(name, "1"),
             has_experts=has_experts,
             price_per_s=lambda: self.price_per_s,
             start=start,
+            changed=self.changes.append,
         )
 
     def see(self, rate: float, number: int = 1, *, of: str = CHAT, **given: object) -> "Judge":
@@ -60,7 +69,7 @@ class Judge:
         proposers: tuple[str, ...] | None = None,
         start: StartTerms | None = None,
     ) -> DraftLimits:
-        return self.eligibility.limits(of, proposers, terms, start)[0]
+        return self.eligibility.limits(of, proposers, terms, start)
 
 
 @pytest.mark.parametrize("shadow", [True, False])
@@ -80,11 +89,14 @@ def test_a_class_is_eligible_from_min_on_until_it_is_below_until(shadow: bool) -
 
 def test_each_change_is_reported_once() -> None:
     judge = Judge().see(0.9, 4)
-    _, [gained] = judge.eligibility.limits(CHAT, None, TERMS, None)
+    judge.limits()
+    [gained] = judge.changes
     assert (gained.eligible, gained.condition, gained.value) == (True, "acceptance_rate", 0.9)
-    assert judge.eligibility.limits(CHAT, None, TERMS, None)[1] == []
+    judge.limits()
+    assert judge.changes == [gained]
     judge.see(0.0, 40)
-    _, [lost] = judge.eligibility.limits(CHAT, None, TERMS, None)
+    judge.limits()
+    lost = judge.changes[-1]
     assert (lost.eligible, lost.min, lost.until) == (False, 0.7, 0.6)
 
 
@@ -153,12 +165,12 @@ def test_drafts_are_short_until_enough_were_seen() -> None:
 def test_a_steady_class_does_not_flap(rate: float, most: int) -> None:
     """Requests differ: each has a rate of its own, uniform within 0.2 of the class's, and 5 to 40 drafts."""
     for seed in range(20):
-        draw, judge, changes = random.Random(seed), Judge(), 0
+        draw, judge = random.Random(seed), Judge()
         for _ in range(1000):
             own, num_drafts = min(1.0, max(0.0, rate + draw.uniform(-0.2, 0.2))), draw.randint(5, 40)
             judge.see(own, num_drafts=num_drafts)
-            changes += len(judge.eligibility.limits(CHAT, None, TERMS, None)[1])
-        assert changes <= most
+            judge.limits()
+        assert len(judge.changes) <= most
 
 
 @pytest.mark.parametrize(
@@ -234,7 +246,7 @@ class EligibilityApp:
         if policy is not None:
             (folder / "policy.yaml").write_text(policy)
         file = None if policy is None else folder / "policy.yaml"
-        config = config or ServerConfig(limits=ServerLimits(start_drafts=0))
+        config = config or ServerConfig(limits=ServingLimits(start_drafts=0))
         app = build(config, self.engine, ByteTokenizer(), metrics, policy=file, prices=prices, store=store)
         self.features = [one for one in app.state.features if one.name in ("policy", "health", "learned")]
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost")

@@ -18,7 +18,6 @@ from prolepsis.control.health.breaker_runtime import BreakerRuntime
 from prolepsis.control.health.drift import DriftSettings, DriftStreams
 from prolepsis.control.health.drift_runtime import DriftRuntime
 from prolepsis.control.health.eligibility import Eligibility
-from prolepsis.control.health.eligibility_runtime import EligibilityRuntime
 from prolepsis.control.health.feature import HealthFeature
 from prolepsis.control.store.controls import ControlTable
 from prolepsis.core.audit_event import AuditEvent
@@ -58,7 +57,7 @@ class Watched:
             on_cliff=lambda key: breakers.trip(key, "cliff"),
             clock=lambda: self.now,
         )
-        eligibility = EligibilityRuntime(Eligibility(lambda _: self.version), self.registry)
+        eligibility = Eligibility(lambda _: self.version)
         self.health = HealthFeature(lambda: [self.counts], breakers, self.drift, eligibility, clock=lambda: self.now)
 
     def see(self, judged: int, right: int) -> None:
@@ -145,7 +144,7 @@ def test_a_verdict_that_fails_silences_no_other(watched: Watched) -> None:
     with capture_logs() as lines:
         watched.health.on_request_end(request)
     assert [line["event"] for line in lines] == ["verdict_failed"]
-    assert [proposer for proposer, _, _ in watched.health.eligibility.eligibility.figures] == ["draft_head"]
+    assert [proposer for proposer, _, _ in watched.health.eligibility.figures] == ["draft_head"]
 
 
 @pytest.fixture

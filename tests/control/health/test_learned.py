@@ -13,7 +13,7 @@ from prolepsis.control.health.eligibility import DraftFigures, Judged
 from prolepsis.control.health.learned import KEEP_EVERY_S, Keeper, Learned
 from prolepsis.control.store.database import Database
 from prolepsis.control.store.learned import LearnedTable, Place
-from prolepsis.control.store.tables import learned as table
+from prolepsis.control.store.tables import documents as table
 from prolepsis.core.errors import StoreUnavailable
 from prolepsis.core.stats import JudgedDraft, TrafficClassCounts
 from tests.control.health.ended import TRAFFIC_CLASS, ended
@@ -34,8 +34,8 @@ HELD = Judged(
 
 
 @pytest.fixture
-def database(setting: str) -> Iterator[Database]:
-    with closing(opened(setting)) as made:
+def database(sqlite: str) -> Iterator[Database]:
+    with closing(opened(sqlite)) as made:
         yield made
 
 
@@ -76,7 +76,7 @@ def test_conditions_that_are_gone_and_what_is_out_of_use_are_dropped(database: D
     Learned(figures=FIGURES).write(kept)
     assert Learned.read(LearnedTable(database)).conditions == []
     with database.write() as connection:
-        connection.execute(update(table).values(kept_at=1.0))
+        connection.execute(update(table).values(at=1.0))
     Learned(streams_of("head@2").states()).write(kept)
     assert Learned.read(LearnedTable(database)) == Learned(streams_of("head@2").states(), conditions=[])
 
@@ -84,7 +84,7 @@ def test_conditions_that_are_gone_and_what_is_out_of_use_are_dropped(database: D
 def test_a_row_of_another_format_is_learned_again(database: Database) -> None:
     everything().write(LearnedTable(database))
     with database.write() as connection:
-        connection.execute(update(table).values(state='{"older": true}'))
+        connection.execute(update(table).values(value='{"older": true}'))
     assert Learned.read(LearnedTable(database)) == Learned(conditions=[])
 
 

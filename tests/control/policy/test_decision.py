@@ -6,10 +6,11 @@ import pytest
 
 from prolepsis.control.health.eligibility import UNLIMITED
 from prolepsis.control.policy.decision import UNSTATED, SpeculationRequest, conflict, decide
-from prolepsis.control.policy.model import DEFAULT_RULE, Mode, Terms
+from prolepsis.control.policy.model import DEFAULT_RULE, Terms
 from prolepsis.core.ended import AssignedArm, Assignment
 from prolepsis.core.reasons import OffReason
 from prolepsis.core.requests import SpecMode
+from prolepsis.core.stats import Mode
 
 
 @pytest.mark.parametrize(

@@ -16,32 +16,32 @@ TEXT = """
 
 def test_each_rule_says_why() -> None:
     explanation = explain(policy(TEXT), RequestFacts(tenant="bank", temperature=0.2, stream=True))
-    assert explanation.tried == (
+    assert explanation.rules == [
         Tried("bank", "no_match", "route is not given; asked: /v1/responses"),
         Tried("code", "matched"),
         Tried("rest", "not_reached"),
         Tried("default", "not_reached"),
-    )
+    ]
     assert explanation.policy_version == policy(TEXT).full_version
-    assert explanation.decision is not None
-    effect = explanation.decision
-    assert (explanation.rule, effect.choice.mode, effect.choice.num_speculative_tokens) == ("code", "auto", 6)
+    effect = explanation.in_effect
+    assert effect is not None
+    assert (explanation.rule, effect["mode"], effect["num_speculative_tokens"]) == ("code", "on", 6)
 
 
 def test_the_default_counts_where_none_matches() -> None:
     explanation = explain(policy(TEXT), RequestFacts(), SpeculationRequest("always"))
-    assert [tried.outcome for tried in explanation.tried] == ["no_match", "no_match", "no_match", "matched"]
+    assert [tried.outcome for tried in explanation.rules] == ["no_match", "no_match", "no_match", "matched"]
     assert explanation.rule == "default"
-    assert explanation.decision is not None
-    assert (explanation.decision.choice.mode, explanation.decision.sources["mode"]) == ("always", "caller")
+    assert explanation.in_effect is not None
+    assert (explanation.in_effect["forced"], explanation.in_effect["sources"]["mode"]) == (True, "caller")
 
 
 def test_a_request_against_a_pinned_rule_leaves_no_decision() -> None:
     facts = RequestFacts(tenant="bank", route="/v1/responses")
     explanation = explain(policy(TEXT), facts, SpeculationRequest("always"))
-    assert explanation.decision is None
-    assert explanation.conflict is not None
-    assert explanation.conflict.param == "speculation.mode"
+    assert explanation.in_effect is None
+    assert explanation.refused is not None
+    assert explanation.refused["param"] == "speculation.mode"
 
 
 def rules(*names: str) -> str:

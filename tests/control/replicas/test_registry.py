@@ -6,9 +6,17 @@ from prometheus_client import CollectorRegistry
 from sqlalchemy import Connection
 from structlog.testing import capture_logs
 
-from prolepsis.control.replicas.registry import LOST_S, ReplicaRegistry, address_of
+from prolepsis.control.replicas.registry import (
+    FORGOTTEN_S,
+    LOST_S,
+    ReplicaRegistry,
+    ReplicaReply,
+    ReplicaTable,
+    Seen,
+    address_of,
+)
 from prolepsis.control.store.database import Database
-from prolepsis.control.store.replicas import ReplicaTable, SeenReplica
+from prolepsis.control.store.documents import Documents, StoredDocument
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.engine_client import EngineHealth, EngineMember
 from prolepsis.core.errors import StoreUnavailable
@@ -19,20 +27,19 @@ from tests.fake_client import INFO, FakeEngineClient, answer
 class Store(ReplicaTable):
     """A store on the clock of the replicas, which may be away."""
 
-    is_shared = True
-
     def __init__(self, database: Database) -> None:
         self.time = 1000.0
         self.is_away = False
         super().__init__(database, now=self._at)
+        self.is_shared = True
 
     def _at(self, _: Connection) -> float:
         return self.time
 
-    def keep(self, replica: str, facts: str) -> list[SeenReplica]:
+    def keep(self, own: ReplicaReply) -> tuple[float, Seen]:
         if self.is_away:
             raise StoreUnavailable("it is away")
-        return list(super().keep(replica, facts))
+        return super().keep(own)
 
 
 class Server:
@@ -88,6 +95,10 @@ async def test_a_killed_replica_is_shown_as_lost_and_a_stopped_one_is_removed() 
     await first.registry.tick()
     assert [one.state for one in first.registry.shown().replicas] == ["ready", "lost"]
     assert first.registry.num_sharing == 1
+    store.time += FORGOTTEN_S + 1.0
+    await first.registry.tick()
+    [left] = first.registry.shown().replicas
+    assert (left.started_at, left.seen_s_ago) == (1000.0, 0.0), "an old row goes, and a start does not move"
 
 
 async def test_without_the_store_what_was_seen_last_is_shown_and_counted() -> None:
@@ -121,13 +132,14 @@ async def test_engines_behind_a_front_door_are_shown_beneath_it() -> None:
     await theirs.registry.tick()
     store.time += 1.0
     await ours.registry.tick()
-    assert [one.engines for one in ours.registry.shown().replicas] == [[engine], []]
+    assert [one.engines for one in ours.registry.shown().replicas] == [(engine,), ()]
 
 
-async def test_a_row_of_another_version_of_the_software_is_left_out() -> None:
-    store = Store(memory_database())
-    store.keep("later", '{"described": "otherwise"}')
-    server = Server(store)
+async def test_a_row_of_another_version_of_the_software_is_counted_and_left_out() -> None:
+    database = memory_database()
+    with database.write() as connection:
+        Documents("replica", str, str).put(connection, [StoredDocument("later", '{"described": "otherwise"}', 1000.0)])
+    server = Server(Store(database))
     await server.registry.tick()
     assert [one.here for one in server.registry.shown().replicas] == [True]
     assert server.registry.num_sharing == 2

@@ -3,28 +3,17 @@
 from collections.abc import Sequence
 
 from prolepsis.control.rollout.other_rules import OtherRule, other_rules
-from prolepsis.control.traffic.feature import RuleReply
+from prolepsis.control.traffic.feature import RuleTraffic
 from prolepsis.control.traffic.timeline import TimelineSpan
 
 
-def rule(name: str, minutes: Sequence[tuple[float, int, float]]) -> RuleReply:
+def rule(name: str, minutes: Sequence[tuple[float, int, float]]) -> RuleTraffic:
     """`minutes`: begin, requests of ten tokens, device seconds of a token."""
     spans = [
         TimelineSpan(at=at, num_requests=number, num_output_tokens=10 * number, device_s=10 * number * seconds)
         for at, number, seconds in minutes
     ]
-    return RuleReply(
-        rule=name,
-        num_requests=1,
-        num_output_tokens=1,
-        acceptance_rate=None,
-        tokens_per_step=None,
-        device_s=0.0,
-        predicted_plain_s=0.0,
-        saved=None,
-        saved_bounds=None,
-        minutes=spans,
-    )
+    return RuleTraffic(rule=name, minutes=spans)
 
 
 def test_a_token_of_other_rules_is_compared_with_what_it_took_before_the_stage() -> None:

@@ -119,7 +119,7 @@ def test_requests_belong_to_the_heads_and_the_policy_that_they_began_with() -> N
     policy = "p2"
     assert end({DRAFT_HEAD: "a@1", CANDIDATE_HEAD: "b@1"}) == 1, "it began with p1"
     assert end({DRAFT_HEAD: "a@1", CANDIDATE_HEAD: "b@1"}, "p2") == 1
-    assert feature.shown.version == f"a@1 b@1 {info.fingerprint} p2"
+    assert feature.shown().version == f"a@1 b@1 {info.fingerprint} p2"
 
 
 def ask(server: TableServer, mode: str, prompt: str = "bcd") -> str:

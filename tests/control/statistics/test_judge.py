@@ -100,41 +100,31 @@ def evidence(arms: dict[str, ArmScores], consecutive_errors: int = 0, num_contro
     return StageEvidence("r", 0, arms, 1010, num_control, consecutive_errors)
 
 
-def outcome(guardrails: list[Guardrail], seen: StageEvidence) -> tuple[str, str]:
+A, B, DRY = rate("a"), rate("b"), rate("b", dry_run=True)
+
+
+@pytest.mark.parametrize(
+    ("guardrails", "seen", "outcome", "reason", "failed"),
+    [
+        ([A, B], evidence({"a": GOOD, "b": GOOD}), "pass", "within_margins", ()),
+        ([A, B], evidence({"a": GOOD, "b": LITTLE}), "inconclusive", "not_enough_evidence", ()),
+        ([A, B], evidence({"a": GOOD}), "inconclusive", "not_enough_evidence", ()),
+        ([A, B], evidence({"a": LITTLE, "b": BAD}), "fail", "harm", ("b",)),
+        # a dry run is measured and never decides
+        ([A, DRY], evidence({"a": GOOD, "b": BAD}), "pass", "within_margins", ()),
+        ([DRY], evidence({"b": BAD}), "inconclusive", "nothing_decisive", ()),
+        # errors of measurement are no failures, and arms that are not split as stated are not compared
+        ([A], evidence({"a": BAD}, consecutive_errors=6), "inconclusive", "measurement_errors", ("a",)),
+        ([A], evidence({"a": BAD}, consecutive_errors=5), "fail", "harm", ("a",)),
+        ([A], evidence({"a": GOOD}, num_control=1500), "inconclusive", "uneven_arms", ()),
+    ],
+)
+def test_all_have_to_pass_and_one_is_enough_to_fail(
+    guardrails: list[Guardrail], seen: StageEvidence, outcome: str, reason: str, failed: tuple[str, ...]
+) -> None:
     verdict = judge(guardrails, seen, share=0.5)
-    return verdict.outcome, verdict.reason
-
-
-def test_all_have_to_pass_and_one_is_enough_to_fail() -> None:
-    a, b = rate("a"), rate("b")
-    assert outcome([a, b], evidence({"a": GOOD, "b": GOOD})) == ("pass", "within_margins")
-    assert outcome([a, b], evidence({"a": GOOD, "b": LITTLE})) == ("inconclusive", "not_enough_evidence")
-    assert outcome([a, b], evidence({"a": GOOD})) == ("inconclusive", "not_enough_evidence")
-    assert outcome([a, b], evidence({"a": LITTLE, "b": BAD})) == ("fail", "harm")
-
-
-def test_a_verdict_names_what_failed() -> None:
-    verdict = judge(
-        [rate("a"), rate("b"), rate("c", dry_run=True)], evidence({"a": GOOD, "b": BAD, "c": BAD}), share=0.5
-    )
-    assert verdict.failed == ("b",)
-    assert [f.name for f in verdict.guardrails] == ["a", "b", "c"]
-
-
-def test_a_dry_run_is_measured_and_never_decides() -> None:
-    dry = rate("b", dry_run=True)
-    assert outcome([rate("a"), dry], evidence({"a": GOOD, "b": BAD})) == ("pass", "within_margins")
-    assert outcome([dry], evidence({"b": BAD})) == ("inconclusive", "nothing_decisive")
-
-
-def test_errors_of_measurement_are_not_failures() -> None:
-    seen = evidence({"a": BAD}, consecutive_errors=6)
-    assert outcome([rate("a")], seen) == ("inconclusive", "measurement_errors")
-    assert outcome([rate("a")], evidence({"a": BAD}, consecutive_errors=5)) == ("fail", "harm")
-
-
-def test_arms_that_are_not_split_as_stated_are_not_compared() -> None:
-    assert outcome([rate("a")], evidence({"a": GOOD}, num_control=1500)) == ("inconclusive", "uneven_arms")
+    assert (verdict.outcome, verdict.reason, verdict.failed) == (outcome, reason, failed)
+    assert [result.name for result in verdict.guardrails] == [guardrail.name for guardrail in guardrails]
 
 
 @pytest.mark.parametrize(("num_stages", "num_guardrails"), [(1, 1), (4, 1), (4, 5)])

@@ -12,10 +12,10 @@ from tempfile import TemporaryDirectory
 import pytest
 from sqlalchemy import delete, make_url, text, update
 
-from prolepsis.control.audit.entry import START_OF_CHAIN
 from prolepsis.control.store.database import Database, store_url
+from prolepsis.control.store.links import START_OF_CHAIN
 from prolepsis.control.store.migrate import upgrade
-from prolepsis.control.store.tables import audit_head, metadata, policy_current, record_head
+from prolepsis.control.store.tables import chain_heads, metadata
 
 SERVER = os.environ.get("PROLEPSIS_TEST_POSTGRES", "postgresql://127.0.0.1:5432/postgres")
 """The PostgreSQL server on which tests make databases, as a URL; whoever it names may make them."""
@@ -72,11 +72,9 @@ def postgresql_setting() -> Iterator[str]:
 def emptied(setting: str) -> None:
     """Leave in a database what its migrations put there."""
     with closing(opened(setting)) as database, database.write() as connection:
-        for table in set(metadata.sorted_tables) - {audit_head, record_head, policy_current}:
+        for table in set(metadata.sorted_tables) - {chain_heads}:
             connection.execute(delete(table))
-        connection.execute(update(audit_head).values(seq=0, digest=START_OF_CHAIN))
-        connection.execute(update(record_head).values(seq=0, digest=START_OF_CHAIN))
-        connection.execute(update(policy_current).values(version=0))
+        connection.execute(update(chain_heads).values(seq=0, digest=START_OF_CHAIN))
 
 
 def ask_server(*statements: str) -> None:

@@ -13,11 +13,11 @@ from prolepsis.control.audit.log import forget_tenant as forget_all
 from prolepsis.control.store import records
 from prolepsis.control.store.batches import LEASE_S, BatchLine, BatchTable, LineResult, StoredBatch, forget_tenant
 from prolepsis.control.store.database import Database
-from prolepsis.control.store.forgotten import not_forgotten
 from prolepsis.control.store.responses import ResponseNews, ResponseTable, StoredResponse
 from prolepsis.control.store.tables import batch_lines, batches, file_parts, response_events, responses
 from prolepsis.control.store.tables import files as files_table
 from prolepsis.control.store.tenant_files import PART_BYTES, FileTable, TenantFile
+from prolepsis.control.store.turns import not_forgotten
 from prolepsis.core.errors import StoreConflict
 from tests.control.store.fakes import record
 

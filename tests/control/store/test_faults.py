@@ -215,4 +215,4 @@ def test_a_transaction_that_is_not_ended_leaves_nothing(database: Database) -> N
         fails()
     with database.read() as connection:
         assert chain.head(connection)[0] == 0
-        assert connection.execute(text("SELECT count(*) FROM audit_entries")).scalar() == 0
+        assert connection.execute(text("SELECT count(*) FROM chain_links")).scalar() == 0

@@ -25,6 +25,12 @@ QUICK = WriterSettings(linger_s=0.01, first_retry_s=0.01, max_retry_s=0.02)
 
 
 @pytest.fixture
+def setting(sqlite: str) -> str:
+    """How a queue is emptied is the same on PostgreSQL; `test_faults` has what is not."""
+    return sqlite
+
+
+@pytest.fixture
 def start(connect: Callable[[], Database]) -> Iterator[Callable[..., Writer]]:
     writers: list[Writer] = []
 

@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry
 
 from prolepsis.core.telemetry.declare import MetricsRegistry, counter, gauge, histogram
 from prolepsis.core.telemetry.labels import LABELS, NUM_UNUSUAL, OTHER
-from tests.core.telemetry.bounds import most_series
+from tests.core.telemetry.series import most_series
 
 
 def values(registry: CollectorRegistry, name: str) -> dict[tuple[str, ...], float]:

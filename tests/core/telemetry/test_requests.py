@@ -9,6 +9,7 @@ from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams
 from prolepsis.core.stats import DeviceSeconds, EffectiveMode, Mode, RequestStats
 from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.core.token_intervals import TokenIntervals
+from tests.core.telemetry.series import value
 
 ABOUT = RequestAbout(answer_id="a", tenant="acme", key_id="k", tier="premium", route="/v1/x", model="tiny")
 CANARY = Assignment(rollout_id="r", run=1, stage=0, arm="canary", mode="on")
@@ -46,10 +47,6 @@ def prompt(mode: Mode = "on") -> PromptEnded:
 
 def ended(*prompts: PromptEnded, about: RequestAbout = ABOUT) -> RequestEnded:
     return RequestEnded(about=about, end="finished", error=None, prompts=prompts or (prompt(),))
-
-
-def value(metrics: Metrics, name: str, **labels: str) -> float | None:
-    return metrics.registry.get_sample_value(f"prolepsis_{name}", labels)
 
 
 def test_requests_are_counted_by_route_and_by_rule() -> None:
@@ -138,35 +135,32 @@ def test_a_deadline_is_counted_by_the_stage_that_it_cut(progress: RequestStats |
     assert value(metrics, "request_timeouts_total", tier="premium", stage=stage) == 1
 
 
-def test_answers_with_a_form_are_counted_by_mode_and_by_whether_they_have_it() -> None:
-    metrics = Metrics()
-    request = replace(REQUEST, grammar=GrammarSpec("json_schema", "{}"))
-    whole, called = replace(prompt(), request=request), replace(prompt("off"), whole_calls=(True, False))
-    cut, stopped = replace(whole, finish_reasons=("length",)), replace(whole, finish_reasons=("content_filter",))
-    metrics.requests.ended(ended(whole, cut, stopped, called))
-    for kind, mode, result in (
-        ("json_schema", "on", "valid"),
-        ("json_schema", "on", "cut"),
-        ("tool_calls", "off", "valid"),
-        ("tool_calls", "off", "invalid"),
-    ):
-        assert value(metrics, "structured_answers_total", kind=kind, mode=mode, result=result) == 1
+HELD = replace(prompt(), request=replace(REQUEST, grammar=GrammarSpec("lark", "{}"), n=4))
 
 
-def test_each_structured_answer_is_counted_once() -> None:
-    """A tool call that a grammar held was counted twice, and of several samples only one."""
+@pytest.mark.parametrize(
+    ("answer", "counts"),
+    [
+        (HELD, {("lark", "valid"): 1}),
+        (replace(HELD, finish_reasons=("length",)), {("lark", "cut"): 1}),
+        (replace(HELD, finish_reasons=("content_filter",)), {}),
+        (replace(prompt(), whole_calls=(True, False)), {("tool_calls", "valid"): 1, ("tool_calls", "invalid"): 1}),
+        (  # a tool call that a grammar held was counted twice, and of several samples only one
+            replace(HELD, finish_reasons=("tool_calls", "length", "stop", "length"), whole_calls=(True, False)),
+            {("tool_calls", "valid"): 1, ("tool_calls", "invalid"): 1, ("lark", "valid"): 1, ("lark", "cut"): 1},
+        ),
+    ],
+)
+def test_each_answer_with_a_form_is_counted_once(answer: PromptEnded, counts: dict[tuple[str, str], int]) -> None:
     metrics = Metrics()
-    held = replace(REQUEST, grammar=GrammarSpec("lark", "{}"), n=4)
-    reasons = ("tool_calls", "length", "stop", "length")
-    metrics.requests.ended(ended(replace(prompt(), request=held, finish_reasons=reasons, whole_calls=(True, False))))
+    metrics.requests.ended(ended(answer))
     found = {
-        (kind, result): value(metrics, "structured_answers_total", kind=kind, mode="on", result=result)
-        for kind, result in (
-            *(("tool_calls", "valid"), ("tool_calls", "invalid")),
-            *(("lark", "valid"), ("lark", "cut")),
-        )
+        (kind, result): number
+        for kind in ("lark", "tool_calls")
+        for result in ("valid", "cut", "invalid")
+        if (number := value(metrics, "structured_answers_total", kind=kind, mode="on", result=result))
     }
-    assert list(found.values()) == [1, 1, 1, 1]
+    assert found == counts
 
 
 def test_tenants_have_series_only_where_they_are_named() -> None:

@@ -17,7 +17,7 @@ from prolepsis.core.stats import Mode, ProposerCounts, RequestStats
 from prolepsis.core.telemetry.declare import MetricsRegistry
 from prolepsis.core.telemetry.labels import LABELS, OTHER
 from prolepsis.core.telemetry.metrics import Metrics
-from tests.core.telemetry.bounds import most_series
+from tests.core.telemetry.series import most_series
 from tests.core.telemetry.servers import server_with_everything
 from tests.core.telemetry.test_requests import ended, prompt, stats
 from tests.paths import ROOT

@@ -7,8 +7,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from prolepsis.core.figures import RequestDone, StepDone
 from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.core.telemetry.vllm_names import VLLM_NAMES
+from tests.core.telemetry.test_metrics import drafted
 from tests.core.telemetry.test_requests import ended, prompt
-from tests.core.telemetry.test_spec_decode import drafted
 
 BY = {"model_name": "tiny", "engine": "0"}
 QUERIED = """

@@ -3,7 +3,7 @@ import random
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from prolepsis.core.plan import PANIC_PLAN, SpecPlan
@@ -177,7 +177,6 @@ def test_every_verb_reaches_the_proposers() -> None:
     assert scripted.forgotten == ["r0/0"]
 
 
-@settings(max_examples=25)
 @given(st.lists(st.integers(0, 4), min_size=2, max_size=120), st.integers(1, 16))
 def test_free_proposers_never_change_the_text_and_always_move(truth: list[int], limit: int) -> None:
     proposers = _set(SuffixProposer(1 << 16), PromptLookupProposer(), PredictionProposer())
@@ -282,7 +281,6 @@ def test_at_a_fixed_depth_nothing_is_merged() -> None:
     assert not draft.sources
 
 
-@settings(max_examples=25)
 @given(st.lists(st.integers(0, 4), min_size=2, max_size=80), st.integers(0, 4))
 def test_merged_drafts_never_change_the_text_and_stay_within_limits(truth: list[int], wrong: int) -> None:
     def script(sequence: SequenceView, limit: int) -> Draft | None:

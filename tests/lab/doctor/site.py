@@ -14,7 +14,7 @@ from urllib.parse import parse_qs, urlsplit
 from prolepsis import __version__
 from prolepsis.control.audit.entry import AuditEntry, Details
 from prolepsis.core.config import DAY_S, EngineConfig, ServerConfig
-from prolepsis.lab.doctor.facts import Facts
+from prolepsis.lab.doctor.checks import Facts
 from prolepsis.ops.monitoring.files import alert_groups
 from prolepsis.server.front.key_file import KeyFile, new_key
 from tests.loopback import Reply, Request, serving

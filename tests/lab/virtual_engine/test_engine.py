@@ -19,8 +19,7 @@ from prolepsis.engine.runner import Computed
 from prolepsis.engine.step import Engine
 from prolepsis.lab.virtual_engine.engine import Rehearsed, ReplayedParts, rehearsed_engine, virtual_engine
 from prolepsis.lab.virtual_engine.machine import Machine, ProposerCost, RehearsedSettings, VirtualClock
-from prolepsis.lab.virtual_engine.replay import TimedPass
-from prolepsis.lab.virtual_engine.traced_request import TracedRequest
+from prolepsis.lab.virtual_engine.replay import TimedPass, TracedRequest
 from tests.fakes import VOCAB, KeyedVerifier, draft_tree, table_logits, true_continuation
 
 MACHINE = Machine(

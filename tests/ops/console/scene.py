@@ -9,15 +9,13 @@ from itertools import count
 from pathlib import Path
 
 from fastapi import FastAPI
-from pydantic import TypeAdapter
 from sqlalchemy import Connection
 
 from prolepsis import __version__
 from prolepsis.control.cost.prices import PriceFile
 from prolepsis.control.policy.source import PolicyChange, StoredPolicy
-from prolepsis.control.replicas.registry import ReplicaFacts
+from prolepsis.control.replicas.registry import ReplicaReply, ReplicaTable
 from prolepsis.control.rollout.runtime import Rollouts
-from prolepsis.control.store.replicas import ReplicaTable
 from prolepsis.control.store.store import Store, open_store
 from prolepsis.control.web.caller import Role
 from prolepsis.core.config import ServerConfig
@@ -226,17 +224,21 @@ def key_with(scene: Scene, *roles: Role, tenant: str = "acme") -> str:
 
 def add_replica(scene: Scene, name: str, group: ExactGroup, seen_s_ago: Sequence[float] = (0.0,)) -> None:
     """Let the store have seen another server, first and last so many seconds ago."""
-    facts = ReplicaFacts(
+    replica = ReplicaReply(
+        replica=name,
+        here=True,
         address=f"http://{name}.example.org:8000",
         region="north",
         model=INFO.model,
         group=group,
         version=__version__,
         state="ready",
+        started_at=0.0,
+        seen_s_ago=0.0,
+        engines=(),
     )
     for ago in seen_s_ago:
-        table = ReplicaTable(scene.store.database, now=partial(_earlier, ago))
-        table.keep(name, TypeAdapter(ReplicaFacts).dump_json(facts).decode())
+        ReplicaTable(scene.store.database, now=partial(_earlier, ago)).keep(replica)
 
 
 def _earlier(seconds: float, _: Connection) -> float:

@@ -20,7 +20,7 @@ FIRES = {
 async def asked(reply: Callable[[httpx.Request], httpx.Response]) -> AlertsReply:
     feature = AlertsFeature("http://alertmanager:9093", httpx.MockTransport(reply))
     await feature.tick()
-    return feature.reply
+    return feature.shown()
 
 
 async def test_alerts_that_fire_are_listed() -> None:
@@ -64,12 +64,12 @@ async def test_an_alertmanager_that_is_gone_is_asked_again() -> None:
 
     feature = AlertsFeature("http://alertmanager:9093", httpx.MockTransport(reply))
     await feature.tick()
-    assert feature.reply.fault == "Alertmanager was asked in vain (ConnectError)"
+    assert feature.shown().fault == "Alertmanager was asked in vain (ConnectError)"
     await feature.tick()
-    assert (feature.reply.fault, len(feature.reply.alerts)) == ("", 1)
+    assert (feature.shown().fault, len(feature.shown().alerts)) == ("", 1)
 
 
 async def test_without_an_alertmanager_nothing_is_known() -> None:
     feature = AlertsFeature(None)
     await feature.tick()
-    assert feature.reply == AlertsReply(watched=False, fault="", alerts=[], num_left_out=0)
+    assert feature.shown() == AlertsReply(watched=False, fault="", alerts=[], num_left_out=0)

@@ -1,15 +1,20 @@
 """What is handed out names no tenant, no key and no person, and the same one has the same number everywhere."""
 
+import ast
 import json
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from prolepsis.control.store.tables import StoredString, request_records
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.telemetry.metrics import Metrics
-from prolepsis.ops.incident.redactor import Redactor
+from prolepsis.ops.incident.fields import FIELDS
+from prolepsis.ops.incident.redactor import LEFT_OUT, Redactor
 from prolepsis.ops.incident.sources import PARTS
+from tests.contract.surface import GOLDEN
+from tests.paths import ROOT
 from tests.server.application import build
 from tests.server.fakes import ByteTokenizer, FakeEngine
 
@@ -87,7 +92,60 @@ def test_secrets_and_homes_are_redacted() -> None:
     out = Redactor()
     assert "sk-" not in str(out.value({"note": "sk-proj-" + "a1B2" * 12}))
     assert out.value({"api_key": "x"}) == {"api_key": "[SECRET]"}
-    assert out.value({"keys_file": "/home/ann/keys.json"}) == {"keys_file": "/home/person/keys.json"}
+    shown = out.value({"configuration": {"keys_file": "/home/ann/keys.json"}})
+    assert shown == {"configuration": {"keys_file": "/home/person/keys.json"}}
+
+
+def test_a_text_whose_field_is_not_declared_is_left_out() -> None:
+    shown = Redactor().value({"nickname": "the tall one", "versions": {"blend": "a1"}, "total": {"nickname": "b"}})
+    assert shown == {"nickname": LEFT_OUT, "versions": {"blend": "a1"}, "total": {"nickname": LEFT_OUT}}
+
+
+def fields_of_logs() -> set[str]:
+    """Return the names of the fields of our log lines."""
+    found: set[str] = set()
+    for file in (ROOT / "src" / "prolepsis").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            match node:
+                case ast.Call(func=ast.Attribute(value=ast.Name(id="log")), keywords=keywords):
+                    found.update(keyword.arg for keyword in keywords if keyword.arg not in (None, "exc_info"))
+    return found
+
+
+def texts_of(schema: Any, described: Any, field: str, seen: set[str]) -> Iterator[str]:
+    """Yield the fields of text of a schema, also of what is in it."""
+    name = schema.get("$ref", "").rpartition("/")[2]
+    if name and name not in seen:
+        seen.add(name)
+        yield from texts_of(described["components"]["schemas"][name], described, field, seen)
+    if schema.get("type") == "string":
+        yield field
+    parts = [*schema.get("anyOf", ()), schema.get("items"), schema.get("additionalProperties")]
+    for part in parts:
+        yield from texts_of(part, described, field, seen) if isinstance(part, dict) else ()
+    for inner, part in schema.get("properties", {}).items():
+        yield from texts_of(part, described, inner, seen)
+
+
+def test_every_field_of_text_is_declared() -> None:
+    described = build(ServerConfig(), FakeEngine(), ByteTokenizer(), Metrics()).openapi()
+    found, seen = set[str](), set[str]()
+    for path, _ in PARTS.values():
+        schema = described["paths"][path.partition("?")[0]]["get"]["responses"]["200"]["content"]["application/json"]
+        found.update(texts_of(schema["schema"], described, "", seen))
+    found.update(column.name for column in request_records.columns if isinstance(column.type, StoredString))
+    metrics = (GOLDEN / "metrics.txt").read_text().splitlines()
+    labels = {label for line in metrics for label in line.partition("{")[2].partition("}")[0].split(",") if label}
+    assert sorted((found | fields_of_logs() | labels) - FIELDS.keys() - NUMBERS - {""}) == []
+
+
+NUMBERS = frozenset(
+    {
+        *("after_s", "max_model_len", "most_draft_tokens", "ms", "requests_in_flight", "restarts", "retry_s", "rows"),
+        *("seconds", "sequences", "silent_s", "starts", "steps", "tokens", "tries_left"),
+    }
+)
+"""Fields of log lines that hold numbers alone."""
 
 
 def test_metrics_name_no_tenant_and_keep_their_numbers() -> None:

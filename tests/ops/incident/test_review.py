@@ -10,8 +10,7 @@ from prolepsis.control.policy.model import Policy
 from prolepsis.core.traffic_sums import Drafted
 from prolepsis.ops.incident.period import Period
 from prolepsis.ops.incident.prometheus import Firing
-from prolepsis.ops.incident.review import ErrorBudget, Review, budgets
-from prolepsis.ops.incident.review_page import page
+from prolepsis.ops.incident.review import ErrorBudget, Review, budgets, page
 from prolepsis.ops.incident.timeline import Happening, Kind
 from prolepsis.ops.incident.week import Spent, Traffic, WeekFigures
 

@@ -1,6 +1,6 @@
 """A receiver of OTLP over HTTP, as a collector is one, that keeps the spans it is sent."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from gzip import decompress
@@ -9,6 +9,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
+from prolepsis.ops.tracing import spans
 from tests.loopback import Reply, Request, serving
 
 Value = str | bool | int | float | list["Value"]
@@ -63,6 +64,16 @@ def receiving() -> Iterator[Receiver]:
 
     with serving(receiver.take) as receiver.url:
         yield receiver
+
+
+def tree(found: Sequence[spans.Span] | Sequence[ReceivedSpan]) -> dict[str, list[str]]:
+    """Return the names of the spans below each span, in order, by its name; of a span that is not here by its id."""
+    names = {span.span_id: span.name for span in found}
+    assert len(names) == len(found), "ids differ"
+    below: dict[str, list[str]] = {}
+    for span in found:
+        below.setdefault(names.get(span.parent_id, span.parent_id), []).append(span.name)
+    return below
 
 
 def _received(span: Span) -> ReceivedSpan:

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 from opentelemetry.sdk.trace.sampling import Decision, TraceIdRatioBased
 
-from prolepsis.core.ended import End
+from prolepsis.core.ended import End, RequestEnded
 from prolepsis.core.reasons import EffectiveReason, PlainReason
 from prolepsis.core.requests import SpeculationChoice
 from prolepsis.core.trace_context import new_trace_id
@@ -22,46 +22,24 @@ def test_the_share_is_that_of_opentelemetry(share: float) -> None:
         assert is_in_share(trace_id, share) == decided, trace_id
 
 
-@pytest.mark.parametrize(
-    ("end", "kept"),
-    [
-        ("finished", None),
-        ("left", None),
-        ("refused", None),
-        ("broken", None),
-        ("failed", "error"),
-        ("aborted", "error"),
-    ],
-)
-def test_errors_are_kept(end: End, kept: Kept | None) -> None:
-    assert why_kept(request_ended(prompt_ended(end=end), end=end, trace=NOT_SAMPLED)) == kept
-
-
-def test_sampled_traces_are_kept_as_sampled() -> None:
-    assert why_kept(request_ended(prompt_ended(end="failed"), end="failed")) == "sampled"
-
-
-def test_without_a_trace_errors_have_a_reason_too() -> None:
-    assert why_kept(request_ended(prompt_ended(), trace=None)) is None
+def ended(end: End = "finished", reason: EffectiveReason = "speculating") -> RequestEnded:
+    return request_ended(prompt_ended(), prompt_ended(end=end, reason=reason), end=end, trace=NOT_SAMPLED)
 
 
 @pytest.mark.parametrize(
-    ("reason", "is_fallback"),
+    ("request_ended", "kept"),
     [
-        ("speculating", False),
-        ("not_worth_it", False),
-        ("requested_off", False),
-        ("overload_shallow", False),
-        ("backoff", True),
-        ("breaker_open", True),
-        ("killed", True),
-        ("rolled_back", True),
-        ("overload_plain", True),
+        *((ended(end), None) for end in ("finished", "left", "refused", "broken")),
+        *((ended(end), "error") for end in ("failed", "aborted")),
+        *((ended(reason=why), None) for why in ("speculating", "not_worth_it", "requested_off", "overload_shallow")),
+        *((ended(reason=why), "fallback") for why in ("backoff", "breaker_open", "killed", "rolled_back")),
+        (ended(reason="overload_plain"), "fallback"),
+        (replace(ended("failed"), about=request_ended().about), "sampled"),
+        (request_ended(prompt_ended(), trace=None), None),
     ],
 )
-def test_fallbacks_are_kept(reason: EffectiveReason, is_fallback: bool) -> None:
-    kept = why_kept(request_ended(prompt_ended(), prompt_ended(reason=reason), trace=NOT_SAMPLED))
-    assert kept == ("fallback" if is_fallback else None)
+def test_errors_and_fallbacks_are_kept(request_ended: RequestEnded, kept: Kept | None) -> None:
+    assert why_kept(request_ended) == kept
 
 
 @pytest.mark.parametrize(("plain", "found"), [("backoff", ["backoff"]), ("too_costly", []), ("killed", ["killed"])])

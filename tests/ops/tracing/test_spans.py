@@ -9,16 +9,7 @@ from prolepsis.core.rounds import MAX_ROUNDS
 from prolepsis.core.stats import ProposerCounts, RequestStats
 from prolepsis.ops.tracing.spans import Span, replay_span, request_spans
 from tests.ops.tracing.ended import ARRIVAL, TRACE, prompt_ended, request_ended, round_at
-
-
-def tree(spans: Sequence[Span]) -> dict[str, list[str]]:
-    """Return the names of the spans below each span, by its name."""
-    named = {span.span_id: span.name for span in spans}
-    assert len(named) == len(spans), "ids differ"
-    below: dict[str, list[str]] = {}
-    for span in spans:
-        below.setdefault(named.get(span.parent_id, ""), []).append(span.name)
-    return below
+from tests.ops.tracing.receiver import tree
 
 
 def by_name(spans: Sequence[Span], name: str) -> Span:
@@ -30,7 +21,7 @@ def test_phases_and_rounds_are_below_the_request() -> None:
     ended = request_ended(prompt_ended(rounds=[round_at(0.6), round_at(0.7, accepted=0, position=4)]))
     spans = request_spans(ended, TRACE, "sampled")
     assert tree(spans) == {
-        "": ["chat tiny"],
+        TRACE.parent_id: ["chat tiny"],
         "chat tiny": ["queue", "prefill", "decode"],
         "decode": ["round", "round"],
     }

@@ -23,7 +23,7 @@ from tests.control.correctness.test_runtime import table
 from tests.fake_proposer import Scripted
 from tests.fakes import EngineSetup, KeyedVerifier, draft_chain
 from tests.load.server import TableServer, serving
-from tests.ops.tracing.receiver import ReceivedSpan, Receiver, receiving
+from tests.ops.tracing.receiver import ReceivedSpan, Receiver, receiving, tree
 from tests.waiting import wait_for
 
 CALLER = "00f067aa0ba902b7"
@@ -94,16 +94,6 @@ def traced() -> Iterator[Traced]:
         server = TableServer(config, setup)
         server.engine.info = replace(server.engine.info, fingerprint="fp-of-table")
         yield Traced(server, receiver, verifier, drafting)
-
-
-def tree(spans: Sequence[ReceivedSpan]) -> dict[str, list[str]]:
-    """Return the names of the spans below each, in the order of their beginnings."""
-    named = {span.span_id: span.name for span in spans}
-    assert len(named) == len(spans), "ids differ"
-    below: dict[str, list[str]] = {}
-    for span in spans:
-        below.setdefault(named.get(span.parent_id, span.parent_id), []).append(span.name)
-    return below
 
 
 def check_nesting(spans: Sequence[ReceivedSpan]) -> None:

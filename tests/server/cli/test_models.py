@@ -19,8 +19,9 @@ from prolepsis.engine.models.files import quality
 from prolepsis.engine.models.files.quality import MeasuredQuality
 from prolepsis.engine.models.files.store import KNOWN, MANIFEST, Manifest, ModelStore
 from prolepsis.engine.models.files.weights import open_checkpoint
+from prolepsis.engine.models.heads.aliases import head_folder
 from prolepsis.engine.models.heads.format import load_head
-from prolepsis.engine.models.heads.registry import head_folder, list_heads
+from prolepsis.engine.models.heads.registry import list_heads
 from prolepsis.engine.models.load import identity_of
 from prolepsis.engine.models.targets.lean_shape import LeanShape
 from prolepsis.server.cli.main import app

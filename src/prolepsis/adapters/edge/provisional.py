@@ -84,7 +84,9 @@ class ProvisionalAnswer:
         if num_right:
             self._num_wrong = self._next_draft = 0
         elif is_corrected:
-            self._back_off()
+            self._num_wrong += 1
+            pause = min(_LONGEST_PAUSE, 1 << max(0, self._num_wrong - _PATIENCE))
+            self._next_draft = self.num_tokens + pause - 1
         self._proposer.commit(self._sequence, len(event.token_ids))
         self._draft()
         return is_corrected
@@ -106,12 +108,6 @@ class ProvisionalAnswer:
     def not_sent(self) -> None:
         """The last draft did not reach the server."""
         self._server_has = 0
-
-    def _back_off(self) -> None:
-        """Draft more rarely after wrong drafts, until a token is right."""
-        self._num_wrong += 1
-        pause = min(_LONGEST_PAUSE, 1 << max(0, self._num_wrong - _PATIENCE))
-        self._next_draft = self.num_tokens + pause - 1
 
     def _draft(self) -> None:
         """Extend the provisional tokens if few are left."""

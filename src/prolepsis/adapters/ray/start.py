@@ -3,33 +3,24 @@
 import asyncio
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 from prolepsis.adapters.ray.autoscaling import Scaling
 from prolepsis.adapters.ray.cluster import Cluster, prepare, started_aside
 from prolepsis.adapters.ray.hosts import RayHosts
 from prolepsis.core.config import OWN_CLUSTER, EngineConfig
-from prolepsis.core.engine_client import Demand, EngineInfo
+from prolepsis.core.engine_client import EngineInfo
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.extras import RAY
 from prolepsis.core.telemetry.metrics import Metrics
-from prolepsis.engine.text.model_tokenizer import ModelTokenizer
 from prolepsis.remote.engines import Engines
 from prolepsis.remote.members import FailoverSettings
 from prolepsis.remote.messages import LogSettings
+from prolepsis.server.run import StartedEngine
 
 _SETTINGS = FailoverSettings(max_losses=10, wait_s=600.0, max_restarts=sys.maxsize)
 """Replicas come and go (deployments, preempted nodes), so that a long request may lose several. Ray starts others in
 their place; this side connects to each as long as it is listed."""
-
-
-@dataclass(frozen=True, slots=True)
-class StartedReplicas:
-    client: Engines
-    tokenizer: ModelTokenizer
-    follow: Callable[[Callable[[], Demand]], None]
-    """Is given what says the demand."""
 
 
 def start_replicas(
@@ -38,7 +29,7 @@ def start_replicas(
     metrics: Metrics,
     address: str = OWN_CLUSTER,
     logs: LogSettings | None = None,
-) -> StartedReplicas:
+) -> StartedEngine:
     """Start engines, which end with the client, on a Ray of this server alone or on the cluster at `address`.
 
     Raises `ConfigError` if Ray is not installed, the engine cannot be a replica or the cluster is not there, and
@@ -57,7 +48,7 @@ def start_replicas(
     except (ConnectionError, ValueError) as error:
         raise ConfigError(f"ray_address is {address!r}: {error}", param="ray_address") from error
     hosts = RayHosts(local.handle, metrics, end=partial(_in_thread, end))
-    return StartedReplicas(engines_at(hosts, local.info, metrics), local.tokenizer, hosts.follow)
+    return StartedEngine(engines_at(hosts, local.info, metrics), local.tokenizer, follow=hosts.follow)
 
 
 def nothing() -> None:

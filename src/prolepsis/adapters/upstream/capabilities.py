@@ -4,10 +4,10 @@ What neither pool can do is refused by name; what drafts cannot be combined with
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from prolepsis.adapters.upstream.schema import not_held
 from prolepsis.core.config import EngineConfig, ServerConfig, UpstreamApi
 from prolepsis.core.errors import ConfigError, InvalidGrammar, InvalidParameter
 from prolepsis.core.requests import WHOLE_VOCABULARY, GenerateRequest, GrammarKind
@@ -29,66 +29,41 @@ class Capability:
     """As the client calls it."""
     is_asked: Callable[[GenerateRequest], bool]
     apis: tuple[UpstreamApi, ...] = _ALL
+    why: str = ""
+    """The others cannot."""
     with_drafts: tuple[UpstreamApi, ...] = _ALL
     """Those that can do it while they speculate."""
-    why: str = ""
-    """They cannot."""
 
 
+_NOT_READ = "they are not read from upstreams"
+_COUNTS_PROMPT = "it counts tokens of the prompt too"
+_TWO: tuple[UpstreamApi, ...] = ("vllm", "sglang")
+_OTHERS: tuple[UpstreamApi, ...] = ("sglang", "llama.cpp")
 CAPABILITIES = (
     Capability(
         "top_logprobs",
         lambda r: r.params.logprobs == WHOLE_VOCABULARY,
-        apis=(),
-        why="at -1: all of a vocabulary are not read from upstreams",
+        (),
+        "at -1: all of a vocabulary are not read from upstreams",
     ),
-    Capability(
-        "logprobs", lambda r: r.params.logprobs is not None, apis=("vllm",), why="they are not read from such upstreams"
-    ),
-    Capability(
-        "prompt_logprobs",
-        lambda r: r.params.prompt_logprobs is not None,
-        apis=(),
-        why="they are not read from upstreams",
-    ),
-    Capability(
-        "logprob_token_ids",
-        lambda r: bool(r.params.logprob_token_ids),
-        apis=(),
-        why="they are not read from upstreams",
-    ),
-    Capability(
-        "allowed_token_ids", lambda r: bool(r.params.allowed_token_ids), apis=(), why="they are not passed to upstreams"
-    ),
-    Capability("max_tokens", lambda r: not r.params.max_tokens, apis=(), why="at 0: they generate one token at least"),
-    Capability(
-        "min_tokens",
-        lambda r: r.params.min_tokens > 0,
-        apis=("vllm", "sglang"),
-        why="it cannot ban the end of sequence for a while",
-    ),
-    Capability(
-        "presence_penalty",
-        lambda r: r.params.presence_penalty != 0.0,
-        apis=("vllm", "sglang"),
-        why="it counts tokens of the prompt too",
-    ),
-    Capability(
-        "frequency_penalty",
-        lambda r: r.params.frequency_penalty != 0.0,
-        apis=("vllm", "sglang"),
-        why="it counts tokens of the prompt too",
-    ),
+    Capability("logprobs", lambda r: r.params.logprobs is not None, ("vllm",), "they are not read from such upstreams"),
+    Capability("prompt_logprobs", lambda r: r.params.prompt_logprobs is not None, (), _NOT_READ),
+    Capability("logprob_token_ids", lambda r: bool(r.params.logprob_token_ids), (), _NOT_READ),
+    Capability("allowed_token_ids", lambda r: bool(r.params.allowed_token_ids), (), "they are not passed to upstreams"),
+    Capability("max_tokens", lambda r: not r.params.max_tokens, (), "at 0: they generate one token at least"),
+    Capability("min_tokens", lambda r: r.params.min_tokens > 0, _TWO, "it cannot ban the end of sequence for a while"),
+    Capability("presence_penalty", lambda r: r.params.presence_penalty != 0.0, _TWO, _COUNTS_PROMPT),
+    Capability("frequency_penalty", lambda r: r.params.frequency_penalty != 0.0, _TWO, _COUNTS_PROMPT),
     Capability(
         "repetition_penalty",
         lambda r: r.params.repetition_penalty > 2.0,
-        apis=("vllm", "llama.cpp"),
-        why="it takes at most 2",
+        ("vllm", "llama.cpp"),
+        "it takes at most 2",
     ),
-    Capability("min_p", lambda r: r.params.min_p > 0.0, with_drafts=("sglang", "llama.cpp")),
-    Capability("logit_bias", lambda r: bool(r.params.logit_bias), with_drafts=("sglang", "llama.cpp")),
-    Capability("continue_from", lambda r: r.continue_from is not None, apis=(), why="no pool is of an exact group"),
-    Capability("replay", lambda r: r.is_replay, apis=(), why="no pool gives the same answer twice"),
+    Capability("min_p", lambda r: r.params.min_p > 0.0, with_drafts=_OTHERS),
+    Capability("logit_bias", lambda r: bool(r.params.logit_bias), with_drafts=_OTHERS),
+    Capability("continue_from", lambda r: r.continue_from is not None, (), "no pool is of an exact group"),
+    Capability("replay", lambda r: r.is_replay, (), "no pool gives the same answer twice"),
 )
 """What is not here works with all of them."""
 
@@ -114,17 +89,45 @@ def check_request(request: GenerateRequest, api: UpstreamApi) -> None:
         )
         raise InvalidGrammar(message)
     if api == "llama.cpp" and request.grammar is not None:
-        _check_schema(request.grammar.source)
+        try:
+            dropped = not_held(json.loads(request.grammar.source))
+        except (ValueError, RecursionError) as error:
+            raise InvalidGrammar(f"the json_schema is not JSON: {error}") from error
+        if dropped:
+            raise InvalidGrammar(f"the json_schema has what llama.cpp drops: {dropped}")
 
 
-def _check_schema(source: str) -> None:
-    """Raise `InvalidGrammar` for a schema of which llama.cpp would drop a part without a word."""
-    try:
-        dropped = not_held(json.loads(source))
-    except (ValueError, RecursionError) as error:
-        raise InvalidGrammar(f"the json_schema is not JSON: {error}") from error
-    if dropped:
-        raise InvalidGrammar(f"the json_schema has what llama.cpp drops: {dropped}")
+_DROPPED = re.compile(r"\\[dDwWsSbBpPkuxcv0-9]|\(\?")
+"""Parts of patterns that llama.cpp does not hold: classes, boundaries, references, groups that look around."""
+_NOT_HELD = ("patternProperties", "unevaluatedProperties", "unevaluatedItems")
+_NAMED = ("properties", "$defs", "definitions", "dependentSchemas")
+"""Keywords whose keys are names of the client's."""
+_VALUES = ("const", "enum", "default", "examples")
+_SHOWN = 120
+
+
+def not_held(schema: object) -> str | None:
+    """Return what of a schema llama.cpp is known to drop, with what is allowed; None if nothing of it is found.
+
+    It turns a schema into a grammar of its own, and leaves out keywords and patterns with classes such as \\d, without
+    a word. Where nothing is known to be dropped, answers are checked.
+    """
+    todo = [schema]
+    while todo:
+        part = todo.pop()
+        if isinstance(part, list):
+            todo += part
+        if not isinstance(part, dict):
+            continue
+        todo += [value for name, value in part.items() if name not in (*_VALUES, *_NAMED)]
+        todo += [one for name in _NAMED if isinstance(part.get(name), dict) for one in part[name].values()]
+        pattern = part.get("pattern")
+        if isinstance(pattern, str) and (found := _DROPPED.search(pattern)):
+            return f"pattern {pattern[:_SHOWN]!r} with {found[0]}; allowed: written out, such as [0-9] for \\d"
+        for name in _NOT_HELD:
+            if name in part and isinstance(part[name], dict | bool):
+                return f"{name}; allowed: properties and additionalProperties"
+    return None
 
 
 def may_speculate(request: GenerateRequest, api: UpstreamApi) -> bool:

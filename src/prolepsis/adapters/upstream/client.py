@@ -262,7 +262,11 @@ class UpstreamClient:
             except PoolLost as lost:
                 is_malformed = isinstance(lost, PoolMalformed)
                 whys.append(f"{name} pool: {lost}")
-                await self._doubt(pool, lost)
+                # one that failed at a single request is asked for its health before it counts as down
+                if isinstance(lost, PoolFault) and pool.is_up:
+                    await self.look(pool)
+                else:
+                    self._down(pool, str(lost))
                 if sample.ended:
                     return
                 lost_at = sample.told_at or None
@@ -354,13 +358,6 @@ class UpstreamClient:
             pool.down(f"its context has {facts.max_model_len} tokens; needed: {self.info.max_model_len}")
         else:
             pool.up(facts)
-
-    async def _doubt(self, pool: Pool, lost: PoolLost) -> None:
-        """Take a pool that was lost for down; one that failed at a single request is asked for its health."""
-        if isinstance(lost, PoolFault) and pool.is_up:
-            await self.look(pool)
-        else:
-            self._down(pool, str(lost))
 
     def _down(self, pool: Pool, detail: str) -> None:
         pool.down(detail)

@@ -15,7 +15,6 @@ import structlog
 from prometheus_client.parser import text_string_to_metric_families
 
 from prolepsis.adapters.upstream.api import Api, Chunk, UpstreamCall, UpstreamFault, UpstreamMalformed, error_message
-from prolepsis.adapters.upstream.meter import SharedTime
 from prolepsis.adapters.upstream.metrics import DRAFT_COUNTERS
 from prolepsis.adapters.upstream.reading import METRICS_BYTES, PLAIN_ENCODING, chunks_of, start_of
 from prolepsis.adapters.upstream.route import PoolName
@@ -66,6 +65,39 @@ class PoolFacts:
     model: str
     """The name that it has there."""
     max_model_len: int
+
+
+class SharedTime:
+    """Splits the time in which a pool has requests of ours equally among them, moment by moment.
+
+    The shares add up to the time in which it had any. What others take of the pool is not known.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.num_requests = 0
+        self._clock = clock
+        self._share = 0.0
+        self._at = clock()
+
+    def enter(self) -> float:
+        """One more request begins; return the reading at its begin."""
+        share = self.read()
+        self.num_requests += 1
+        return share
+
+    def read(self) -> float:
+        """Return the reading now; a request's share is the difference of two readings, in seconds."""
+        now = self._clock()
+        if self.num_requests:
+            self._share += (now - self._at) / self.num_requests
+        self._at = now
+        return self._share
+
+    def leave(self) -> float:
+        """A request ends; return the reading at its end."""
+        share = self.read()
+        self.num_requests -= 1
+        return share
 
 
 class Pool:
@@ -197,7 +229,9 @@ class Pool:
         if not token_ids:
             raise UpstreamFault("says no token ids: it is of another kind than upstream.api says, or too old")
         theirs, ours = "".join(chunk.text for chunk in chunks), self._vocabulary.decode(token_ids)
-        if not _agree(theirs, ours):
+        # but for spaces around them and a character at the end that is not whole
+        one, other = (text.rstrip("\ufffd").strip() for text in (theirs, ours))
+        if not (one.startswith(other) or other.startswith(one)):
             message = f"{self.url} writes {theirs!r} for token ids that are {ours!r} with the model's tokenizer here"
             raise VocabularyMismatch(message)
 
@@ -234,12 +268,6 @@ def _facts(body: bytes) -> PoolFacts:
         return PoolFacts(str(model["id"]).encode().decode(), int(length))
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         raise UpstreamMalformed("lists no model with its context at /v1/models") from error
-
-
-def _agree(one: str, other: str) -> bool:
-    """Return whether two texts are one, but for spaces around it and a character at the end that is not whole."""
-    one, other = (text.rstrip("\ufffd").strip() for text in (one, other))
-    return one.startswith(other) or other.startswith(one)
 
 
 def _reason_of(error: Exception) -> str:

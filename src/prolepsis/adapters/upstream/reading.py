@@ -106,7 +106,9 @@ def checked(chunk: Chunk) -> Chunk:
         raise ValueError("more drafted tokens are accepted than there were")
     for one in chunk.logprobs or ():
         _check_ints("token ids", [token for token, _ in one.top])
-        _check_logprobs([one.logprob, *(logprob for _, logprob in one.top)])
+        for value in (one.logprob, *(logprob for _, logprob in one.top)):
+            if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value) or value > 0.0:
+                raise ValueError(f"a log-probability is {value!r:.80}")
     return chunk
 
 
@@ -114,12 +116,6 @@ def _check_ints(what: str, values: Iterable[object]) -> None:
     for value in values:
         if type(value) is not int or not 0 <= value < _MOST:
             raise ValueError(f"{what} hold {value!r:.80}")
-
-
-def _check_logprobs(values: Iterable[object]) -> None:
-    for value in values:
-        if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value) or value > 0.0:
-            raise ValueError(f"a log-probability is {value!r:.80}")
 
 
 async def start_of(response: httpx.Response, limit: int = BODY_BYTES) -> bytes:

@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
 
@@ -18,10 +17,10 @@ from prolepsis.adapters.upstream.vllm import VllmApi
 from prolepsis.core.config import UPSTREAM, EngineConfig
 from prolepsis.core.engine_client import EngineInfo
 from prolepsis.core.errors import ConfigError, ModelLoadError
-from prolepsis.core.figures import EngineObserver
 from prolepsis.core.files import read_text
 from prolepsis.core.network import address
 from prolepsis.core.plan import SpecPlan
+from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.engine.models.files.described import described
 from prolepsis.engine.models.files.generation_config import generation_eos
 from prolepsis.engine.models.files.naming import model_name
@@ -30,17 +29,10 @@ from prolepsis.engine.models.files.source import ModelSource, open_model
 from prolepsis.engine.models.files.store import resolve
 from prolepsis.engine.models.files.tokenizer_files import load_tokenizer
 from prolepsis.engine.text.model_tokenizer import ModelTokenizer
+from prolepsis.server.run import StartedEngine
 
 
-@dataclass(frozen=True, slots=True)
-class StartedUpstream:
-    client: UpstreamClient
-    tokenizer: ModelTokenizer
-
-
-def start_upstream(
-    config: EngineConfig, registry: CollectorRegistry | None = None, observer: EngineObserver | None = None
-) -> StartedUpstream:
+def start_upstream(config: EngineConfig, observer: Metrics | None = None) -> StartedEngine:
     """Check the pools, and return a client of them. A pool that does not answer now is looked for later.
 
     Raises `ConfigError` for settings that make no sense, `ModelLoadError` if the model's tokenizer is not here or no
@@ -58,7 +50,7 @@ def start_upstream(
     ]
     facts = _checked(pools)
     max_model_len = _max_model_len(config, facts)
-    metrics = UpstreamMetrics(registry if registry is not None else CollectorRegistry())
+    metrics = UpstreamMetrics(observer.registry if observer is not None else CollectorRegistry())
     for pool in pools:
         metrics.up(pool.name, is_up=pool.is_up)
     num_draft_tokens = config.num_speculative_tokens if "speculating" in urls else 0
@@ -80,7 +72,7 @@ def start_upstream(
         observer=observer,
         max_running=config.max_requests,
     )
-    return StartedUpstream(client, tokenizer)
+    return StartedEngine(client, tokenizer)
 
 
 def _urls(config: EngineConfig) -> Mapping[PoolName, str]:

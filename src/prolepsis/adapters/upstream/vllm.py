@@ -6,7 +6,6 @@ from typing import Any
 
 from prolepsis.adapters.upstream.api import Chunk, Json, UpstreamCall, finish_reason, sampling_fields
 from prolepsis.core.events import TokenLogprobs
-from prolepsis.core.requests import GrammarSpec
 from prolepsis.core.stats import ProposerCounts
 
 _GRAMMARS = {"json_schema": "json", "regex": "regex", "choice": "choice", "lark": "grammar"}
@@ -33,7 +32,9 @@ class VllmApi:
         if params.logprobs is not None:
             body |= {"logprobs": params.logprobs, "return_tokens_as_token_ids": True}
         if ask.grammar is not None:
-            body["structured_outputs"] = _constraint(ask.grammar)
+            kind, source = ask.grammar.kind, ask.grammar.source
+            is_json = kind in ("json_schema", "choice")
+            body["structured_outputs"] = {_GRAMMARS[kind]: json.loads(source) if is_json else source}
         if ask.cache_salt:
             body["cache_salt"] = ask.cache_salt
         return body
@@ -67,11 +68,6 @@ def _logprobs(said: Json) -> tuple[TokenLogprobs, ...]:
 def _likeliest(top: Json) -> tuple[tuple[int, float], ...]:
     named = ((int(name.removeprefix("token_id:")), logprob) for name, logprob in top.items())
     return tuple(sorted(named, key=lambda pair: (-pair[1], pair[0])))
-
-
-def _constraint(grammar: GrammarSpec) -> Json:
-    is_json = grammar.kind in ("json_schema", "choice")
-    return {_GRAMMARS[grammar.kind]: json.loads(grammar.source) if is_json else grammar.source}
 
 
 def _drafts(data: Json) -> ProposerCounts | None:

@@ -1,12 +1,14 @@
 """Puts an engine of ours around a data plane: our scheduler, drafts and sampler, its passes and K/V."""
 
+import asyncio
 from dataclasses import dataclass, replace
 
 from prolepsis.adapters.vllm.chains import ChainProposer
 from prolepsis.adapters.vllm.data_plane import DataPlane
 from prolepsis.adapters.vllm.runner import DataPlaneRunner
-from prolepsis.core.config import EngineConfig
-from prolepsis.core.engine_client import EngineInfo
+from prolepsis.core.config import DRAFT_HEAD, EngineConfig, HeadProposerName
+from prolepsis.core.engine_client import EngineInfo, HeadSwapped
+from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.figures import EngineObserver
 from prolepsis.core.plan import AppliedPlan, SpecPlan
 from prolepsis.engine.build import FREE_PROPOSERS, proposer_names
@@ -24,6 +26,7 @@ from prolepsis.engine.speculation import Speculation
 from prolepsis.engine.step import Engine, EngineParts
 from prolepsis.engine.text.grammar.grammars import Grammars
 from prolepsis.engine.text.stream import Detokenizer
+from prolepsis.engine.thread import ThreadEngineClient
 from prolepsis.engine.verification import Verification
 
 
@@ -102,3 +105,24 @@ def _no_copy(source: int, target: int) -> None:
 
 def _no_clearing(page: int) -> None:
     """The data plane's blocks are its own: its attention answers for what they store."""
+
+
+class VllmEngineClient(ThreadEngineClient):
+    """An `EngineClient`: our engine steps in its own thread, and vLLM's scheduler and worker run in that thread too.
+
+    So plans, stopped runs, aborts and deadlines are obeyed at the next step, by requests in flight as well.
+    """
+
+    def __init__(self, engine: Engine, plane: DataPlane) -> None:
+        super().__init__(engine)
+        self._plane = plane
+
+    async def swap_head(self, name: str, proposer: HeadProposerName = DRAFT_HEAD) -> HeadSwapped:
+        """Refuse: draft heads need hidden states, which vLLM does not show."""
+        raise InvalidParameter(f"{proposer} is {name!r}; allowed with engine vllm: none", param=proposer)
+
+    async def close(self) -> None:
+        was_open = self.health().detail != "closed"
+        await super().close()
+        if was_open and not self.watchdog.gave_up:
+            await asyncio.to_thread(self._plane.close)  # it takes seconds, and other engines serve meanwhile

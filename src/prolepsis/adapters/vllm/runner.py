@@ -1,6 +1,6 @@
 """Runs a step's rows as a pass of a data plane, which decides itself how much of each prompt is computed."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from prolepsis.adapters.vllm.data_plane import ComputedRow, DataPlane
@@ -31,7 +31,14 @@ class DataPlaneRunner:
             self.plane.reset()
             self._known.clear()
         sequences = {sequence.key: sequence for sequence in self._running()}
-        self._keep(sequences)
+        gone = sorted(key for key, sequence in self._known.items() if sequences.get(key) is not sequence)
+        if gone:
+            self.plane.remove(gone)
+        for key, sequence in sequences.items():
+            if self._known.get(key) is not sequence:
+                salt = sequence.cache_salt if sequence.replays is None else key  # a replay reuses nothing
+                self.plane.add(key, sequence.tokens, salt)
+        self._known = dict(sequences)
         planned = {row.sequence.key: row for row in rows}
         self._is_open = True
         computed = self.plane.compute({key: row.draft.tokens for key, row in planned.items() if row.draft is not None})
@@ -45,18 +52,6 @@ class DataPlaneRunner:
         pairs = zip(rows, sampled, strict=True)
         self.plane.finish({row.sequence.key: one.tokens or _VOID for row, one in pairs if one is not None})
         self._is_open = False
-
-    def _keep(self, sequences: Mapping[str, SequenceState]) -> None:
-        gone = sorted(key for key, sequence in self._known.items() if sequences.get(key) is not sequence)
-        if gone:
-            self.plane.remove(gone)
-        for key, sequence in sequences.items():
-            if self._known.get(key) is not sequence:
-                is_replay = sequence.replays is not None
-                self.plane.add(
-                    key, sequence.tokens, key if is_replay else sequence.cache_salt
-                )  # a replay reuses nothing
-        self._known = dict(sequences)
 
 
 def _row(sequence: SequenceState, computed: ComputedRow, planned: Row | None) -> Row:

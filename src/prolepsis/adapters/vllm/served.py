@@ -201,17 +201,34 @@ class ServedRequests:
         results = verify_batch(steps, logits, self._sampler)
         step, self._step = self._step, None
         if step is not None and keys == step.keys:  # the pass computed these rows only, no prompt
-            self._observe(step, [len(tokens) for tokens in drafts], [len(result.tokens) for result in results])
+            drafted = [len(tokens) for tokens in drafts]
+            emitted = [len(result.tokens) for result in results]
+            number, num_drafted = len(step.keys), sum(drafted)
+            now = self._clock()
+            plain_ms, verifying_ms = self._proposers.predicted_ms(number, num_drafted, step.num_context)
+            drafting_ms, ms = 1000.0 * (step.asked - step.began), 1000.0 * (now - step.began)
+            cost = StepCost(number, sum(emitted), num_drafted, ms, plain_ms, drafting_ms, verifying_ms)
+            figures = zip(step.keys, drafted, emitted, strict=True)
+            self._payback.observe(cost, {key: (size, num - 1) for key, size, num in figures if key in step.active})
         return [result.tokens for result in results]
 
     def propose(self, keys: Sequence[str], is_decoding: Sequence[bool]) -> list[list[int]]:
         """Return a chain for each sequence of a batch, to verify in the next pass."""
         began = self._clock()
-        self._forget()
+        alive = self._requests()
+        for key in [key for key in self._sequences if key not in alive]:  # their counts are kept
+            sequence = self._sequences.pop(key)
+            self._payback.forget(key)
+            self._proposers.forget(sequence, len(sequence.tokens) - sequence.num_committed)
+            for own, total in ((sequence.counts, self.counts), (sequence.shadow_counts, self.shadow_counts)):
+                for name, counts in own.items():
+                    total.setdefault(name, ProposerCounts()).add(counts)
         sequences = [self._sequence(key) for key in keys]
         for sequence, is_ready in zip(sequences, is_decoding, strict=True):
             if is_ready:
-                self._commit(sequence)
+                num_new, sequence.num_committed = len(sequence.tokens) - sequence.num_committed, len(sequence.tokens)
+                self._proposers.judge(sequence)
+                self._proposers.commit(sequence, num_new)
         asked = [self._draft_request(*pair) for pair in zip(sequences, is_decoding, strict=True)]
         may_draft = [one.sequence.key for one in asked if one.limit and self._mode(one) == "on"]
         self._proposers.explore.earn(len(keys))
@@ -249,16 +266,6 @@ class ServedRequests:
             if choice.draft is not None:
                 self._sequences[one.sequence.key].shadow = ShadowDraft(choice.draft)
 
-    def _observe(self, step: "_DecodePass", drafted: Sequence[int], emitted: Sequence[int]) -> None:
-        """Learn what a step without prompts took and brought."""
-        number, num_drafted = len(step.keys), sum(drafted)
-        now = self._clock()
-        plain_ms, verifying_ms = self._proposers.predicted_ms(number, num_drafted, step.num_context)
-        drafting_ms, ms = 1000.0 * (step.asked - step.began), 1000.0 * (now - step.began)
-        cost = StepCost(number, sum(emitted), num_drafted, ms, plain_ms, drafting_ms, verifying_ms)
-        figures = zip(step.keys, drafted, emitted, strict=True)
-        self._payback.observe(cost, {key: (size, num - 1) for key, size, num in figures if key in step.active})
-
     def _sequence(self, key: str) -> ServedSequence:
         """Return the view of a request, with the tokens that it has by now."""
         state = self._requests()[key]
@@ -269,22 +276,6 @@ class ServedRequests:
         if verified is not None:
             self._proposers.observe(*verified, origin_of(sequence))
         return sequence
-
-    def _commit(self, sequence: ServedSequence) -> None:
-        num_new, sequence.num_committed = len(sequence.tokens) - sequence.num_committed, len(sequence.tokens)
-        self._proposers.judge(sequence)
-        self._proposers.commit(sequence, num_new)
-
-    def _forget(self) -> None:
-        """Notify the proposers of requests that are gone, and keep their counts."""
-        alive = self._requests()
-        for key in [key for key in self._sequences if key not in alive]:
-            sequence = self._sequences.pop(key)
-            self._payback.forget(key)
-            self._proposers.forget(sequence, len(sequence.tokens) - sequence.num_committed)
-            for own, total in ((sequence.counts, self.counts), (sequence.shadow_counts, self.shadow_counts)):
-                for name, counts in own.items():
-                    total.setdefault(name, ProposerCounts()).add(counts)
 
 
 def _by_position(counts: Mapping[str, ProposerCounts]) -> list[list[int]]:

@@ -3,23 +3,24 @@
 import asyncio
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
+from operator import attrgetter
 from pathlib import Path
-from typing import Protocol
+from typing import get_args
 
 import httpx
 import structlog
 from prometheus_client import CollectorRegistry
 from pydantic import TypeAdapter
-from sqlalchemy import Connection
 
-from prolepsis.control.audit import chain
-from prolepsis.control.store import record_chain
 from prolepsis.control.store.database import Database
-from prolepsis.control.store.replicas import PeriodicWork
+from prolepsis.control.store.links import digest_at, signed_head
 from prolepsis.control.store.signing import ChainName, SignedHead
+from prolepsis.control.store.turns import PeriodicWork
 from prolepsis.control.web.feature import Feature
 from prolepsis.core.bounded_replies import PLAIN, hooks
 from prolepsis.core.errors import ConfigError, StoreUnavailable
@@ -36,86 +37,16 @@ _TURN = 0.9
 log = structlog.get_logger(__name__)
 
 
-class AnchorPlace(Protocol):
+@dataclass(frozen=True, slots=True)
+class AnchorPlace:
     """A second place for signed heads."""
 
-    name: str
-    """For logs and metrics, without secrets."""
-
-    @property
-    def turn(self) -> str | None:
-        """The turn that a replica takes to write, if all replicas write to one place; None: each writes to its own."""
-
-    def keep(self, head: SignedHead) -> None:
-        """Write a head durably; raises `OSError` or `httpx.HTTPError`."""
-
-    def last(self) -> Mapping[ChainName, SignedHead]:
-        """Return the last head of each chain, none if the place cannot be read."""
-
-
-class AnchorFile:
-    """A file with one head a line (JSON)."""
-
-    turn = None
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.name = str(path)
-
-    def keep(self, head: SignedHead) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
-        try:
-            size = os.fstat(descriptor).st_size
-            is_torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"  # the new line must not be lost with it
-            os.write(descriptor, b"\n" * is_torn + f"{json.dumps(head.plain())}\n".encode())
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-    def last(self) -> Mapping[ChainName, SignedHead]:
-        try:
-            found = read_anchors(self.path)
-        except OSError:  # `prolepsis audit verify` says what is wrong with it
-            return {}
-        if found.torn:
-            log.warning("audit_anchors_torn", file=self.name, lines=found.torn[:_TORN_SHOWN], number=len(found.torn))
-        return {head.chain: head for head in sorted(found.heads, key=lambda one: one.seq)}
-
-
-class AnchorLog:
-    """The server's log: one line `audit_anchor`."""
-
-    name = LOG
-    turn = None
-
-    def keep(self, head: SignedHead) -> None:
-        log.info("audit_anchor", **head.plain())
-
-    def last(self) -> Mapping[ChainName, SignedHead]:
-        return {}
-
-
-class AnchorWebhook:
-    """A URL that gets each head as a POST with JSON, and replies with a status from 200 to 299."""
-
-    def __init__(self, url: str) -> None:
-        """Raises `ConfigError` for an address that no request can be sent to."""
-        parts = address(url)
-        if parts is None or parts.hostname is None:
-            shown = without_user(url.partition("://")[2]).partition("/")[0][:80]
-            allowed = "http(s)://HOST or HOST:PORT with a port of 1 to 65535"
-            raise ConfigError(f"audit_anchor has the address {shown!r}; allowed: {allowed}", param="audit_anchor")
-        self._url = url
-        self.name = parts.hostname
-        self.turn = f"anchor {sha256(url.encode()).hexdigest()[:16]}"
-
-    def keep(self, head: SignedHead) -> None:
-        with httpx.Client(timeout=WEBHOOK_TIMEOUT_S, headers=PLAIN, event_hooks=hooks()) as http:
-            http.post(self._url, json=head.plain()).raise_for_status()
-
-    def last(self) -> Mapping[ChainName, SignedHead]:
-        return {}
+    name: str  # for logs and metrics, without secrets
+    keep: Callable[[SignedHead], object]
+    """Writes a head durably; raises `OSError` or `httpx.HTTPError`."""
+    path: Path | None = None  # of a file, whose last heads are looked for in the chains
+    turn: str | None = None
+    """The turn that a replica takes to write, if all replicas write to one place; None: each writes to its own."""
 
 
 def places(settings: Sequence[str], default: Path) -> list[AnchorPlace]:
@@ -124,17 +55,39 @@ def places(settings: Sequence[str], default: Path) -> list[AnchorPlace]:
 
 
 def _place(setting: str, default: Path) -> AnchorPlace:
-    if setting == LOG:
-        return AnchorLog()
-    if setting == AUTO:
-        return AnchorFile(default)
     scheme = scheme_of(setting)
+    if setting == LOG:
+        return AnchorPlace(LOG, lambda head: log.info("audit_anchor", **head.plain()))
     if scheme in HTTP:
-        return AnchorWebhook(setting)
+        parts = address(setting)
+        if parts is None or parts.hostname is None:
+            shown = without_user(setting.partition("://")[2]).partition("/")[0][:80]
+            allowed = "http(s)://HOST or HOST:PORT with a port of 1 to 65535"
+            raise ConfigError(f"audit_anchor has the address {shown!r}; allowed: {allowed}", param="audit_anchor")
+        turn = f"anchor {sha256(setting.encode()).hexdigest()[:16]}"
+        return AnchorPlace(parts.hostname, partial(_post, setting), turn=turn)
     if scheme or not setting:
         message = f"audit_anchor is {setting[:80]!r}; allowed: auto, log, none, a file, http:// or https://"
         raise ConfigError(message, param="audit_anchor")
-    return AnchorFile(Path(setting))
+    path = default if setting == AUTO else Path(setting)
+    return AnchorPlace(str(path), partial(_add_line, path), path)
+
+
+def _post(url: str, head: SignedHead) -> None:
+    with httpx.Client(timeout=WEBHOOK_TIMEOUT_S, headers=PLAIN, event_hooks=hooks()) as http:
+        http.post(url, json=head.plain()).raise_for_status()
+
+
+def _add_line(path: Path, head: SignedHead) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        size = os.fstat(descriptor).st_size
+        is_torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"  # the new line must not be lost with it
+        os.write(descriptor, b"\n" * is_torn + f"{json.dumps(head.plain())}\n".encode())
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def default_file(key: Path, database: Database) -> Path:
@@ -166,6 +119,17 @@ def read_anchors(path: Path) -> AnchorsRead:
     return AnchorsRead(heads, torn)
 
 
+def _last_heads(path: Path | None) -> Sequence[SignedHead]:
+    """Return the last head of each chain in a file, none of one that cannot be read."""
+    try:
+        found = read_anchors(path) if path is not None else AnchorsRead([], [])
+    except OSError:  # `prolepsis audit verify` says what is wrong with it
+        return []
+    if found.torn:
+        log.warning("audit_anchors_torn", file=str(path), lines=found.torn[:_TORN_SHOWN], number=len(found.torn))
+    return [*{head.chain: head for head in sorted(found.heads, key=attrgetter("seq"))}.values()]
+
+
 class AnchorFeature(Feature):
     """Writes the present head to each place, if it is new there, and looks for the last one in the chain."""
 
@@ -177,7 +141,7 @@ class AnchorFeature(Feature):
         self.period_s: float = period_s
         self._database = database
         self._periodic_work = PeriodicWork(database)
-        self._kept = {(place, chain): head for place in places for chain, head in place.last().items()}
+        self._kept = {(place, head.chain): head for place in places for head in _last_heads(place.path)}
         """The last head by place and chain."""
         self._lost: set[SignedHead] = set()
         """Heads that the chain no longer had; later anchors do not bring them back."""
@@ -190,40 +154,31 @@ class AnchorFeature(Feature):
 
     async def tick(self) -> None:
         """Write anchors off the event loop; an unavailable store is the writer's to report."""
-        await self._try(is_last=False)
+        with suppress(StoreUnavailable):
+            await asyncio.to_thread(self._anchor, is_last=False)
 
     async def close(self) -> None:
         """Write the last anchors of this server, also where it is another's turn."""
-        await self._try(is_last=True)
-
-    async def _try(self, *, is_last: bool) -> None:
-        try:
-            await asyncio.to_thread(self._anchor, is_last=is_last)
-        except StoreUnavailable:
-            return
+        with suppress(StoreUnavailable):
+            await asyncio.to_thread(self._anchor, is_last=True)
 
     def _anchor(self, *, is_last: bool) -> None:
         with self._database.read() as connection:
-            ends = (chain.signed_head(connection), record_chain.signed_head(connection))
+            ends = [signed_head(connection, chain) for chain in get_args(ChainName)]
             heads = [head for head in ends if head is not None]
-            lost = {head for head in self._kept.values() if _digest_at(connection, head) != head.digest}
+            kept = self._kept.values()
+            lost = {head for head in kept if digest_at(connection, head.seq, head.chain) != head.digest}
         for head in lost - self._lost:
             log.error("audit_chain_broken", chain=head.chain, seq=head.seq, digest=head.digest)
         self._lost |= lost
         self._broken.set(bool(self._lost))
         for place in self._places:
-            new = [head for head in heads if self._is_new(place, head)]
-            if new and (is_last or self._takes_turn(place)):
+            before = {head.chain: (head.seq, head.digest) for (of, _), head in self._kept.items() if of == place}
+            new = [head for head in heads if before.get(head.chain) != (head.seq, head.digest)]
+            turn = None if is_last else place.turn
+            if new and (turn is None or self._periodic_work.take(turn, _TURN * self.period_s)):
                 for head in new:
                     self._keep(place, head)
-
-    def _is_new(self, place: AnchorPlace, head: SignedHead) -> bool:
-        kept = self._kept.get((place, head.chain))
-        return kept is None or (kept.seq, kept.digest) != (head.seq, head.digest)
-
-    def _takes_turn(self, place: AnchorPlace) -> bool:
-        """Return whether this server writes to a place now: to its own always, to a common one in turn."""
-        return place.turn is None or self._periodic_work.take(place.turn, _TURN * self.period_s)
 
     def _keep(self, place: AnchorPlace, head: SignedHead) -> None:
         try:
@@ -236,8 +191,3 @@ class AnchorFeature(Feature):
             return
         self._kept[place, head.chain] = head
         self._anchored.labels(place.name, head.chain).set(head.seq)
-
-
-def _digest_at(connection: Connection, head: SignedHead) -> str | None:
-    of_chain = chain.digest_at if head.chain == "audit" else record_chain.digest_at
-    return of_chain(connection, head.seq)

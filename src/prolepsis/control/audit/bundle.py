@@ -30,16 +30,12 @@ class Bundle:
     format: Literal["prolepsis bundle 1"] = FORMAT
     form: Form
     """redacted: says neither whose request it was nor what the policy is, and has nothing that checks a guess."""
-    made_at: str
-    """UTC, ISO 8601."""
-    made_with: str
-    """Version of the software."""
+    made_at: str  # UTC, ISO 8601
+    made_with: str  # version of the software
     entries: tuple[AuditEntry, ...]
     """One entry per prompt: seed, sampling, versions, exact group, and the tokens if they were kept."""
-    records: tuple[dict[str, JsonValue], ...]
-    """Figures of the same prompts."""
-    policies: dict[str, JsonValue]
-    """Content of the policies in use then, by version."""
+    records: tuple[dict[str, JsonValue], ...]  # figures of the same prompts
+    policies: dict[str, JsonValue]  # content of the policies in use then, by version
 
 
 _BUNDLE: TypeAdapter[Bundle] = TypeAdapter(Bundle)
@@ -59,7 +55,7 @@ def bundle_of(connection: Connection, name: str, form: Form) -> Bundle:
         made_at=datetime.now(UTC).isoformat(timespec="seconds"),
         made_with=__version__,
         entries=tuple(entries if whole else map(_redacted, entries)),
-        records=tuple(record if whole else _without(record, _OF_PEOPLE) for record in _plain(found.records)),
+        records=tuple(_without(record, frozenset() if whole else _OF_PEOPLE) for record in found.records),
         policies=_policies(connection, entries) if whole else {},
     )
 
@@ -108,10 +104,6 @@ def _redacted(entry: AuditEntry) -> AuditEntry:
 
 def _without(values: Mapping[str, Any], names: frozenset[str]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name not in names}
-
-
-def _plain(records: Iterable[Mapping[str, object]]) -> list[dict[str, Any]]:
-    return [dict(record) for record in records]
 
 
 def _policies(connection: Connection, entries: Iterable[AuditEntry]) -> dict[str, JsonValue]:

@@ -23,8 +23,7 @@ _BY_PEOPLE = frozenset({"breaker", "drift"})
 _NO_CHANGE = frozenset({"flags.loaded", "policy.loaded", "prices.loaded"})
 """At a start, which has an entry of its own."""
 _NUM_TOLD = 2
-_FOLLOWED_S = 5.0
-"""Servers follow the controls file within a second."""
+_FOLLOWED_S = 5.0  # servers follow the controls file within a second
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,21 +31,18 @@ class AuditChange:
     """An entry of the audit log in one line."""
 
     seq: int
-    at: str
-    """UTC, ISO 8601."""
+    at: str  # UTC, ISO 8601
     action: str
     actor: str
     subject: str
-    what: str
-    """The fields that changed, in few words."""
+    what: str  # the fields that changed, in few words
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class ChangesReply:
     since: str
-    changes: list[AuditChange]
-    """The newest first; `MAX_CHANGES` at most."""
+    changes: list[AuditChange]  # the newest first; `MAX_CHANGES` at most
 
 
 NO_CHANGES = ChangesReply("", [])
@@ -93,14 +89,10 @@ def change_of(entry: AuditEntry) -> AuditChange:
     if entry.action.startswith("server."):
         words: Iterable[str] = version_words(entry.versions)
     else:
-        words = (one for one in changed_fields(details.before, details.after) if _adds(one, details.subject))
+        found = changed_fields(details.before, details.after)  # without what another column says, and digests
+        words = (one for one in found if one != details.subject and not one.startswith(("reason ", "digest ")))
     what = ", ".join(islice(words, _NUM_TOLD))
     return AuditChange(entry.seq, entry.at, entry.action, details.actor, details.subject, what, reason)
-
-
-def _adds(words: str, subject: str) -> bool:
-    """Return whether a field says what no other column does, and people can read."""
-    return words != subject and not words.startswith(("reason ", "digest "))
 
 
 def without_repeats(entries: Sequence[AuditEntry]) -> Iterator[AuditEntry]:

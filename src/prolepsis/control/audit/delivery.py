@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Protocol, TextIO
+from typing import IO, TYPE_CHECKING, Protocol
 
 import httpx
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from opentelemetry.proto.common.v1.common_pb2 import KeyValue
     from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 
-BATCH = 100
-"""Entries of one delivery; after a failure at most so many arrive twice."""
+BATCH = 100  # entries of one delivery; after a failure at most so many arrive twice
 TIMEOUT_S = 10.0
 _ALLOWED = "a file, or http(s)://HOST:PORT/v1/logs (OTLP)"
 
@@ -88,8 +87,12 @@ class OtlpLogs:
             raise DeliveryFailed(f"{self._url}: {error}") from None
         if not reply.is_success:
             raise DeliveryFailed(f"{self._url} did not take {len(entries)} entries: status {reply.status_code}")
-        if reply.headers.get("content-type") == "application/x-protobuf" and (refused := _refused(reply.content)):
-            raise DeliveryFailed(f"{self._url} refused {refused}")
+        if reply.headers.get("content-type") == "application/x-protobuf":
+            from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
+
+            partial = ExportLogsServiceResponse.FromString(reply.content).partial_success
+            if refused := partial.rejected_log_records:
+                raise DeliveryFailed(f"{self._url} refused {refused} entries: {partial.error_message}")
 
     def close(self) -> None:
         self._client.close()
@@ -110,14 +113,6 @@ def _tls() -> ssl.SSLContext:
     except OSError as error:
         raise ConfigError(f"TLS cannot be set up from {own}: {error}", param="output") from None
     return context
-
-
-def _refused(reply: bytes) -> str:
-    """Return how many entries of a request a receiver refused, and why; "" for none (OTLP's partial success)."""
-    from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
-
-    partial = ExportLogsServiceResponse.FromString(reply).partial_success
-    return f"{partial.rejected_log_records} entries: {partial.error_message}" if partial.rejected_log_records else ""
 
 
 def _request(entries: Sequence[AuditEntry]) -> bytes:
@@ -169,33 +164,24 @@ def destination(name: str, *, append: bool) -> Destination:
         return OtlpLogs(name)
     if scheme_of(name) or not name:
         raise ConfigError(f"output is {name[:80]!r}; allowed: {_ALLOWED}", param="output")
-    try:
-        file = _own_file(Path(name), append=append)
-        if append and Path(name).is_file() and _ends_in_mid_line(Path(name)):
-            file.write("\n")  # its writer was killed: the next entry has a line of its own
-        return JsonLines(file)
-    except OSError as error:
-        raise ConfigError(f"{name} cannot be written: {error.strerror}", param="output") from None
+    path = Path(name)
 
-
-def _own_file(path: Path, *, append: bool) -> TextIO:
-    """Open a file that only its owner may read, as entries may hold texts; one that is continued stays as it is."""
-
-    def own(name: str, flags: int) -> int:
-        descriptor = os.open(name, flags, 0o600)
+    def own(path: str, flags: int) -> int:
+        """Open it for its owner only, as entries may hold texts; one that is continued stays as it is."""
+        descriptor = os.open(path, flags, 0o600)
         if not append and stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.fchmod(descriptor, 0o600)
         return descriptor
 
-    return open(path, "a" if append else "w", encoding="utf-8", opener=own)  # JsonLines closes it
-
-
-def _ends_in_mid_line(file: Path) -> bool:
-    with file.open("rb") as content:
-        if not content.seek(0, os.SEEK_END):
-            return False
-        content.seek(-1, os.SEEK_END)
-        return content.read() != b"\n"
+    try:
+        file = open(path, "a" if append else "w", encoding="utf-8", opener=own)  # noqa: SIM115  # JsonLines closes it
+        if append and path.is_file() and path.stat().st_size:
+            with path.open("rb") as written:
+                written.seek(-1, os.SEEK_END)
+                file.write("" if written.read() == b"\n" else "\n")  # after a line of a writer that was killed
+        return JsonLines(file)
+    except OSError as error:
+        raise ConfigError(f"{name} cannot be written: {error.strerror}", param="output") from None
 
 
 @contextmanager
@@ -217,8 +203,9 @@ class Cursor:
 
     def __init__(self, file: Path | None, after: int = 0) -> None:
         """`after`: the number to begin after where the file does not exist yet."""
-        self._file = None if file is None else _position_file(file, after)
-        self._position = Position(seq=after) if self._file is None else self._file.read()
+        begin, adapter = Position(seq=after), TypeAdapter(Position)
+        self._file = None if file is None else JsonFile(file, adapter, absent=begin, param="cursor")
+        self._position = begin if self._file is None else self._file.read()
 
     @property
     def seq(self) -> int:
@@ -251,12 +238,7 @@ class Position(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     seq: int = Field(ge=0)
-    digest: str | None = None
-    """None: not known, for a delivery that began in the middle."""
-
-
-def _position_file(file: Path, after: int) -> JsonFile[Position]:
-    return JsonFile(file, TypeAdapter(Position), absent=Position(seq=after), param="cursor")
+    digest: str | None = None  # None: not known, for a delivery that began in the middle
 
 
 def deliver(

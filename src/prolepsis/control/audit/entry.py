@@ -11,20 +11,13 @@ from dataclasses import asdict, dataclass
 from hashlib import sha256
 
 from prolepsis.control.redaction.values import redacted, redacted_text
+from prolepsis.control.store.links import ChainLink
 from prolepsis.core.audit_event import AuditEvent
-from prolepsis.core.json_value import digest_of
+from prolepsis.core.json_value import canonical, digest_of
 from prolepsis.core.stored_text import storable
 
-SERVED = "request.served"
-"""Action of the entries of served requests."""
-RECORDING = "recording"
-"""Field of such an entry with everything that is needed to decode the request again."""
-HEAD_UNSIGNED = "audit.head_unsigned"
-"""Action of an entry that was signed after others had been written without a signature."""
-HEAD_INVALID = "audit.head_invalid"
-"""Action of an entry whose writer found a head that no known key had signed."""
-START_OF_CHAIN = "0" * 64
-"""The previous digest of the first entry."""
+SERVED = "request.served"  # action of the entries of served requests
+RECORDING = "recording"  # field of such an entry with everything that is needed to decode the request again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,31 +36,28 @@ class Details:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AuditEntry:
-    seq: int
-    """From 1, without gaps."""
+class AuditEntry(ChainLink):
     uid: str
-    at: str
-    """UTC, ISO 8601 with microseconds."""
-    action: str
+    at: str  # UTC, ISO 8601 with microseconds
     versions: Mapping[str, str]
-    erases: tuple[int, ...]
-    """Numbers of the entries whose details were erased with this one."""
-    details: Details | None
-    """None: erased."""
-    details_digest: str
-    previous: str
-    """Digest of the entry before."""
-    digest: str
+    details: Details | None  # None: erased
 
-    def expected_digest(self) -> str:
-        """Return the digest that the entry has if nothing but its details was changed."""
-        chained = ("seq", "uid", "at", "action", "versions", "erases", "details_digest", "previous")
-        return digest_of({name: getattr(self, name) for name in chained})
+    def digest_at(self, seq: int, previous: str) -> str:
+        names = ("uid", "at", "action", "versions", "erases", "details_digest")
+        return digest_of({"seq": seq, "previous": previous, **{name: getattr(self, name) for name in names}})
 
-    def plain(self) -> dict[str, object]:
-        """Return the entry as plain JSON values."""
-        return asdict(self)
+    def found_digest(self) -> str | None:
+        return None if self.details is None else self.details.digest()
+
+    def columns(self) -> dict[str, object]:
+        details = self.details
+        assert details is not None, "an entry is erased after it was stored"
+        return {
+            **ChainLink.columns(self),
+            **{"uid": self.uid, "at": self.at, "versions": canonical(self.versions), "previous": self.previous},
+            **asdict(details),
+            **{"before": canonical(details.before), "after": canonical(details.after)},
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +68,7 @@ class RedactedEvent:
     action: str
     versions: Mapping[str, str]
     details: Details
-    names: frozenset[str] = frozenset()
-    """Digests of the names by which its entry is found."""
+    names: frozenset[str] = frozenset()  # digests of the names by which its entry is found
 
 
 def redact(event: AuditEvent) -> RedactedEvent:

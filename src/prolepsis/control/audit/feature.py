@@ -1,12 +1,20 @@
 """The audit log of a server: its requests, acts that wait for a server, and anchors."""
 
+import asyncio
+
+import structlog
+
 from prolepsis.control.audit.anchors import AnchorFeature, default_file, places
 from prolepsis.control.audit.requests import AuditFeature, Decode
 from prolepsis.control.audit.routes import Replay
-from prolepsis.control.audit.waiting_runtime import WaitingActs
+from prolepsis.control.audit.waiting import take
+from prolepsis.control.store.database import Database
 from prolepsis.control.store.signing import key_file
 from prolepsis.control.web.context import Context
 from prolepsis.control.web.feature import Feature
+from prolepsis.core.errors import ConfigError, StoreUnavailable
+
+log = structlog.get_logger(__name__)
 
 ANCHOR_S = 60.0
 """Seconds between two anchors of the audit log."""
@@ -24,6 +32,22 @@ def feature(context: Context, decode: Decode, replay: Replay) -> AuditFeature:
         sample=config.audit_sample,
         content=config.audit_content,
     )
+
+
+class WaitingActs(Feature):
+    """Appends the acts that wait, now and then."""
+
+    name = "waiting_acts"
+    period_s = 2.0
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def tick(self) -> None:
+        try:
+            await asyncio.to_thread(take, self._database)
+        except (StoreUnavailable, ConfigError) as error:  # the writer reports both; the acts stay
+            log.debug("acts_wait", error=str(error))
 
 
 def waiting_acts(context: Context) -> Feature:

@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 from prolepsis.control.audit import chain
 from prolepsis.control.audit.entry import SERVED, AuditEntry, RedactedEvent, redact
 from prolepsis.control.audit.waiting import take
-from prolepsis.control.store import batches, forgotten, records, responses
+from prolepsis.control.store import batches, records, responses, turns
 from prolepsis.control.store.database import Database
 from prolepsis.control.store.queue import QueueItem
 from prolepsis.control.store.writer import ItemWriter
@@ -75,8 +75,7 @@ class AuditLog:
 @dataclass(frozen=True, slots=True)
 class ForgottenTenant:
     num_records: int
-    entry: AuditEntry
-    """It lists the erased entries and names no person."""
+    entry: AuditEntry  # it lists the erased entries and names no person
 
 
 def forget_tenant(database: Database, tenant: str, actor: str) -> ForgottenTenant:
@@ -90,7 +89,7 @@ def forget_tenant(database: Database, tenant: str, actor: str) -> ForgottenTenan
         raise InvalidParameter("tenant is empty; allowed: the name of a tenant", param="tenant")
     batches.forget_tenant(database, tenant)
     responses.forget_tenant(database, tenant)
-    forgotten.note(database, tenant)  # what is written meanwhile is deleted below, and what comes later is not written
+    turns.forget(database, tenant)  # what is written meanwhile is deleted below, and what comes later is not written
     responses.forget_tenant(database, tenant)
     num_records = records.forget(database, tenant)
     while take(database):

@@ -9,23 +9,20 @@ from sqlalchemy import Connection
 
 from prolepsis.control.audit import chain
 from prolepsis.control.audit.entry import SERVED
-from prolepsis.control.store import records, retries
+from prolepsis.control.store import records
 
-MOST = 200
-"""Records, and entries, of one name: a trace may have many requests."""
+MOST = 200  # records, and entries, of one name: a trace may have many requests
 
 
 @dataclass(frozen=True, slots=True)
 class FoundRequest:
-    records: list[dict[str, object]]
-    """One a prompt, with the columns of the store's `request_records`."""
-    audit_entries: list[int]
-    """Numbers of the entries about the request."""
+    records: list[dict[str, object]]  # one a prompt, with the columns of the store's `request_records`
+    audit_entries: list[int]  # numbers of the entries about the request
 
 
 def find_request(connection: Connection, name: str) -> FoundRequest:
     """Return what the store has of a request, in the order in which it came."""
-    entries, answers = chain.about(connection, name, MOST), retries.answer_ids(connection, [name], MOST)
+    entries, answers = chain.about(connection, name, MOST), records.answers_of_retries(connection, [name], MOST)
     served = [entry.details.subject for entry in entries if entry.action == SERVED and entry.details is not None]
     found = records.find(connection, {name, *served, *answers}, MOST)
     entries += chain.named(connection, {*answers, *(str(record["request_id"]) for record in found)}, MOST)

@@ -17,11 +17,10 @@ from prolepsis.control.web.feature import Feature
 from prolepsis.core.audit_event import AuditEvent, Emit
 from prolepsis.core.ended import AuditContent, Keep, PromptEnded, RequestAbout, RequestEnded
 from prolepsis.core.engine_client import EngineInfo
-from prolepsis.core.events import Proposed, Tokens
+from prolepsis.core.events import Proposed
 from prolepsis.core.json_value import canonical
 from prolepsis.core.recording import Recording, plain, recording
 from prolepsis.core.requests import GenerateRequest
-from prolepsis.core.stats import RequestStats
 from prolepsis.core.stored_text import storable
 
 Decode = Callable[[Sequence[int]], str]
@@ -35,27 +34,6 @@ class _AuditedAnswer:
     about: RequestAbout
     prompt: PromptEnded
     recorded: Recording
-
-
-@dataclass(frozen=True, slots=True)
-class _AuditedDraft:
-    """A draft that was verified."""
-
-    sample: int
-    proposer: str
-    tokens: tuple[int, ...]
-    parents: tuple[int, ...]
-    num_emitted: int
-    """Tokens of its step: the accepted ones, and one more if the answer continued."""
-
-    @property
-    def figures(self) -> list[object]:
-        """Return it without tokens; lists are redacted in a tenth of the time of mappings."""
-        return [self.sample, self.proposer, len(self.tokens), self.num_emitted]
-
-    @property
-    def whole(self) -> list[object]:
-        return [*self.figures, list(self.tokens), list(self.parents)]
 
 
 class AuditFeature(Feature):
@@ -104,26 +82,24 @@ class AuditFeature(Feature):
         for prompt in ended.prompts:
             drawn = self._drawn.pop(prompt.request.request_id, None)
             content = self._draw(ended.about) if prompt.answer == "cached" else drawn
-            if content is not None:
-                served = _AuditedAnswer(ended.about, prompt, recording(prompt.request, prompt.tokens))
-                self._enqueue(served, content)
+            if content is None:
+                continue
+            served = _AuditedAnswer(ended.about, prompt, recording(prompt.request, prompt.tokens))
+            num_tokens = served.recorded.num_tokens
+            with self._lock:
+                fits = self._pending + num_tokens <= self._max_pending
+                self._pending += num_tokens if fits else 0
+            item = QueuedEvent(partial(self._make, served, content, self._info()), served.about.age_s)
+            if not fits:
+                self._writer.drop(item)
+            elif not self._writer.offer(item):
+                self._release(num_tokens)
 
     def _draw(self, about: RequestAbout) -> AuditContent | None:
         """Return which content of a request is kept; None: the request is not audited."""
         sample = self._sample if about.audit_share is None else about.audit_share
         is_drawn = self._writer.is_on and random.random() < sample
         return (about.audit_content or self._content) if is_drawn else None
-
-    def _enqueue(self, served: _AuditedAnswer, content: AuditContent) -> None:
-        num_tokens = served.recorded.num_tokens
-        with self._lock:
-            fits = self._pending + num_tokens <= self._max_pending
-            self._pending += num_tokens if fits else 0
-        item = QueuedEvent(partial(self._make, served, content, self._info()), served.about.age_s)
-        if not fits:
-            self._writer.drop(item)
-        elif not self._writer.offer(item):
-            self._release(num_tokens)
 
     def _make(self, served: _AuditedAnswer, content: AuditContent, info: EngineInfo) -> AuditEvent:
         try:
@@ -158,7 +134,16 @@ def request_event(served: _AuditedAnswer, content: AuditContent, decode: Decode,
 def _details(served: _AuditedAnswer, content: AuditContent, decode: Decode, info: EngineInfo) -> dict[str, object]:
     about, prompt, recorded = served.about, served.prompt, served.recorded
     stats, assignment = prompt.stats, about.assignment
-    salt, kept, rounds = secrets.token_hex(16), plain(recorded), _rounds(prompt.tokens)
+    continued: dict[str, object] = {}
+    if stats.continued:  # of several engines, so that it may differ from that of one
+        continued = {"continued": [asdict(one) for one in stats.continued], "not_exact": list(stats.not_exact)}
+    salt, kept = secrets.token_hex(16), plain(recorded)
+    drafts = [draft for event in prompt.tokens if (draft := event.proposed) is not None]
+    rounds: list[list[object]] = [  # redacting lists takes a tenth of the time of mappings
+        [event.index, _proposers(event.proposed), len(event.proposed.tokens), len(event.token_ids)]
+        for event in prompt.tokens
+        if event.proposed is not None
+    ]
     details: dict[str, object] = {
         "end": prompt.end,
         "error": prompt.error,
@@ -179,9 +164,9 @@ def _details(served: _AuditedAnswer, content: AuditContent, decode: Decode, info
         "grammar": recorded.request.grammar.kind if recorded.request.grammar else None,
         "num_prompt_tokens": len(recorded.request.prompt_token_ids),
         "num_output_tokens": [len(tokens) for tokens in recorded.tokens],
-        **_continued(stats),
+        **continued,
         "proposers": {name: asdict(counts) for name, counts in stats.proposers.items()},
-        "rounds": [one.figures for one in rounds],
+        "rounds": rounds,
         "digest_salt": salt,
         "prompt_digest": _digest(salt, recorded.request.prompt_token_ids),
         "output_digests": [_digest(salt, tokens) for tokens in recorded.tokens],
@@ -191,30 +176,16 @@ def _details(served: _AuditedAnswer, content: AuditContent, decode: Decode, info
     texts = [decode(tokens) for tokens in (recorded.request.prompt_token_ids, *recorded.tokens)]
     details["prompt"], details["outputs"] = redacted_text(texts[0]), [redacted_text(text) for text in texts[1:]]
     if content == "tokens":
-        drafted = "\n".join(decode(one.tokens) for one in rounds)
+        drafted = "\n".join(decode(draft.tokens) for draft in drafts)
         is_clean = all(redacted_text(text) == storable(text) for text in [*texts, drafted]) and redacted(kept) == kept
         details["replayable"] = is_clean
         if is_clean:
-            details |= {"rounds": [one.whole for one in rounds], RECORDING: kept}
+            whole = [[*row, [*draft.tokens], [*draft.parents]] for row, draft in zip(rounds, drafts, strict=True)]
+            details |= {"rounds": whole, RECORDING: kept}
     return details
 
 
-def _continued(stats: RequestStats) -> dict[str, object]:
-    """Return the mark of an answer from several engines, and why it may differ from that of one engine."""
-    if not stats.continued:
-        return {}
-    return {"continued": [asdict(one) for one in stats.continued], "not_exact": list(stats.not_exact)}
-
-
-def _rounds(events: Sequence[Tokens]) -> list[_AuditedDraft]:
-    return [
-        _AuditedDraft(event.index, _named(draft), draft.tokens, draft.parents, len(event.token_ids))
-        for event in events
-        if (draft := event.proposed) is not None
-    ]
-
-
-def _named(draft: Proposed) -> str:
+def _proposers(draft: Proposed) -> str:
     """Return the proposer of a draft; for a merged one all of them, joined by "+"."""
     return "+".join(sorted(set(draft.sources))) or draft.proposer
 

@@ -8,19 +8,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from sqlalchemy import ColumnElement, Connection, or_, select
+from sqlalchemy import Connection, or_, select
 
 from prolepsis.control.audit import chain
 from prolepsis.control.audit.entry import SERVED
 from prolepsis.control.store.database import Database
-from prolepsis.control.store.tables import audit_entries
 from prolepsis.core.audit_event import SERVER, AuditEvent
 from prolepsis.core.config import DAY_S, ServerConfig, days_by_tenant
 
-BATCH = 10_000
-"""Most entries that one entry lists as erased."""
-_HOLDS_TEXT = '%"prompt":%'
-"""In canonical JSON: a quotation mark inside a text is escaped, so this is a key."""
+BATCH = 10_000  # most entries that one entry lists as erased
+_HOLDS_TEXT = '%"prompt":%'  # in canonical JSON: a quotation mark inside a text is escaped, so this is a key
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,20 +38,22 @@ class OldText:
 
     seq: int
     tenant: str
-    at: str
-    """UTC, ISO 8601."""
+    at: str  # UTC, ISO 8601
 
 
 def old_texts(
     connection: Connection, retention: TextRetention, now: float, limit: int | None = None
 ) -> Sequence[OldText]:
     """Return the entries whose texts are to be erased at `now` (Unix seconds), the oldest first."""
-    is_old = _is_old(retention, now)
+    of = chain.of
+    by_tenant = retention.by_tenant
+    is_old = [(of.tenant == name) & (of.at < _before(now, days)) for name, days in by_tenant.items() if days]
+    if retention.days:
+        is_old.append(of.tenant.not_in(list(by_tenant)) & (of.at < _before(now, retention.days)))
     if not is_old:
         return []
-    entries = audit_entries.c
-    query = select(entries.seq, entries.tenant, entries.at).order_by(entries.seq).limit(limit)
-    query = query.where(entries.action == SERVED, or_(*is_old), entries.after.like(_HOLDS_TEXT))
+    query = select(of.seq, of.tenant, of.at).order_by(of.seq).limit(limit)
+    query = query.where(chain.OF_ACTS, of.action == SERVED, or_(*is_old), of.after.like(_HOLDS_TEXT))
     return [OldText(*row) for row in connection.execute(query)]
 
 
@@ -77,15 +76,6 @@ def text_upkeep(config: ServerConfig) -> Callable[[Database], int]:
     """Return what the store's thread does with texts now and then."""
     retention = TextRetention.of(config)
     return lambda database: erase_old_texts(database, retention, time.time())
-
-
-def _is_old(retention: TextRetention, now: float) -> Sequence[ColumnElement[bool]]:
-    """Return the conditions of which one holds for an old entry; none if texts are never erased."""
-    tenant, at = audit_entries.c.tenant, audit_entries.c.at
-    is_old = [(tenant == name) & (at < _before(now, days)) for name, days in retention.by_tenant.items() if days]
-    if retention.days:
-        is_old.append(tenant.not_in(list(retention.by_tenant)) & (at < _before(now, retention.days)))
-    return is_old
 
 
 def _before(now: float, days: float) -> str:

@@ -30,8 +30,7 @@ from prolepsis.core.stored_text import storable
 
 _Read = TypeVar("_Read")
 MAX_ENTRIES = 500
-REPLAY_TIMEOUT_S = 60.0
-"""How long a replay may wait for capacity and take."""
+REPLAY_TIMEOUT_S = 60.0  # how long a replay may wait for capacity and take
 
 
 class AuditQuery(Body):
@@ -46,8 +45,7 @@ class AuditQuery(Body):
     tenant: Annotated[str, Field(max_length=256)] | None = None
     since: AwareDatetime | None = None
     until: AwareDatetime | None = None
-    changes: bool = False
-    """With the changes of the last day."""
+    changes: bool = False  # with the changes of the last day
 
     @model_validator(mode="after")
     def _a_period_has_both_ends(self) -> Self:
@@ -60,18 +58,14 @@ class BundleBody(Body):
     """Part of the request to hand out."""
 
     form: Form = "redacted"
-    sealed_for: Annotated[str, Field(max_length=128)] = ""
-    """For whom the caller seals it, for the audit log."""
+    sealed_for: Annotated[str, Field(max_length=128)] = ""  # for whom the caller seals it, for the audit log
 
 
 @dataclass(frozen=True, slots=True)
 class AuditReply:
-    head: str
-    """NUMBER:DIGEST of the chain's last entry."""
-    signed_head: SignedHead | None
-    """The same with its signature; null if its writer had no key."""
-    entries: list[AuditEntry]
-    """In their order."""
+    head: str  # NUMBER:DIGEST of the chain's last entry
+    signed_head: SignedHead | None  # the same with its signature; null if its writer had no key
+    entries: list[AuditEntry]  # in their order
     changes: ChangesReply | None
     """Where they are asked for: what was changed in the last day, each thing once."""
 
@@ -85,8 +79,7 @@ class AuditReplayReply(Reply):
     differences: list[SampleDifference]
 
 
-Replay = Callable[[Recording, float], Awaitable[Replayed]]
-"""Replays a recording within so many seconds."""
+Replay = Callable[[Recording, float], Awaitable[Replayed]]  # replays a recording within so many seconds
 
 
 def audit_routes(store: Store, info: Callable[[], EngineInfo], replay_now: Replay, emit: Emit) -> Sequence[Route]:
@@ -130,9 +123,20 @@ def audit_routes(store: Store, info: Callable[[], EngineInfo], replay_now: Repla
     )
     async def replay(entry: str, caller: SignedIn) -> AuditReplayReply:
         found = await reading(lambda: _entry(store, entry, SERVED))
-        recorded = _replayable(found, info())
-        reply = replay_reply(found, await replay_now(recorded, REPLAY_TIMEOUT_S), info().exactness)
-        emit(_replayed_event(caller.actor, found, reply.outcome))
+        recorded, here = recorded_in(found), info()
+        if (given := found.versions.get("fingerprint")) != here.fingerprint:
+            message = f"Entry {found.seq} is of the model {given}; this server has {here.fingerprint}."
+            raise RequestRefused(message, code="other_model", param="entry", status=409)
+        reply = replay_reply(found, await replay_now(recorded, REPLAY_TIMEOUT_S), here.exactness)
+        event = AuditEvent(
+            actor=caller.actor,
+            action="request.replayed",
+            subject=reply.request_id,
+            names=(reply.request_id,),
+            after={"entry": reply.seq, "outcome": reply.outcome},
+            tenant=found.details.tenant if found.details else "",
+        )
+        emit(event)
         return reply
 
     return routes.all
@@ -186,16 +190,6 @@ def _entry(store: Store, name: str, action: str | None = None) -> AuditEntry:
     raise RequestRefused(message, code="audit_entry_not_found", param="entry", status=404)
 
 
-def _replayable(entry: AuditEntry, info: EngineInfo) -> Recording:
-    """Return the recording of an entry; raises `RequestRefused` if another model made it."""
-    recorded = recorded_in(entry)
-    if entry.versions.get("fingerprint") != info.fingerprint:
-        given = entry.versions.get("fingerprint")
-        message = f"Entry {entry.seq} is of the model {given}; this server has {info.fingerprint}."
-        raise RequestRefused(message, code="other_model", param="entry", status=409)
-    return recorded
-
-
 def recorded_in(entry: AuditEntry) -> Recording:
     """Return the recording that an entry holds; raises `InvalidParameter` saying why it holds none."""
     details = entry.details
@@ -207,20 +201,6 @@ def recorded_in(entry: AuditEntry) -> Recording:
         message = f"entry {entry.seq} holds no tokens, as {why}; allowed: {SERVED}, kept with audit_content tokens"
         raise InvalidParameter(message, param="entry")
     return parse(after[RECORDING], details.subject)
-
-
-def _replayed_event(actor: str, entry: AuditEntry, outcome: str) -> AuditEvent:
-    details = entry.details
-    assert details is not None, "an erased entry cannot be decoded again"
-    after = {"entry": entry.seq, "outcome": outcome}
-    return AuditEvent(
-        actor=actor,
-        action="request.replayed",
-        subject=details.subject,
-        names=(details.subject,),
-        after=after,
-        tenant=details.tenant,
-    )
 
 
 def replay_reply(entry: AuditEntry, replayed: Replayed, exactness: Literal["strict", "normal"]) -> AuditReplayReply:

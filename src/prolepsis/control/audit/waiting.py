@@ -9,19 +9,20 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from pydantic import TypeAdapter, ValidationError
-from sqlalchemy import Connection, delete, func, insert, select
+from sqlalchemy import Connection
 
 from prolepsis.control.audit import chain
 from prolepsis.control.audit.entry import redact
+from prolepsis.control.store import documents as of
 from prolepsis.control.store.database import Database
+from prolepsis.control.store.documents import Documents, StoredDocument
 from prolepsis.control.store.signing import FoundKeys
-from prolepsis.control.store.tables import audit_waiting
 from prolepsis.core.audit_event import SERVER, AuditEvent
 
-WITHOUT_KEY = ", without the audit key"
-"""Ends the actor of an act that waited."""
+WITHOUT_KEY = ", without the audit key"  # ends the actor of an act that waited
 _BATCH = 100
 _EVENT = TypeAdapter(AuditEvent)
+_ACTS = Documents("act", str, str)  # by uid; a text that is no event gets an entry too
 
 
 def signing_fault(connection: Connection, found: FoundKeys) -> str:
@@ -41,13 +42,12 @@ def leave(connection: Connection, event: AuditEvent) -> None:
     """Leave an act, redacted, for a server of this store."""
     details = redact(event).details
     kept = replace(event, subject=details.subject, before=details.before, after=details.after)
-    row = {"uid": event.uid, "event": _EVENT.dump_json(kept).decode(), "left_at": time.time()}
-    connection.execute(insert(audit_waiting), [row])
+    _ACTS.put(connection, [StoredDocument(event.uid, _EVENT.dump_json(kept).decode(), time.time())])
 
 
 def number(connection: Connection) -> int:
     """Return how many acts wait."""
-    return connection.scalar(select(func.count()).select_from(audit_waiting)) or 0
+    return _ACTS.count(connection)
 
 
 def take(database: Database) -> int:
@@ -56,10 +56,10 @@ def take(database: Database) -> int:
         if not number(connection):
             return 0
     with database.write() as connection:
-        rows = connection.execute(select(audit_waiting).order_by(audit_waiting.c.left_at).limit(_BATCH)).all()
-        chain.append(connection, [_event(row.uid, row.event, row.left_at) for row in rows])
-        connection.execute(delete(audit_waiting).where(audit_waiting.c.uid.in_([row.uid for row in rows])))
-    return len(rows)
+        acts = _ACTS.list(connection, order=of.at, limit=_BATCH)
+        chain.append(connection, [_event(act.key, act.value, act.at) for act in acts])
+        _ACTS.remove(connection, of.key.in_([act.key for act in acts]))
+    return len(acts)
 
 
 def _event(uid: str, text: str, left_at: float) -> AuditEvent:

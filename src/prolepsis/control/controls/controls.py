@@ -31,8 +31,7 @@ from prolepsis.control.web.feature import Feature
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.kill_scope import EVERYTHING
 
-PATIENCE_S = 1.0
-"""How long the start and the end wait for the store; a slower exchange continues after it."""
+PATIENCE_S = 1.0  # how long the start and the end wait for the store; a slower exchange continues after it
 TICKS_PER_EXCHANGE = 4  # the file is looked at in every tick
 Origin = Literal["start", "act", "file", "store"]  # where a change came from
 
@@ -49,8 +48,7 @@ class Controls(Feature):
     def __init__(self, file: ControlsFile, table: ControlTable, *, now: Callable[[], float] = time.time) -> None:
         """A damaged file may have held a stop, so it stops everything."""
         self.is_shared = table.is_shared  # whether other machines follow
-        self.fault: str | None = None
-        """Reason why the file cannot be used; its last good content then holds."""
+        self.fault: str | None = None  # reason why the file cannot be used; its last good content then holds
         self.file = file
         self._table = table
         self._now = now

@@ -21,8 +21,6 @@ from prolepsis.core.messages import ApplyPlan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorControls:
-    """The kill switch, the flags, and the controls that both follow."""
-
     controls: Controls
     kill_switch: KillSwitch
     flags: FlagsFeature

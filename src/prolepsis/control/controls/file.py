@@ -20,10 +20,8 @@ Section = Mapping[ControlKey, Control]
 class StoreCopy:
     """What servers of this machine know of one store."""
 
-    stored: Section = field(default_factory=dict)
-    """A copy of its controls."""
-    pending: Section = field(default_factory=dict)
-    """Set by servers of this machine, and not in the store yet."""
+    stored: Section = field(default_factory=dict)  # a copy of its controls
+    pending: Section = field(default_factory=dict)  # set by servers of this machine, and not in the store yet
 
     @property
     def newest(self) -> Section:
@@ -33,8 +31,6 @@ class StoreCopy:
 
 @dataclass(frozen=True, slots=True, config=ConfigDict(extra="forbid"))
 class ControlsContent:
-    """The sections of the file."""
-
     local: Section = field(default_factory=dict)
     """Set on this machine, for its servers: by commands, and by servers without a store."""
     stores: Mapping[str, StoreCopy] = field(default_factory=dict)

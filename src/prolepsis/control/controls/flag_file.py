@@ -21,11 +21,9 @@ from prolepsis.core.files import LastGood
 from prolepsis.core.validation import first_problem
 from prolepsis.core.yaml_document import read_yaml
 
-ENABLED = "speculation.enabled"
-"""Boolean; false: the request is decoded plainly, regardless of policy and caller."""
+ENABLED = "speculation.enabled"  # boolean; false: the request is decoded plainly, regardless of policy and caller
 KILL = "speculation.kill"  # boolean, evaluated without a request; true: no speculation anywhere
-DEFAULTS: Mapping[str, bool] = {ENABLED: True, KILL: False}
-"""The value of a flag that is missing or fails."""
+DEFAULTS: Mapping[str, bool] = {ENABLED: True, KILL: False}  # the value of a flag that is missing or fails
 
 _LAZY = ("if", "?:", "and", "or", "filter", "map", "reduce", "all", "some", "none")
 _ALLOWED = frozenset({*OPERATORS, *_LAZY} - {"log"})
@@ -58,8 +56,6 @@ class _File(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class FlagSet:
-    """Flags that can be evaluated."""
-
     core: FlagdCore
     keys: frozenset[str]
     version: str  # `metadata.version` if the file has one, and a digest of the content
@@ -163,8 +159,6 @@ def _operators(rule: object) -> Iterator[str]:
 
 
 class FlagFile(LastGood[FlagSet]):
-    """Holds the last good set of flags of a file."""
-
     what = "flags"
 
     def _parse(self, text: str) -> FlagSet:

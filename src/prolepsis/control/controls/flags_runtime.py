@@ -28,8 +28,7 @@ from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.facts import FlagDecision, RequestFacts
 from prolepsis.core.telemetry.declare import counter
 
-KILL_PERIOD_S = 1.0
-"""Seconds between two evaluations of the kill flag; a changed file is evaluated at once."""
+KILL_PERIOD_S = 1.0  # seconds between two evaluations of the kill flag; a changed file is evaluated at once
 
 log = structlog.get_logger(__name__)
 
@@ -113,7 +112,6 @@ class FlagsFeature(Feature):
         return await self._provider.decide(key, facts) if self._provider is not None else None
 
     async def _reload(self) -> bool:
-        """Return whether the flags changed."""
         if self._file is None:
             return False
         before = self._file.value
@@ -144,8 +142,7 @@ class FlagBody(Body):
 
     flag: Annotated[str, Field(max_length=64)]
     value: bool | None = None
-    definition: JsonObject | None = None
-    """As a flag file has it: state, variants, defaultVariant, targeting."""
+    definition: JsonObject | None = None  # as a flag file has it: state, variants, defaultVariant, targeting
     reason: ReasonText = ""
 
 

@@ -131,8 +131,6 @@ def _last(controls: Iterable[Control]) -> Control | None:
 
 
 class KillBody(Body):
-    """The scope to stop or to release."""
-
     on: bool
     reason: Reason = ""
     scope: Annotated[str, Field(max_length=300)] = EVERYTHING

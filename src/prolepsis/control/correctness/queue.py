@@ -20,8 +20,6 @@ DROPS: tuple[ReplayDrop, ...] = get_args(ReplayDrop)
 
 @dataclass(frozen=True, slots=True)
 class ServedRequest:
-    """A served request that waits for its replay."""
-
     recorded: Recording
     ended: RequestEnded  # the HTTP request that it belongs to, without tokens
     number: int  # among the prompts of that

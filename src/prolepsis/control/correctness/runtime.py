@@ -30,8 +30,7 @@ from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import Mode
 from prolepsis.core.telemetry.declare import counter
 
-POLL_PERIOD_S = 0.05
-"""How often a replay checks for other requests; meanwhile its priority keeps it behind them."""
+POLL_PERIOD_S = 0.05  # how often a replay checks for other requests; meanwhile its priority keeps it behind them
 MAX_TRIES = 3  # times that a replay may make way before it is dropped
 MAX_MISMATCHES = 50
 
@@ -269,7 +268,6 @@ async def _task_of(work: Coroutine[object, object, Replayed]) -> AsyncIterator[a
 
 
 def _mismatch(served: ServedRequest, first: SampleDifference) -> ReplayMismatch:
-    """Return the mismatch of a request, from the difference to report."""
     about = served.about
     return ReplayMismatch(
         at=time.time(),
@@ -299,20 +297,14 @@ def _audit_event(mismatch: ReplayMismatch, tenant: str, info: EngineInfo) -> Aud
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorrectnessReply:
     enabled: bool
-    share: float
-    """Share of finished requests that are replayed, 0 to 1."""
+    share: float  # share of finished requests that are replayed, 0 to 1
     exactness: Literal["strict", "normal"]
-    match_rate: float | None
-    """Share of matches among the replays that could be compared; null before the first."""
-    outcomes: dict[ReplayOutcome, int]
-    """Replays since the start; failed ones could not be compared."""
+    match_rate: float | None  # share of matches among the replays that could be compared; null before the first
+    outcomes: dict[ReplayOutcome, int]  # replays since the start; failed ones could not be compared
     num_queued: int
-    dropped: dict[ReplayDrop, int]
-    """Requests drawn for a replay that were not replayed, by reason."""
-    trip_after: int
-    """Structural mismatches after which the kill switch is engaged, each time; 0: never."""
-    differences: list[ReplayMismatch]
-    """The last ones, oldest first."""
+    dropped: dict[ReplayDrop, int]  # requests drawn for a replay that were not replayed, by reason
+    trip_after: int  # structural mismatches after which the kill switch is engaged, each time; 0: never
+    differences: list[ReplayMismatch]  # the last ones, oldest first
 
 
 def feature(

@@ -22,19 +22,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from prolepsis.control.cost.meter import DIMENSIONS, NO_PROPOSER, OTHER, Dimension, Experiment, RequestCost, UsageTotals
+from prolepsis.control.cost.meter import DIMENSIONS, NO_PROPOSER, OTHER, Dimension, Experiment, RequestCost
 from prolepsis.control.statistics.adjusted import AdjustedRatio, reach_after
 from prolepsis.control.statistics.arms import Arm
 from prolepsis.core.traffic_sums import Interval
 
 CALIBRATION = 20
 """Control requests that give the first prices; they, and the canary's until then, are counted with these."""
-MIN_REQUESTS = 20
-"""On each arm before there are bounds."""
-MAX_GROUPS = 8
-"""Values of a dimension with a comparison of their own."""
-_MAX_WAITING = 2000
-"""Requests that wait for the first prices; of more, the oldest are left out of the bounds."""
+MIN_REQUESTS = 20  # on each arm before there are bounds
+MAX_GROUPS = 8  # values of a dimension with a comparison of their own
+_MAX_WAITING = 2000  # requests that wait for the first prices; of more, the oldest are left out of the bounds
 _TAIL = 0.025  # of each bound: 95 % together
 
 
@@ -46,8 +43,7 @@ class ArmComparison:
     value: str
     num_speculating: int
     num_control: int
-    device_s_per_token: float | None
-    """All device seconds over all output tokens of the speculating requests."""
+    device_s_per_token: float | None  # all device seconds over all output tokens of the speculating requests
     control_device_s_per_token: float | None
     """The same tokens at the prices of the control: `saved` is 1 - the figure above / this one."""
     predicted_device_s_per_token: float | None
@@ -73,33 +69,39 @@ class _Prices:
         return self.prompt * num_prompt_tokens + self.output * num_output_tokens
 
 
+@dataclass(slots=True)
 class _ArmTotals:
     """Sums over the requests of one arm."""
 
-    def __init__(self) -> None:
-        self.usage = UsageTotals()
-        self.num_prompt_tokens = 0
-        self.seconds = self.predicted_seconds = 0.0
-        """All requests, and the requests with a prediction."""
+    num_requests: int = 0
+    num_prompt_tokens: int = 0
+    num_output_tokens: int = 0
+    prefill_s: float = 0.0
+    seconds: float = 0.0
+    predicted_plain_s: float = 0.0
+    predicted_seconds: float = 0.0  # of the requests with a prediction
 
     def add(self, cost: RequestCost) -> None:
-        self.usage.add(cost)
+        self.num_requests += 1
         self.num_prompt_tokens += cost.num_computed_tokens
+        self.num_output_tokens += cost.num_output_tokens
+        self.prefill_s += cost.device.prefill
         self.seconds += _seconds(cost)
+        self.predicted_plain_s += cost.device.predicted_plain
         self.predicted_seconds += cost.device.total if cost.device.predicted_plain > 0.0 else 0.0
 
     @property
     def prices(self) -> _Prices | None:
         """None before there are output tokens."""
-        if not self.usage.num_output_tokens:
+        if not self.num_output_tokens:
             return None
-        prefill = self.usage.device.prefill if self.num_prompt_tokens else 0.0
+        prefill = self.prefill_s if self.num_prompt_tokens else 0.0
         prompt = prefill / self.num_prompt_tokens if self.num_prompt_tokens else 0.0
-        return _Prices(prompt, (self.seconds - prefill) / self.usage.num_output_tokens)
+        return _Prices(prompt, (self.seconds - prefill) / self.num_output_tokens)
 
     def at(self, prices: _Prices) -> float:
         """Return what these requests cost at some prices, in seconds."""
-        return prices.of(self.num_prompt_tokens, self.usage.num_output_tokens)
+        return prices.of(self.num_prompt_tokens, self.num_output_tokens)
 
 
 class _Group:
@@ -139,7 +141,7 @@ class Comparison:
             group.arms[cost.arm].add(cost)
         self._waiting.append((cost, groups))
         control = self._all.arms["control"]
-        if control.usage.num_requests >= CALIBRATION and control.seconds > 0.0:
+        if control.num_requests >= CALIBRATION and control.seconds > 0.0:
             for waiting, its_groups in self._waiting:
                 self._score(waiting, its_groups)
             self._waiting.clear()
@@ -170,7 +172,7 @@ class Comparison:
         control = self._all.arms["control"]
         prices = control.prices
         assert prices is not None, "control requests have output tokens"
-        typical = control.at(prices) / control.usage.num_requests
+        typical = control.at(prices) / control.num_requests
         for group in groups:
             group.score(cost, prices, typical, reach_after(self._num_scored))
         self._num_scored += 1
@@ -179,21 +181,19 @@ class Comparison:
         self, by: Dimension | Literal["all"], value: str, group: _Group, control: _ArmTotals
     ) -> ArmComparison:
         canary, randomised = group.arms["canary"], by != "proposer"
-        tokens, prices = canary.usage.num_output_tokens, control.prices
+        tokens, prices = canary.num_output_tokens, control.prices
         plain_s = canary.at(prices) if prices is not None else 0.0
         return ArmComparison(
             by=by,
             value=value,
-            num_speculating=canary.usage.num_requests,
-            num_control=control.usage.num_requests,
+            num_speculating=canary.num_requests,
+            num_control=control.num_requests,
             device_s_per_token=canary.seconds / tokens if tokens else None,
             control_device_s_per_token=plain_s / tokens if tokens and plain_s else None,
-            predicted_device_s_per_token=canary.usage.device.predicted_plain / tokens if tokens else None,
+            predicted_device_s_per_token=canary.predicted_plain_s / tokens if tokens else None,
             saved=_saving(canary.seconds, plain_s, group.to_control if randomised else None),
             randomised=randomised,
-            saved_by_prediction=_saving(
-                canary.predicted_seconds, canary.usage.device.predicted_plain, group.to_prediction
-            ),
+            saved_by_prediction=_saving(canary.predicted_seconds, canary.predicted_plain_s, group.to_prediction),
         )
 
 
@@ -216,6 +216,17 @@ def _seconds(cost: RequestCost) -> float:
     return cost.device.total - (cost.device.speculation if cost.arm == "control" else 0.0)
 
 
+@dataclass(frozen=True, slots=True)
+class ComparedExperiment:
+    """The newest stage of a rollout."""
+
+    rollout: str
+    run: int
+    stage_number: int
+    share: float
+    groups: tuple[ArmComparison, ...]
+
+
 class Comparisons:
     """The newest experiment of each rollout; a new stage starts without evidence, as its verdict does."""
 
@@ -230,7 +241,7 @@ class Comparisons:
             return
         known = self._by_rollout.get(experiment.rollout_id)
         if known is None or known.experiment != experiment:
-            if known is not None and _order(experiment) < _order(known.experiment):
+            if known is not None and experiment < known.experiment:
                 return  # the request arrived in an earlier stage
             self._by_rollout.pop(experiment.rollout_id, None)
             if len(self._by_rollout) >= self._MAX:
@@ -243,6 +254,15 @@ class Comparisons:
         """By rollout; the one whose stage began last is last."""
         return dict(self._by_rollout)
 
+    def compared(self) -> tuple[ComparedExperiment, ...]:
+        """Return all groups of all rollouts, some tenths of a second each."""
+        return tuple(
+            ComparedExperiment(known.rollout_id, known.run, known.stage, known.share, tuple(comparison.compared()))
+            for comparison in self.newest.values()
+            for known in (comparison.experiment,)
+        )
 
-def _order(experiment: Experiment) -> tuple[int, int, float]:
-    return experiment.run, experiment.stage, experiment.share
+    def savings(self) -> Mapping[str, Interval]:
+        """Return what each rule's rollout saves, some milliseconds each."""
+        newest = self.newest.items()
+        return {rollout_id.rpartition("@")[0]: next(one.compared()).saved for rollout_id, one in newest}

@@ -9,23 +9,15 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 from pydantic import computed_field
 
+from prolepsis.control.cost.prices import PriceInUse
+
 PERIOD_S = 3600.0
-MAX_PERIODS = 168
-"""Periods that are shown and wait for the store: a week of hours."""
+MAX_PERIODS = 168  # periods that are shown and wait for the store: a week of hours
 _MAX_PRICES = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class DevicePrice:
-    """A price in force."""
-
-    name: str
-    """Version of the book and name of the price."""
-    currency: str
-    per_second: float
 
 
 class PricesOverTime:
@@ -58,21 +50,15 @@ class PricesOverTime:
 class DeviceCost:
     """The device in one period. Amounts are null without a price book."""
 
-    started_at: float
-    """Unix time in seconds, as `ended_at`."""
+    started_at: float  # Unix time in seconds, as `ended_at`
     ended_at: float
-    price: str | None
-    """Version of the book and name of the price; of several: the last one."""
+    price: str | None  # version of the book and name of the price; of several: the last one
     currency: str | None
-    held_s: float
-    """While the server ran."""
-    used_s: float
-    """Charged to requests that ended."""
+    held_s: float  # while the server ran
+    used_s: float  # charged to requests that ended
     num_output_tokens: int
-    amount_paid: float | None
-    """For the time that the device was held."""
-    amount_used: float | None
-    """For the time that requests used."""
+    amount_paid: float | None  # for the time that the device was held
+    amount_used: float | None  # for the time that requests used
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -118,13 +104,13 @@ class DeviceTime:
         """The periods that are over, the oldest first."""
         return tuple(self._closed)
 
-    def price(self, price: DevicePrice) -> None:
+    def price(self, price: PriceInUse) -> None:
         """Use a price from now on; the period ends if it had another one."""
         if self._period.price is not None:
             self.close()
         self._prices.use(self._clock(), price.per_second)
         self._period = replace(
-            self._period, price=price.name, currency=price.currency, amount_paid=0.0, amount_used=0.0
+            self._period, price=price.label, currency=price.currency, amount_paid=0.0, amount_used=0.0
         )
 
     def charge(self, device_s: float, took_s: float, num_output_tokens: int) -> float | None:
@@ -156,7 +142,6 @@ class DeviceTime:
         return _sum(self._past, self.current())
 
     def close(self) -> None:
-        """End the period."""
         period = self.current()
         self._past = _sum(self._past, period)
         self._closed.append(period)
@@ -165,19 +150,14 @@ class DeviceTime:
         self._period = DeviceCost(at, at, period.price, period.currency, 0.0, 0.0, 0, amount, amount)
 
 
+_SUMS = ("held_s", "used_s", "num_output_tokens", "amount_paid", "amount_used")
+
+
 def _sum(past: DeviceCost, period: DeviceCost) -> DeviceCost:
-    return DeviceCost(
-        started_at=past.started_at,
-        ended_at=period.ended_at,
-        price=period.price,
-        currency=period.currency,
-        held_s=past.held_s + period.held_s,
-        used_s=past.used_s + period.used_s,
-        num_output_tokens=past.num_output_tokens + period.num_output_tokens,
-        amount_paid=_added(past.amount_paid, period.amount_paid),
-        amount_used=_added(past.amount_used, period.amount_used),
-    )
+    """Return both together, with the price of the latter; an amount counts from the first price on."""
+    added = {name: _added(getattr(past, name), getattr(period, name)) for name in _SUMS}
+    return replace(period, started_at=past.started_at, **added)
 
 
-def _added(past: float | None, amount: float | None) -> float | None:
-    return None if amount is None else (past or 0.0) + amount
+def _added(past: float | None, amount: float | None) -> Any:
+    return None if amount is None else (past or 0) + amount

@@ -18,19 +18,17 @@ from prolepsis.core.traffic_sums import Interval, TrafficSums, ratio, sums_of_de
 
 Dimension = Literal["route", "tenant", "rule", "proposer"]
 DIMENSIONS: tuple[Dimension, ...] = ("route", "tenant", "rule", "proposer")
-NO_PROPOSER = "none"
-"""The proposer of requests without a verified draft."""
+NO_PROPOSER = "none"  # the proposer of requests without a verified draft
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class Experiment:
-    """A stage of a rollout in which chance assigns requests to the canary with one probability."""
+    """A stage of a rollout in which chance assigns requests to the canary with one probability; later ones are more."""
 
     rollout_id: str
     run: int
     stage: int
-    share: float
-    """That probability, between 0 and 1."""
+    share: float  # that probability, between 0 and 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,26 +37,21 @@ class RequestCost:
 
     route: str
     tenant: str
-    proposer: str
-    """The source of most accepted tokens; known only afterwards, so no randomisation can use it."""
+    proposer: str  # the source of most accepted tokens; known only afterwards, so no randomisation can use it
     num_output_tokens: int
     device: DeviceSeconds
     num_computed_tokens: int = 0
     """Tokens of the prompt that were computed, so not those from the prefix cache."""
-    rule: str = NO_RULE
-    """Of the policy."""
-    amount: float | None = None
-    """At the prices of the time that it took; None: without prices."""
-    experiment: Experiment | None = None
-    """None: it is not part of a comparison."""
+    rule: str = NO_RULE  # of the policy
+    amount: float | None = None  # at the prices of the time that it took; None: without prices
+    experiment: Experiment | None = None  # None: it is not part of a comparison
     arm: Arm = "control"
 
     def value(self, dimension: Dimension) -> str:
         return str(getattr(self, dimension))
 
 
-MAX_VALUES = 32
-"""Values of a dimension with sums of their own; later ones are counted as `OTHER`."""
+MAX_VALUES = 32  # values of a dimension with sums of their own; later ones are counted as `OTHER`
 OTHER = "other"
 
 
@@ -72,8 +65,7 @@ class UsageTotals:
     amount: float | None = None
     predicted: Annotated[TrafficSums, Field(exclude=True)] = field(default_factory=TrafficSums)
     """Of requests with a prediction."""
-    value: str = ""
-    """Of the dimension."""
+    value: str = ""  # of the dimension
 
     def add(self, cost: RequestCost) -> None:
         self.num_requests += 1
@@ -152,8 +144,7 @@ class Usage:
         return value if value in values or len(values) < MAX_VALUES else OTHER
 
 
-WINDOW_S = 86400.0
-"""The longest time that a forecast looks back: a day, because load depends on the hour."""
+WINDOW_S = 86400.0  # the longest time that a forecast looks back: a day, because load depends on the hour
 _EVERY_S = 300.0
 LEAST_SPANS = 12
 """Spans of `_EVERY_S` before the first forecast, an hour in all; its bounds come from as many parts of the past."""
@@ -178,16 +169,13 @@ class CostForecast:
     """
 
     looks_back_s: float
-    busy: float
-    """Share of the time that is charged to requests."""
+    busy: float  # share of the time that is charged to requests
     device_hours: Interval
     num_output_tokens: Interval
     saved_device_hours: Interval
     """By the predicted cost of plain decoding; negative if speculation costs more."""
-    amount_of_use: Interval | None
-    """For the device hours of requests."""
-    amount_of_device: float | None
-    """For the device, reserved all month."""
+    amount_of_use: Interval | None  # for the device hours of requests
+    amount_of_device: float | None  # for the device, reserved all month
     saved_amount: Interval | None
     """For the saved device hours, where a device is paid by the time that it is used; else null: one that is reserved
     costs the same, and has room for more requests."""

@@ -52,13 +52,10 @@ class PilotReport:
     since_at: float
     until_at: float
     num_requests: int
-    rollout: str
-    """With its run; empty: no request was compared."""
-    share: float
-    """Probability with which chance drew a request for drafts."""
+    rollout: str  # with its run; empty: no request was compared
+    share: float  # probability with which chance drew a request for drafts
     figures: list[PilotFigure]
-    limits: list[str]
-    """What the evidence cannot say."""
+    limits: list[str]  # what the evidence cannot say
 
 
 def pilot_report(connection: Connection, since: float, until: float, prices: Mapping[str, float]) -> PilotReport:

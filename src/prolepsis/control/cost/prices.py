@@ -4,15 +4,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, computed_field, model_validator
 
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.files import LastGood, read_text
 from prolepsis.core.validation import Name, Number, Part, VersionedPart, one_or_more, spelt
 from prolepsis.core.yaml_document import InvalidFile, read_shape
 
-HOURS_PER_MONTH = 730.0
-"""A twelfth of 365 days."""
+HOURS_PER_MONTH = 730.0  # a twelfth of 365 days
 
 Currency = Annotated[str, spelt(r"[A-Z]{3}", "three capital letters of ISO 4217, such as EUR")]
 Amount = Annotated[Number, Field(ge=0)]
@@ -25,8 +24,7 @@ class Price(Part):
     name: Name
     description: str = ""
     region: Region = ""
-    term: Literal["on_demand", "reserved"] = "on_demand"
-    """Reserved: it is paid for even if it is idle."""
+    term: Literal["on_demand", "reserved"] = "on_demand"  # Reserved: it is paid for even if it is idle
     per_device_hour: Annotated[Number, Field(gt=0)]
     """Price of the whole device on which one server runs, including its processors."""
     overheads: dict[Name, Amount] = Field(default_factory=dict)
@@ -51,6 +49,23 @@ class Price(Part):
     def memory_per_hour(self, num_bytes: int) -> float | None:
         """Return the hourly cost of this much memory, None if the device's memory is not known."""
         return None if self.memory_gib is None else self.per_hour * num_bytes / (self.memory_gib * 2**30)
+
+
+class PriceInUse(Price):
+    """The price in use, with its book."""
+
+    currency: str
+    version: str  # version of the price book
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def per_hour(self) -> float:
+        return self.per_device_hour + sum(self.overheads.values())
+
+    @property
+    def label(self) -> str:
+        """Its name in request records."""
+        return f"{self.version}/{self.name}"
 
 
 class PriceBook(VersionedPart):

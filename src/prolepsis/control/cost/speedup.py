@@ -13,8 +13,7 @@ from prolepsis.core.reasons import IN_WORDS, EffectiveReason
 from prolepsis.core.stats import EffectiveMode
 from prolepsis.core.traffic_sums import Interval
 
-LATEST = 100
-"""Requests of a route by which it is told whether speculation is on."""
+LATEST = 100  # requests of a route by which it is told whether speculation is on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,14 +21,11 @@ class RouteSpeedup:
     """One route, by the newest stage of one rollout."""
 
     route: str
-    rollout: str
-    """Empty: no rollout has compared requests of the route."""
-    speedup: Interval | None
-    """Device time without speculation over that with it."""
+    rollout: str  # Empty: no rollout has compared requests of the route
+    speedup: Interval | None  # device time without speculation over that with it
     num_speculating: int
     num_control: int
-    off: EffectiveReason | None
-    """Why none of the latest requests speculated; null: one did, or none came."""
+    off: EffectiveReason | None  # why none of the latest requests speculated; null: one did, or none came
     sentence: str
 
 

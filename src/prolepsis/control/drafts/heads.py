@@ -23,8 +23,6 @@ _WORDS = ("auto", "none")
 
 
 class HeadSwapBody(Body):
-    """The head to draft with."""
-
     head: Annotated[str, Field(min_length=1, max_length=128)]
     """NAME (its newest version), NAME@VERSION, NAME@ALIAS, "auto" (the best that fits) or "none"."""
     proposer: HeadProposerName = DRAFT_HEAD

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self
 
-from prolepsis.control.health.windows import Window, Windows, fell
+from prolepsis.control.health.windows import Window, Windows
 from prolepsis.core.client_draft import BROUGHT_BY_CLIENTS
 from prolepsis.core.plan import DisabledProposer
 from prolepsis.core.stats import TrafficClassCounts
@@ -91,18 +91,14 @@ class BreakerFigures:
 
     proposer: str
     traffic_class: str
-    acceptance: float | None
-    """Acceptance of the first tokens of `judged` drafts; None: none was judged."""
+    acceptance: float | None  # acceptance of the first tokens of `judged` drafts; None: none was judged
     judged: float
-    spent: float
-    """Cost of drafting and verifying in tokens, over `rounds` verified drafts."""
-    gained: float
-    """Accepted tokens over the same rounds."""
+    spent: float  # cost of drafting and verifying in tokens, over `rounds` verified drafts
+    gained: float  # accepted tokens over the same rounds
     rounds: float
     errors_in_row: int
     late_in_row: int
-    tenants: tuple[str, ...] = ()
-    """The only tenants for which it is not closed; none: it is in its state for all."""
+    tenants: tuple[str, ...] = ()  # the only tenants for which it is not closed; none: it is in its state for all
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +210,7 @@ def step(breaker: Breaker, counts: TrafficClassCounts, now: float, settings: Bre
     Counts that fell belong to another proposer: the breaker starts again, closed, unless an operator set it. A clock
     that went back extends a wait by at most the wait itself.
     """
-    if fell(breaker.seen, counts):
+    if counts.fell_from(breaker.seen):
         was_open = breaker.state in ("open", "half_open")
         fresh = replace(breaker, seen=counts).entered("closed" if was_open else breaker.state, now)
         fresh = replace(fresh, open_s=0.0)

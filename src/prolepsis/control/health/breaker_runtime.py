@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import get_args
 from uuid import uuid4
 
@@ -33,16 +32,13 @@ from prolepsis.core.telemetry.declare import counter, gauge
 OVERRIDDEN, OPENED = "breaker", "breaker_opened"
 """Kinds of controls: breakers that operators set, and breakers that opened by themselves."""
 NEWS_S = 60.0  # a breaker that opened on another replica longer ago is left to judge by itself
-_QUIET = ("backoff_elapsed", "recovered", "operator", "replaced")
-"""Reasons that are not logged as warnings."""
+_QUIET = ("backoff_elapsed", "recovered", "operator", "replaced")  # reasons that are not logged as warnings
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BreakerReply(BreakerFigures):
-    """A breaker now, with its figures."""
-
     state: State
     reason: Why  # why it is in its state; null where it is closed
     by: str  # the operator who set its state; empty: it decides itself
@@ -60,18 +56,19 @@ class BreakerRuntime:
 
     def __init__(
         self,
-        breakers: Breakers | None,
+        breakers: Breakers,
         disable: Callable[[tuple[DisabledProposer, ...]], None],
         registry: CollectorRegistry,
         *,
         controls: Controls,
+        enabled: bool = True,
         emit: Emit = discard,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """`breakers`: None disables them. `controls`: what operators set, and what opened on other replicas. `clock` is
-        monotonic, `now` Unix time."""
+        """`controls`: what operators set, and what opened on other replicas. `clock` is monotonic, `now` Unix time."""
         self.breakers = breakers
+        self.enabled = enabled
         self._disable = disable
         by = ("proposer", "traffic_class")  # each is one of few
         text = "1 for the state that a breaker is in"
@@ -86,15 +83,15 @@ class BreakerRuntime:
         self._replica = uuid4().hex
         self._overrides: dict[Key, OperatorState] = {}
         self._opened = controls.shared(OPENED)
-        if breakers is not None:
-            controls.follow(OVERRIDDEN, partial(self._follow_overrides, breakers))
-            controls.follow(OPENED, partial(self._follow_opened, breakers))
+        if enabled:
+            controls.follow(OVERRIDDEN, self._follow_overrides)
+            controls.follow(OPENED, self._follow_opened)
 
     def shown(self) -> BreakersReply:
         """All breakers, for people."""
-        known = self.breakers.all.values() if self.breakers is not None else ()
-        ordered = sorted(known, key=lambda breaker: (breaker.proposer, breaker.traffic_class))
-        return BreakersReply(self.breakers is not None, [self.shown_one(breaker) for breaker in ordered])
+        return BreakersReply(
+            self.enabled, [self.shown_one(breaker) for _, breaker in sorted(self.breakers.all.items())]
+        )
 
     def shown_one(self, breaker: Breaker) -> BreakerReply:
         """One breaker, for people."""
@@ -104,23 +101,23 @@ class BreakerRuntime:
         )
 
     def observe(self, counts: Iterable[TrafficClassCounts]) -> None:
-        if self.breakers is not None:
-            self._report(self.breakers, self.breakers.observe(counts, self._clock()))
+        if self.enabled:
+            self._report(self.breakers.observe(counts, self._clock()))
 
     def set(self, key: Key, state: OperatorState, by: str, *, because: str = "") -> tuple[Breaker, str]:
         """Set a breaker for an operator; return it, with an error message if the state could not be saved, else ""."""
-        assert self.breakers is not None, "disabled breakers are refused before"
-        self._set(self.breakers, key, state, by, because)
+        assert self.enabled, "disabled breakers are refused before"
+        self._set(key, state, by, because)
         value = None if state == "closed" else state
         fault = self._controls.set(OVERRIDDEN, " ".join(key), value, by=by, reason=because)
         return self.breakers.all[key], fault
 
     def trip(self, key: Key, reason: TripReason) -> None:
         """Open a breaker for an outside reason."""
-        if self.breakers is not None:
-            self._report(self.breakers, self.breakers.trip(key, reason, self._clock()))
+        if self.enabled:
+            self._report(self.breakers.trip(key, reason, self._clock()))
 
-    def _follow_overrides(self, breakers: Breakers, origin: Origin) -> None:
+    def _follow_overrides(self, origin: Origin) -> None:
         """Apply what operators set, and close the breakers that they released."""
         controls, now = self._controls.of(OVERRIDDEN), dict[Key, OperatorState]()
         for name, control in controls.items():
@@ -134,12 +131,12 @@ class BreakerRuntime:
         for key in before.keys() - now.keys():
             removed = [section[name] for section in sections if (name := " ".join(key)) in section]
             author = max(removed, key=lambda control: control.at).by if removed else ""
-            self._set(breakers, key, "closed", author)
+            self._set(key, "closed", author)
         for key, state in now.items():
             control = controls[" ".join(key)]
-            self._set(breakers, key, state, control.by, control.reason)
+            self._set(key, state, control.by, control.reason)
 
-    def _follow_opened(self, breakers: Breakers, origin: Origin) -> None:
+    def _follow_opened(self, origin: Origin) -> None:
         """Open the breakers that opened on another replica since the last look; each replica probes for itself."""
         before, self._opened = self._opened, self._controls.shared(OPENED)
         for name, control in self._opened.items():
@@ -148,12 +145,12 @@ class BreakerRuntime:
                 tenants = frozenset[str]()  # for all
                 with suppress(ValueError):
                     tenants = frozenset(map(str, json.loads(control.value or "[]")))
-                self._report(breakers, breakers.trip(_key(name), "shared", self._clock(), tenants))
+                self._report(self.breakers.trip(_key(name), "shared", self._clock(), tenants))
 
-    def _set(self, breakers: Breakers, key: Key, state: OperatorState, by: str, because: str = "") -> None:
-        self._report(breakers, breakers.set(key, state, self._clock(), by), because)
+    def _set(self, key: Key, state: OperatorState, by: str, because: str = "") -> None:
+        self._report(self.breakers.set(key, state, self._clock(), by), because)
 
-    def _report(self, breakers: Breakers, events: Iterable[BreakerEvent], because: str = "") -> None:
+    def _report(self, events: Iterable[BreakerEvent], because: str = "") -> None:
         """Log and audit changes; `because` is the reason that an operator gave."""
         for event in events:
             write = log.info if event.reason in _QUIET else log.warning
@@ -166,9 +163,9 @@ class BreakerRuntime:
             opened = (event.before, event.after) == ("closed", "open") and event.reason not in ("shared", "operator")
             if opened and self._controls.is_shared:  # by itself: the other replicas follow
                 self._controls.set(OPENED, name, json.dumps(sorted(event.tenants)), by=self._replica)
-            actor, subject = event.by or SERVER, name
-            self._emit(AuditEvent(actor=actor, action=f"breaker.{event.after}", subject=subject, after=shown))
-        self._disable(breakers.disabled())
+            actor, action = event.by or SERVER, f"breaker.{event.after}"
+            self._emit(AuditEvent(actor=actor, action=action, subject=name, after=shown))
+        self._disable(self.breakers.disabled())
 
 
 def _key(name: str) -> Key:

@@ -16,7 +16,7 @@ BREAKERS = Resource(
     help="List the breakers: state, reason and tenants, acceptance of first tokens, tokens spent and gained.",
     columns={
         "breakers": (
-            *("proposer", "traffic_class", "state > reason > by > tenants > probed_in_s"),
+            *("traffic_class", "proposer", "state > tenants > reason > by > probed_in_s"),
             *("acceptance=acceptance:share", "judged drafts=judged", "spent", "gained"),
         )
     },

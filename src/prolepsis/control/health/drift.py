@@ -106,15 +106,12 @@ class _RecentShare:
         self._readings = deque([(now, reading.num_judged, reading.num_right)])
 
     def _is_enough(self, i: int) -> bool:
-        """Return whether the readings after number `i` are enough."""
         (began, first, _), (now, last, _) = self._readings[i], self._readings[-1]
         return last - first >= self._min_judged and now - began >= self._min_s
 
 
 @dataclass(frozen=True, slots=True)
 class StreamState(JsonValue):
-    """Learned state of a stream, as it is stored."""
-
     acceptance: MeanState
     gap: MeanState
     drifted: bool

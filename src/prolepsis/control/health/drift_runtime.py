@@ -58,14 +58,16 @@ class DriftRuntime:
 
     def __init__(
         self,
-        streams: DriftStreams | None,
+        streams: DriftStreams,
         registry: CollectorRegistry,
         *,
+        enabled: bool = True,
         emit: Emit = discard,
         on_cliff: Callable[[Key], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`streams`: None disables drift. `on_cliff` is called with proposer and traffic class of a cliff."""
+        """`on_cliff` is called with proposer and traffic class of a cliff."""
+        self.enabled = enabled
         self.streams = streams
         self.benefits = Benefits()
         self._emit = emit
@@ -82,12 +84,12 @@ class DriftRuntime:
 
     def see(self, ended: RequestEnded) -> None:
         """Process the first judged drafts of a request that ended, and what its drafts brought."""
-        if self.streams is not None:
+        if self.enabled:
             now = self._clock()
             self._report([*self.streams.see(ended, now), *self.benefits.see(ended, now)])
 
     def observe(self, counts: Iterable[TrafficClassCounts]) -> None:
-        if self.streams is None:
+        if not self.enabled:
             return
         self._report(self.streams.observe(counts, self._clock()))
         for key, stream in self.streams.all.items():
@@ -109,24 +111,20 @@ class DriftRuntime:
 
     def reset(self, key: Key, by: str) -> DriftStreamReply | None:
         """Start a stream again for an operator, with its benefit; return it, None for an unknown one."""
-        if self.streams is None or key not in self.streams.all:
+        if key not in self.streams.all:
             return None
-        before = self._shown_one(self.streams, key)
+        before = self._shown_one(key)
         self.streams.reset(key, self._clock())
         self.benefits.forget(key)
         self._emit(AuditEvent(actor=by, action="drift.reset", subject=" ".join(key), before=asdict(before)))
-        return self._shown_one(self.streams, key)
+        return self._shown_one(key)
 
     def shown(self) -> DriftReply:
         """All streams, for people."""
-        if self.streams is None:
-            return DriftReply(enabled=False, streams=[])
-        return DriftReply(
-            enabled=True, streams=[self._shown_one(self.streams, key) for key in sorted(self.streams.all)]
-        )
+        return DriftReply(enabled=self.enabled, streams=[self._shown_one(key) for key in sorted(self.streams.all)])
 
-    def _shown_one(self, streams: DriftStreams, key: Key) -> DriftStreamReply:
-        stream = streams.all[key]
+    def _shown_one(self, key: Key) -> DriftStreamReply:
+        stream = self.streams.all[key]
         return DriftStreamReply(
             proposer=key[0],
             traffic_class=key[1],

@@ -14,6 +14,7 @@ from prolepsis.core.ended import RequestEnded
 from prolepsis.core.json_value import JsonValue
 from prolepsis.core.reasons import LimitReason
 from prolepsis.core.stats import ProposerCounts, RequestStats
+from prolepsis.core.traffic_sums import ratio
 from prolepsis.core.validation import Number, Part
 
 
@@ -21,8 +22,7 @@ class Threshold(Part):
     """Bounds of a figure: from `min` on a traffic class becomes eligible, below `until` it no longer is."""
 
     min: Number
-    until: Number | None = None
-    """The class stays eligible until the figure is below this; None: `min`."""
+    until: Number | None = None  # the class stays eligible until the figure is below this; None: `min`
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -89,8 +89,7 @@ class DraftFigures(JsonValue):
     num_drafts: int
     drafted: float = 0.0
     accepted: float = 0.0
-    saved_s: float = 0.0
-    """Device time that the requests saved in which it drafted, over `tokens` output tokens."""
+    saved_s: float = 0.0  # device time that the requests saved in which it drafted, over `tokens` output tokens
     tokens: float = 0.0
 
     def add(self, counts: ProposerCounts, saved_s: float, num_tokens: int) -> None:
@@ -111,16 +110,13 @@ class Judged(JsonValue):
     """One condition for one traffic class: whether it holds now, and by which figure."""
 
     traffic_class: str
-    proposers: tuple[str, ...] | None
-    """Proposers of the rules that ask for it; None: all that are loaded."""
+    proposers: tuple[str, ...] | None  # proposers of the rules that ask for it; None: all that are loaded
     condition: str
     min: float
     until: float
-    value: float | None
-    """None: too few drafts were seen."""
+    value: float | None  # None: too few drafts were seen
     eligible: bool
-    versions: Mapping[str, str]
-    """Versions of the proposers by whose drafts it was judged."""
+    versions: Mapping[str, str]  # versions of the proposers by whose drafts it was judged
 
     @property
     def asked(self) -> "Asked":
@@ -128,10 +124,28 @@ class Judged(JsonValue):
         return self.proposers, self.condition, self.min, self.until
 
 
-Asked = tuple[tuple[str, ...] | None, str, float, float]
-"""Proposers, name of the condition, and its thresholds."""
+Asked = tuple[tuple[str, ...] | None, str, float, float]  # proposers, name of the condition, and its thresholds
 Conditions = Iterable[tuple[tuple[str, ...] | None, EligibilityTerms | None]]
 """Proposers and terms of the rules of a policy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftFiguresReply:
+    """Recent drafts of one proposer in one traffic class, verified or compared in shadow."""
+
+    traffic_class: str
+    proposer: str
+    version: str
+    num_drafts: int
+    acceptance_rate: float | None
+    saved_s_per_million_tokens: float | None  # device seconds
+
+
+@dataclass(frozen=True, slots=True)
+class EligibilityReply:
+    min_drafts: int  # drafts by which a condition is judged at first
+    conditions: list[Judged]  # those that requests asked for so far
+    figures: list[DraftFiguresReply]
 
 
 class Eligibility:
@@ -144,16 +158,22 @@ class Eligibility:
         has_experts: bool = False,
         price_per_s: Callable[[], float | None] = lambda: None,
         start: StartTerms | None = None,
+        conditions: Callable[[], tuple[str, Conditions]] = lambda: ("", ()),
+        changed: Callable[[Judged], None] = lambda judged: None,
     ) -> None:
         """`version_of` names the weights of a proposer. `has_experts`: the target is a mixture of experts.
 
         `price_per_s`: of the device, None where its time is not billed, so that no saving is asked for. `start` is the
-        start of rules that have none.
+        start of rules that have none. `conditions`: version of the policy in use, empty without one, and the conditions
+        that count. `changed` is called with a condition that a request finds to hold, or not, other than before.
         """
         self._version_of = version_of
         self._has_experts = has_experts
         self._price_per_s = price_per_s
         self._start = start
+        self._conditions = conditions
+        self._changed = changed
+        self._policy = ""  # version of the policy whose conditions are judged
         self._figures: dict[str, dict[tuple[str, str], DraftFigures]] = {}
         """By traffic class; by proposer and version."""
         self._held: dict[tuple[str, Asked], Judged] = {}
@@ -162,6 +182,23 @@ class Eligibility:
     def figures(self) -> Mapping[Place, DraftFigures]:
         """The figures of the versions in use."""
         return {place: figures for place, figures in self.learned().items() if place[2] == self._version_of(place[0])}
+
+    def shown(self) -> EligibilityReply:
+        """All conditions and figures, for people."""
+        self.follow_policy()
+        figures = [
+            DraftFiguresReply(
+                traffic_class=traffic_class,
+                proposer=proposer,
+                version=version,
+                num_drafts=one.num_drafts,
+                acceptance_rate=ratio(one.accepted, one.drafted),
+                saved_s_per_million_tokens=ratio(1e6 * one.saved_s, one.tokens),
+            )
+            for (proposer, traffic_class, version), one in self.figures.items()
+        ]
+        figures.sort(key=lambda one: (one.traffic_class, one.proposer))
+        return EligibilityReply(MIN_DRAFTS, list(self.judged), figures)
 
     @property
     def judged(self) -> Sequence[Judged]:
@@ -184,14 +221,17 @@ class Eligibility:
                 known[proposer, version] = earlier
         self._held = {(judged.traffic_class, judged.asked): judged for judged in held} | self._held
 
-    def keep_only(self, conditions: Conditions) -> None:
-        """Forget the conditions that none of these terms, with their proposers, asks for."""
-        asked = {
-            (proposers, name, threshold.min, threshold.leave)
-            for proposers, terms in conditions
-            for name, threshold in self._thresholds(terms)
-        }
-        self._held = {key: judged for key, judged in self._held.items() if key[1] in asked}
+    def follow_policy(self, *, again: bool = False) -> None:
+        """Forget the conditions of an earlier policy that the present one does not have; `again`: also without one."""
+        version, conditions = self._conditions()
+        if version and (again or version != self._policy):
+            self._policy = version
+            asked = {
+                (proposers, name, threshold.min, threshold.leave)
+                for proposers, terms in conditions
+                for name, threshold in self._thresholds(terms)
+            }
+            self._held = {key: judged for key, judged in self._held.items() if key[1] in asked}
 
     def see(self, ended: RequestEnded) -> None:
         """Process a request that has ended, unless an operator had its drafts verified at any cost."""
@@ -215,11 +255,10 @@ class Eligibility:
         proposers: tuple[str, ...] | None,
         terms: EligibilityTerms | None,
         start: StartTerms | None,
-    ) -> tuple[DraftLimits, Sequence[Judged]]:
-        """Return what is left of a request's terms, and the conditions that have changed with this look."""
+    ) -> DraftLimits:
+        """Return what is left of the terms of a request that would verify drafts."""
         figures = self._current(traffic_class, proposers)
         reasons: list[LimitReason] = []
-        changed: list[Judged] = []
         for name, threshold in self._thresholds(terms):
             if name == _SAVING and self._price_per_s() is None:
                 continue
@@ -227,15 +266,15 @@ class Eligibility:
             asked = (proposers, name, threshold.min, threshold.leave)
             was, judged = self._judge(traffic_class, asked, value, figures)
             if judged.eligible != was:
-                changed.append(judged)
+                self._changed(judged)
             if not judged.eligible:
                 unmeasured: LimitReason = "unmeasured" if terms else "unmeasured_experts"
                 reasons.append(_LOW[name] if value is not None else unmeasured)
         start = start or self._start
         is_early = start is not None and sum(one.num_drafts for one in figures.values()) < start.num_drafts
         if not reasons and is_early and start is not None:
-            return DraftLimits(("conservative_start",), num_speculative_tokens=start.num_speculative_tokens), changed
-        return DraftLimits(tuple(dict.fromkeys(reasons)), verifies=not reasons), changed
+            return DraftLimits(("conservative_start",), num_speculative_tokens=start.num_speculative_tokens)
+        return DraftLimits(tuple(dict.fromkeys(reasons)), verifies=not reasons)
 
     def _thresholds(self, given: EligibilityTerms | None) -> Iterator[tuple[str, Threshold]]:
         terms = given or (EXPERTS_TERMS if self._has_experts else None)
@@ -276,7 +315,6 @@ class Eligibility:
         return all(self._version_of(proposer) == version for proposer, version in judged.versions.items())
 
     def _current(self, traffic_class: str, proposers: tuple[str, ...] | None) -> Mapping[str, DraftFigures]:
-        """Return the figures of these proposers in a traffic class, of the versions in use."""
         return {
             name: figures
             for (name, version), figures in self._figures.get(traffic_class, {}).items()

@@ -5,9 +5,11 @@ Of each proposer in each traffic class: `open` (its breaker), `drifted`, `collap
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
 from functools import partial
 
 import structlog
+from prometheus_client import CollectorRegistry
 
 from prolepsis.control.controls.controls import Controls
 from prolepsis.control.controls.effective_plan import EffectivePlan
@@ -15,17 +17,18 @@ from prolepsis.control.health.breaker import Breakers, BreakerSettings
 from prolepsis.control.health.breaker_runtime import BreakerRuntime
 from prolepsis.control.health.drift import DriftStreams
 from prolepsis.control.health.drift_runtime import DriftRuntime
-from prolepsis.control.health.eligibility import Conditions, Eligibility, StartTerms
-from prolepsis.control.health.eligibility_runtime import EligibilityRuntime
+from prolepsis.control.health.eligibility import Conditions, Eligibility, Judged, StartTerms
 from prolepsis.control.health.learned import Keeper, Learned
 from prolepsis.control.health.routes import ProposerHealth, health_routes, verdicts
 from prolepsis.control.store.database import Database
 from prolepsis.control.store.learned import LearnedTable
 from prolepsis.control.web.context import Context
 from prolepsis.control.web.feature import Feature
+from prolepsis.core.audit_event import SERVER, AuditEvent, Emit
 from prolepsis.core.ended import RequestEnded
 from prolepsis.core.engine_client import weights_of
 from prolepsis.core.stats import TrafficClassCounts
+from prolepsis.core.telemetry.declare import counter
 
 log = structlog.get_logger(__name__)
 
@@ -41,7 +44,7 @@ class HealthFeature(Feature):
         counts: Callable[[], Iterable[TrafficClassCounts]],
         breakers: BreakerRuntime,
         drift: DriftRuntime,
-        eligibility: EligibilityRuntime,
+        eligibility: Eligibility,
         *,
         proposers: Callable[[], Sequence[str]] = tuple,
         clock: Callable[[], float] = time.monotonic,
@@ -70,23 +73,22 @@ class HealthFeature(Feature):
 
     def on_request_end(self, ended: RequestEnded) -> None:
         """Process what a request's drafts showed."""
-        _each(lambda: self.drift.see(ended), lambda: self.eligibility.eligibility.see(ended))
+        _each(lambda: self.drift.see(ended), lambda: self.eligibility.see(ended))
 
     def keeper(self, database: Database, now: Callable[[], float]) -> Keeper:
         """Return the feature that keeps what is learned in the store; `now`: Unix time."""
         return Keeper(LearnedTable(database, now), restore=self._restore, learned=self._learned, clock=self._clock)
 
     def _restore(self, learned: Learned) -> None:
-        if self.drift.streams is not None:
+        if self.drift.enabled:
             self.drift.streams.restore(learned.streams, self._clock())
             self.drift.benefits.restore(learned.benefits)
-        self.eligibility.eligibility.restore(learned.figures, learned.conditions)
+        self.eligibility.restore(learned.figures, learned.conditions)
         self.eligibility.follow_policy(again=True)
 
     def _learned(self) -> Learned:
-        eligibility = self.eligibility.eligibility
-        streams = self.drift.streams.states() if self.drift.streams is not None else {}
-        return Learned(streams, self.drift.benefits.states(), eligibility.learned(), eligibility.judged)
+        streams, benefits = self.drift.streams.states(), self.drift.benefits.states()
+        return Learned(streams, benefits, self.eligibility.learned(), self.eligibility.judged)
 
 
 def _each(*verdicts: Callable[[], None]) -> None:
@@ -97,6 +99,20 @@ def _each(*verdicts: Callable[[], None]) -> None:
             log.exception("verdict_failed")
 
 
+def eligibility_reporter(registry: CollectorRegistry, emit: Emit) -> Callable[[Judged], None]:
+    """Return what tells log, metrics and audit log of a traffic class that became eligible, or lost it."""
+    text, by = "Traffic classes that became eligible, or lost it", ("traffic_class", "condition", "eligible")
+    changes = counter(registry, "eligibility_changes", text, *by)
+
+    def report(judged: Judged) -> None:
+        (log.info if judged.eligible else log.warning)("eligibility_changed", **asdict(judged))
+        changes.labels(judged.traffic_class, judged.condition, str(judged.eligible).lower()).inc()
+        action = f"eligibility.{'gained' if judged.eligible else 'lost'}"
+        emit(AuditEvent(actor=SERVER, action=action, subject=judged.traffic_class, after=asdict(judged)))
+
+    return report
+
+
 def feature(
     context: Context,
     plan: EffectivePlan,
@@ -105,27 +121,41 @@ def feature(
     price_per_s: Callable[[], float | None],
     conditions: Callable[[], tuple[str, Conditions]],
 ) -> HealthFeature:
-    """Return the feature for an engine; `price_per_s` and `conditions` as `Eligibility` and its runtime take them."""
+    """Return the feature for an engine; `price_per_s` and `conditions` as `Eligibility` takes them."""
     config, client, registry, emit = context.config, context.client, context.registry, context.emit
     version_of, least = partial(weights_of, client), config.limits.breaker_min_acceptance
     settings = BreakerSettings(min_acceptance=least, acceptance_to_close=1.5 * least)
-    breakers = Breakers(settings, metrics_only=config.breaker == "metrics_only") if config.breaker != "off" else None
     breaker = BreakerRuntime(
-        breakers, plan.disable, registry, controls=controls, emit=emit, clock=context.monotonic, now=context.wall
+        Breakers(settings, metrics_only=config.breaker == "metrics_only"),
+        plan.disable,
+        registry,
+        controls=controls,
+        enabled=config.breaker != "off",
+        emit=emit,
+        clock=context.monotonic,
+        now=context.wall,
     )
-    streams = DriftStreams(version_of) if config.drift == "on" else None
     on_cliff = partial(breaker.trip, reason="cliff") if config.drift == "open_breaker" else None
     eligibility = Eligibility(
         version_of,
         has_experts=client.info.num_experts > 0,
         price_per_s=price_per_s,
         start=StartTerms(num_drafts=config.limits.start_drafts) if config.limits.start_drafts else None,
+        conditions=conditions,
+        changed=eligibility_reporter(registry, emit),
     )
     return HealthFeature(
         client.proposer_counts,
         breaker,
-        DriftRuntime(streams, registry, emit=emit, on_cliff=on_cliff, clock=context.monotonic),
-        EligibilityRuntime(eligibility, registry, emit=emit, conditions=conditions),
+        DriftRuntime(
+            DriftStreams(version_of),
+            registry,
+            enabled=config.drift == "on",
+            emit=emit,
+            on_cliff=on_cliff,
+            clock=context.monotonic,
+        ),
+        eligibility,
         proposers=lambda: client.info.proposers,
         clock=context.monotonic,
     )

@@ -13,8 +13,7 @@ from prolepsis.control.health.breaker_runtime import BreakerReply, BreakerRuntim
 from prolepsis.control.health.commands import HEALTH
 from prolepsis.control.health.drift import Status
 from prolepsis.control.health.drift_runtime import DriftRuntime, DriftStreamReply
-from prolepsis.control.health.eligibility import Judged
-from prolepsis.control.health.eligibility_runtime import EligibilityRuntime
+from prolepsis.control.health.eligibility import Eligibility, Judged
 from prolepsis.control.web.body_reader import read_body, read_query
 from prolepsis.control.web.caller import SignedIn
 from prolepsis.control.web.errors import RequestRefused
@@ -79,7 +78,7 @@ def health_routes(
 
     @routes.put(HEALTH, roles=OPERATORS, summary="Set a breaker manually")
     async def set_breaker(body: Annotated[BreakerBody, read_body(BreakerBody)], caller: SignedIn) -> BreakerSetReply:
-        if breakers.breakers is None:
+        if not breakers.enabled:
             message = "Breakers are disabled; start the server with --breaker on or metrics_only."
             raise RequestRefused(message, code="breakers_off")
         known = proposers()
@@ -104,14 +103,12 @@ def health_routes(
     return routes.all
 
 
-def verdicts(
-    breakers: BreakerRuntime, drift: DriftRuntime, eligibility: EligibilityRuntime
-) -> Iterator[ProposerHealth]:
+def verdicts(breakers: BreakerRuntime, drift: DriftRuntime, eligibility: Eligibility) -> Iterator[ProposerHealth]:
     """Yield the verdicts on every proposer and traffic class that one of them has judged."""
-    states = {key: one.state for key, one in breakers.breakers.all.items()} if breakers.breakers is not None else {}
-    streams = {key: one.status for key, one in drift.streams.all.items()} if drift.streams is not None else {}
-    gone, judged = drift.gone, eligibility.eligibility.judged
-    counted = {place[:2] for place in eligibility.eligibility.figures}
+    states = {key: breaker.state for key, breaker in breakers.breakers.all.items()}
+    streams = {key: stream.status for key, stream in drift.streams.all.items()}
+    gone, judged = drift.gone, eligibility.judged
+    counted = {place[:2] for place in eligibility.figures}
     for key in sorted(states.keys() | streams.keys() | gone.keys() | counted):
         yield ProposerHealth(
             proposer=key[0],

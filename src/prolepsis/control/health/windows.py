@@ -6,14 +6,7 @@ from functools import reduce
 from math import sqrt
 from typing import Self
 
-from prolepsis.core.stats import GROWING, TenantCounts, TrafficClassCounts
-
-_Counts = TrafficClassCounts | TenantCounts
-
-
-def fell(before: _Counts, after: _Counts) -> bool:
-    """Return whether a count is lower than before: these are counts of something else."""
-    return any(getattr(after, name) < getattr(before, name) for name in GROWING)
+from prolepsis.core.stats import Counts, TenantCounts, TrafficClassCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +20,7 @@ class Window:
     gained: float = 0.0
     gained_squared: float = 0.0
 
-    def add(self, before: _Counts, after: _Counts, by_judged: float, by_rounds: float) -> Self:
+    def add(self, before: Counts, after: Counts, by_judged: float, by_rounds: float) -> Self:
         """Return the window after another reading; it already contains `before`, faded by these factors."""
         num_judged, num_rounds = after.num_judged - before.num_judged, after.num_rounds - before.num_rounds
         return type(self)(
@@ -83,7 +76,7 @@ class Windows:
         parts: dict[str, Window] = {}
         for part in after.tenants:
             was, window = seen.get(part.tenant, TenantCounts(part.tenant)), self.parts.get(part.tenant, Window())
-            if fell(was, part):  # it was not kept apart for a while
+            if part.fell_from(was):  # it was not kept apart for a while
                 was, window = part, Window()
             parts[part.tenant] = window.add(was, part, by_judged, by_rounds)
         return type(self)(self.whole.add(before, after, by_judged, by_rounds), parts)

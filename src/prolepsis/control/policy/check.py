@@ -205,8 +205,6 @@ def _twice(names: Sequence[str]) -> list[str]:
 
 
 class InvalidPolicy(InvalidFile):
-    """A policy that cannot be used."""
-
     what = "policy"
     command = "policy check"
 

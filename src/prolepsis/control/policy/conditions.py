@@ -143,8 +143,6 @@ class Listed(RootModel[Annotated[tuple[Item, ...], Field(min_length=1)]], Generi
 
 
 class AnyWindow(Listed[TimeWindow]):
-    """Any of these windows."""
-
     @model_validator(mode="before")
     @classmethod
     def _listed(cls, value: object) -> object:
@@ -200,15 +198,11 @@ class Kinds(Listed[StructuredKind]):
 
 
 class ToolChoices(Listed[ToolChoiceKind]):
-    """Any of these ways to choose tools."""
-
     def holds(self, fact: object) -> bool:
         return fact in self.root
 
 
 class TrueFlags(Listed[Name]):
-    """Any of these feature flags says true of the request."""
-
     def holds(self, fact: object) -> bool:
         return isinstance(fact, Collection) and any(name in fact for name in self.root)
 

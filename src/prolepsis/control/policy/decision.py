@@ -5,11 +5,12 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from prolepsis.control.health.eligibility import UNLIMITED, DraftLimits
-from prolepsis.control.policy.model import DEFAULT_RULE, Emit, Mode, Terms
+from prolepsis.control.policy.model import DEFAULT_RULE, Emit, Terms
 from prolepsis.core.ended import Assignment
 from prolepsis.core.facts import FlagDecision, position
 from prolepsis.core.reasons import LimitReason, OffReason
 from prolepsis.core.requests import SpecMode, SpeculationChoice
+from prolepsis.core.stats import Mode
 
 Source = Literal["policy", "caller", "shadow_percentage", "eligibility", "start"]
 
@@ -18,13 +19,11 @@ Source = Literal["policy", "caller", "shadow_percentage", "eligibility", "start"
 class SpeculationRequest:
     """The caller's request about speculation, which the caller's roles allow."""
 
-    mode: SpecMode = "auto"
-    """auto: as the policy says; always: verify every draft, whether or not it pays."""
+    mode: SpecMode = "auto"  # auto: as the policy says; always: verify every draft, whether or not it pays
     max_depth: int | None = None
     proposer: str | None = None
     emit: Emit | None = None
-    metrics: bool = False
-    """The reply shows figures of the request."""
+    metrics: bool = False  # the reply shows figures of the request
 
     @property
     def leaves_drafts_open(self) -> bool:

@@ -1,10 +1,11 @@
 """Explains policies: the differences between two, and the decision on one request with the rules that led to it."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from math import isinf
 from typing import Any, Literal
 
-from prolepsis.control.policy.decision import UNSTATED, Conflict, Decision, SpeculationRequest, conflict, decide
+from prolepsis.control.policy.decision import UNSTATED, Decision, SpeculationRequest, conflict, decide
 from prolepsis.control.policy.model import DEFAULT_RULE, Policy, Rule, Terms, mismatch, plain_match, plain_terms
 from prolepsis.core.facts import RequestFacts
 
@@ -16,13 +17,11 @@ class Change:
     """One difference; `field` is empty where it is about a whole rule."""
 
     kind: Literal["added", "removed", "moved", "changed"]
-    rule: str
-    """Its name; empty: the policy itself."""
+    rule: str  # its name; empty: the policy itself
     field: str = ""
     old: object = None
     new: object = None
-    effective: bool = True
-    """It may change what a request gets; descriptions, owners and versions do not."""
+    effective: bool = True  # it may change what a request gets; descriptions, owners and versions do not
 
 
 def diff(old: Policy, new: Policy) -> list[Change]:
@@ -108,23 +107,9 @@ Outcome = Literal["matched", "no_match", "not_reached"]
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """The outcome of one rule."""
-
     rule: str
     outcome: Outcome
     why: str = ""  # the first condition that does not hold
-
-
-@dataclass(frozen=True, slots=True)
-class Explanation:
-    """How the policy came to its terms, and the decision."""
-
-    policy_version: str
-    tried: tuple[Tried, ...]
-    rule: str  # the rule that matched, or the default
-    terms: Terms
-    conflict: Conflict | None  # the request would be refused, so there is no decision
-    decision: Decision | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +125,16 @@ class ExplainedRequest:
     facts: dict[str, object]  # facts of the request that rules may use; an unlimited length is null
 
 
-def explain(policy: Policy, facts: RequestFacts, requested: SpeculationRequest = UNSTATED) -> Explanation:
-    """Return the decision on a request with these facts, and the rules that led to it."""
+def explain(
+    policy: Policy,
+    facts: RequestFacts,
+    requested: SpeculationRequest = UNSTATED,
+    refused: Mapping[str, str] | None = None,
+) -> ExplainedRequest:
+    """Return the decision on a request with these facts, and the rules that led to it.
+
+    `refused`: parameter and message where a server refuses it before the policy does.
+    """
     tried: list[Tried] = []
     name, terms = DEFAULT_RULE, policy.default_terms
     for rule in policy.rules:
@@ -154,5 +147,31 @@ def explain(policy: Policy, facts: RequestFacts, requested: SpeculationRequest =
             name, terms = rule.name, rule.terms
     tried.append(Tried(DEFAULT_RULE, "matched" if name == DEFAULT_RULE else "not_reached"))
     against = conflict(name, terms, requested)
-    decision = None if against else decide(name, terms, requested, facts.targeting_key)
-    return Explanation(policy.full_version, tuple(tried), name, terms, against, decision)
+    refused = refused or (asdict(against) if against else None)
+    return ExplainedRequest(
+        policy_version=policy.full_version,
+        rules=tried,
+        rule=name,
+        terms=plain_terms(terms),
+        refused=None if refused is None else {**refused},
+        in_effect=None if refused else _effect(decide(name, terms, requested, facts.targeting_key)),
+        facts={
+            **asdict(facts),
+            "roles": sorted(facts.roles),
+            "time": facts.time.isoformat(),
+            "flag": sorted(facts.flag),
+            "max_tokens": None if isinf(facts.max_tokens) else facts.max_tokens,
+        },
+    )
+
+
+def _effect(decision: Decision) -> dict[str, Any]:
+    choice = decision.choice
+    return {
+        "mode": "on" if choice.mode in ("auto", "always") else choice.mode,
+        "forced": choice.mode == "always",
+        "proposers": choice.proposers,
+        "num_speculative_tokens": choice.num_speculative_tokens,
+        "emit": decision.emit,
+        "sources": dict(decision.sources),
+    }

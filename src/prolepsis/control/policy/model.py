@@ -24,6 +24,7 @@ from prolepsis.control.policy.conditions import (
 from prolepsis.control.policy.rollout_terms import GuardrailTerms, Percent, RolloutTerms
 from prolepsis.core.ended import AuditContent
 from prolepsis.core.facts import RequestFacts
+from prolepsis.core.stats import Mode
 from prolepsis.core.validation import Name, Number, Part, VersionedPart, one_or_more
 
 
@@ -108,7 +109,6 @@ def _shown(fact: object) -> str:
     return f"{fact:%a %Y-%m-%d %H:%M %Z}" if isinstance(fact, datetime) else str(fact)
 
 
-Mode = Literal["off", "shadow", "on"]
 Emit = Literal["block", "token"]
 PresetName = Literal["chat", "code", "summarise", "retrieval", "tools", "batch"]
 
@@ -179,8 +179,6 @@ DEFAULT_RULE = "default"  # the name of the default terms; no rule has this name
 
 
 class Rule(GivenTerms):
-    """Terms for the requests that match."""
-
     name: Name
     description: str = ""
     owner: str = ""  # who answers for it and is called; nothing depends on it

@@ -50,16 +50,11 @@ class MetricInfo:
     text: str
     value: Value
     better: Better = "lower"
-    level: float | None = None
-    """The level of a quantile; None: the metric is a mean."""
-    is_rate: bool = False
-    """The metric is a mean of values in [0, 1]; other values may be of any size."""
-    lowest: float = 0.0
-    """No value is below it; a limit has to be above it."""
-    has_control: bool = True
-    """Plain requests have the metric too, so the canary can be compared with them."""
-    compares_drafts: bool = False
-    """The canary can be compared with a control that drafts."""
+    level: float | None = None  # the level of a quantile; None: the metric is a mean
+    is_rate: bool = False  # the metric is a mean of values in [0, 1]; other values may be of any size
+    lowest: float = 0.0  # no value is below it; a limit has to be above it
+    has_control: bool = True  # plain requests have the metric too, so the canary can be compared with them
+    compares_drafts: bool = False  # the canary can be compared with a control that drafts
 
     @property
     def highest(self) -> float:

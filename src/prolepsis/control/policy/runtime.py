@@ -8,8 +8,7 @@ from typing import Literal, Protocol
 
 import structlog
 
-from prolepsis.control.health.eligibility import UNLIMITED, Conditions, DraftLimits, EligibilityTerms
-from prolepsis.control.health.eligibility_runtime import EligibilityRuntime
+from prolepsis.control.health.eligibility import UNLIMITED, Conditions, DraftLimits, Eligibility, EligibilityTerms
 from prolepsis.control.policy.check import Known, check
 from prolepsis.control.policy.decision import (
     ALONE,
@@ -32,8 +31,7 @@ _NO_POLICY = Policy()
 log = structlog.get_logger(__name__)
 
 
-LimitsOf = Callable[[Terms, str], DraftLimits]
-"""Terms and traffic class -> what is left of the terms."""
+LimitsOf = Callable[[Terms, str], DraftLimits]  # terms and traffic class -> what is left of the terms
 
 
 def unlimited(terms: Terms, traffic_class: str) -> DraftLimits:
@@ -183,7 +181,7 @@ def _conditions(policy: Policy | None) -> Iterator[tuple[tuple[str, ...] | None,
             yield control.proposers, control.eligible_while
 
 
-def limits_by(eligibility: EligibilityRuntime) -> LimitsOf:
+def limits_by(eligibility: Eligibility) -> LimitsOf:
     """Return the limits of terms that would verify drafts, by what the drafts of their traffic class showed."""
 
     def limits(terms: Terms, traffic_class: str) -> DraftLimits:

@@ -22,8 +22,6 @@ SourceKind = Literal["file", "store", "none"]
 
 
 class PolicyFile(LastGood[Policy]):
-    """Holds the last good policy of a file."""
-
     what = "policy"
     kind: SourceKind = "file"
 
@@ -80,8 +78,7 @@ class StoredPolicy:
 
     def __init__(self, database: Database, known: Known = NOTHING_KNOWN) -> None:
         """A store that cannot be read now is read once that is possible."""
-        self.policy: Policy | None = NOT_READ
-        """None: the store has no version yet, so callers decide alone."""
+        self.policy: Policy | None = NOT_READ  # None: the store has no version yet, so callers decide alone
         self.version: int | None = None
         """The version of `policy`, `NO_VERSION` before the first; None: not known yet."""
         self.fault = ""  # reason why the version in the store is not known, or not in use here

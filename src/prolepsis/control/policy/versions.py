@@ -1,12 +1,13 @@
-"""The table of policy versions, and which one is in use: of two changes at once one wins, the other is a conflict."""
+"""Versions of the policy in the store; the newest is in use. Of two changes at once one wins, the other conflicts."""
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from hashlib import sha256
 
-from sqlalchemy import Connection, func, insert, select, update
+from sqlalchemy import Connection
 
-from prolepsis.control.store.tables import policy_current, policy_versions
+from prolepsis.control.store import documents as of
+from prolepsis.control.store.documents import Documents, StoredDocument
 from prolepsis.core.errors import InvalidParameter, StoreConflict
 
 NO_VERSION = 0  # the version in use before the first
@@ -25,9 +26,10 @@ class PolicyVersion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyText(PolicyVersion):
-    """One version with its text."""
-
     text: str
+
+
+_POLICIES = Documents.of("policy", PolicyText)
 
 
 def put(connection: Connection, text: str, *, author: str, reason: str = "", expect: int) -> PolicyText:
@@ -35,49 +37,41 @@ def put(connection: Connection, text: str, *, author: str, reason: str = "", exp
 
     Raises `StoreConflict` if another version is in use by now: the author decided without having seen it.
     """
-    stored = PolicyText(
-        version=_newest(connection) + 1,
-        digest=sha256(text.encode()).hexdigest(),
-        author=author,
-        reason=reason,
-        created_at=time.time(),
-        text=text,
-    )
-    change = update(policy_current).where(policy_current.c.version == expect).values(version=stored.version)
-    if not connection.execute(change).rowcount:
-        now = current(connection)
-        winner = f"version {now.version} by {now.author}" if now else "none"
+    now, digest = time.time(), sha256(text.encode()).hexdigest()
+    version = expect + 1
+    stored = PolicyText(version=version, digest=digest, author=author, reason=reason, created_at=now, text=text)
+    document = StoredDocument(str(version), stored, now, version, author)
+    if current_version(connection) != expect or not _POLICIES.add(connection, [document]):
+        used = current(connection)
+        winner = f"version {used.version} by {used.author}" if used else "none"
         raise StoreConflict(f"the policy in use is {winner}, not version {expect}: review it and decide again")
-    connection.execute(insert(policy_versions), [asdict(stored)])
     return stored
 
 
 def current(connection: Connection) -> PolicyText | None:
     """Return the version in use, None before the first."""
-    version = current_version(connection)
-    return None if version == NO_VERSION else get(connection, version)
+    return next(iter(_newest(connection, 1)), None)
 
 
 def current_version(connection: Connection) -> int:
-    return connection.scalar(select(policy_current.c.version)) or NO_VERSION
+    return _POLICIES.newest_version(connection)
 
 
 def get(connection: Connection, version: int) -> PolicyText:
     """Return a stored version; raises `InvalidParameter` if there is none of this number."""
-    row = connection.execute(select(policy_versions).where(policy_versions.c.version == version)).mappings().first()
-    if row is None:
-        message = f"policy version is {version}; stored: 1 to {_newest(connection)}"
+    found = _POLICIES.get(connection, str(version))
+    if found is None:
+        message = f"policy version is {version}; stored: 1 to {current_version(connection)}"
         raise InvalidParameter(message, param="version")
-    return PolicyText(**row)
+    return found.value
 
 
 def history(connection: Connection, limit: int) -> list[PolicyVersion]:
     """Return stored versions without their texts, the newest first."""
-    of = policy_versions.c
-    columns = (of.version, of.digest, of.author, of.reason, of.created_at)
-    query = select(*columns).order_by(of.version.desc()).limit(limit)
-    return [PolicyVersion(**row) for row in connection.execute(query).mappings()]
+    names = [field.name for field in fields(PolicyVersion)]
+    return [PolicyVersion(**{name: getattr(one, name) for name in names}) for one in _newest(connection, limit)]
 
 
-def _newest(connection: Connection) -> int:
-    return connection.scalar(select(func.max(policy_versions.c.version))) or NO_VERSION
+def _newest(connection: Connection, limit: int) -> list[PolicyText]:
+    found = _POLICIES.list(connection, order=of.version.desc(), limit=limit)
+    return [document.value for document in found]

@@ -48,16 +48,14 @@ _ASIAN_PHONE = re.compile(
     r"(?<![\d.-])(?:0\d{1,3}-\d{2,4}-\d{4}|1[3-9]\d{9}|1[3-9]\d[ -]\d{4}[ -]\d{4}|010 ?\d{4} ?\d{4})(?![\d-])"
 )
 """Of China, Japan and Korea, in texts that have letters of theirs."""
-_FIGURES = re.compile(r"\d[.,]\d+ ?[-–/]|\) ?/|\d ?/ ?\d+[.,]\d")
-"""Two decimal numbers side by side are figures."""
+_FIGURES = re.compile(r"\d[.,]\d+ ?[-–/]|\) ?/|\d ?/ ?\d+[.,]\d")  # two decimal numbers side by side are figures
 _MEASURES = re.compile(
     r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d(?:[.,]\d{1,9})?)?(?:Z| ?[+-]\d\d:?\d\d)?"
     r"|(?<![\w.+])(?:0|[1-9]\d{0,17})\.\d{1,18}(?:e[+-]?\d{1,3})?(?!\w|\.\d)"
     r"|(?<![\w.+])\d{1,18}(?:\.\d{1,18})? ?(?:ns|us|µs|ms|s|sec|seconds?|steps?|requests?|tokens?|bytes|[KMGT]i?B)\b"
 )
 """Times, decimal numbers and numbers with a unit."""
-_NEAR = 32
-"""Characters around digits in which a time or number that they are part of begins and ends."""
+_NEAR = 32  # characters around digits in which a time or number that they are part of begins and ends
 _DIGITS = re.compile(r"\d(?:[\s().\-/]{0,3}\d){5}")
 """A text without this many digits has no telephone number, so the library is not called."""
 

@@ -17,12 +17,9 @@ class Cue(IntEnum):
     """Strength with which the words around a capitalised word announce a name."""
 
     NONE = 0
-    WEAK = 1
-    """After "I am" or a role: names stand there, and other words."""
-    GREETING = 2
-    """A greeting or request with a comma or "to" behind the word: even one unknown word is a name."""
-    STRONG = 3
-    """After a title, "my name is" or the end of a letter."""
+    WEAK = 1  # after "I am" or a role: names stand there, and other words
+    GREETING = 2  # a greeting or request with a comma or "to" behind the word: even one unknown word is a name
+    STRONG = 3  # after a title, "my name is" or the end of a letter
 
 
 _TITLES = (

@@ -5,19 +5,24 @@ import os
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 from uuid import uuid4
 
 import structlog
 from prometheus_client import CollectorRegistry
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError, computed_field
+from sqlalchemy import Connection
 
 from prolepsis import __version__
-from prolepsis.control.store.replicas import ReplicaTable, SeenReplica
+from prolepsis.control.replicas.commands import REPLICAS
+from prolepsis.control.store import documents as of
+from prolepsis.control.store.database import Database, database_time
+from prolepsis.control.store.documents import Documents, StoredDocument
 from prolepsis.control.web.context import Context
 from prolepsis.control.web.feature import Feature
-from prolepsis.control.web.routes import WATCHERS, Route, Routes
+from prolepsis.control.web.routes import WATCHERS, shown
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.engine_client import EngineClient, EngineMember
 from prolepsis.core.errors import StoreUnavailable
@@ -26,10 +31,9 @@ from prolepsis.core.network import url_of
 from prolepsis.core.telemetry.declare import gauge
 
 KEEP_S = 5.0
-LOST_S = 15.0
-"""A replica that has not been seen for so long is taken for lost."""
-PATIENCE_S = 1.0
-"""How long a tick waits for the store; a slower one continues after it."""
+LOST_S = 15.0  # a replica that has not been seen for so long is taken for lost
+FORGOTTEN_S = 600.0  # one that has not been seen for so long is deleted
+PATIENCE_S = 1.0  # how long a tick waits for the store; a slower one continues after it
 _EVERYWHERE = ("0.0.0.0", "::", "")  # noqa: S104
 """Hosts by which other machines cannot reach a server."""
 
@@ -40,51 +44,76 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaFacts:
-    """Description of a server by itself."""
-
-    address: str
-    region: str
-    model: str
-    group: ExactGroup
-    version: str
-    """Version of the software."""
-    state: State
-    engines: tuple[EngineMember, ...] = ()
-    """Behind this front end, where they are in other processes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaReply:
     """A server of this store."""
 
     replica: str
-    here: bool
-    """It is the one that answers."""
+    here: bool  # it is the one that answers
     state: State
     address: str
     region: str
     model: str
     version: str
-    exact_group: str
-    """Replicas of one group continue each other's streams to the bit."""
     group: ExactGroup
-    started_at: float
-    """Unix time in seconds, by the clock of the store."""
+    started_at: float  # Unix time in seconds, by the clock of the store
     seen_s_ago: float
-    engines: list[EngineMember]
+    engines: tuple[EngineMember, ...]  # behind this front end, where they are in other processes
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def exact_group(self) -> str:
+        """Replicas of one group continue each other's streams to the bit."""
+        return self.group.digest
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicasReply:
-    shared: bool
-    """They share a store; without one a server knows of itself only."""
+    shared: bool  # they share a store; without one a server knows of itself only
     replicas: list[ReplicaReply]
     fault: str | None = None
     """Reason why the store cannot be read; the other servers are then shown as last seen."""
 
 
-_FACTS = TypeAdapter(ReplicaFacts)
+_REPLY: TypeAdapter[ReplicaReply | None] = TypeAdapter(ReplicaReply | None)
+
+
+def _read(text: str) -> ReplicaReply | None:
+    """Return a server as it describes itself; None for one of another version, which does so otherwise."""
+    with suppress(ValidationError):
+        return _REPLY.validate_json(text)
+    return None
+
+
+Seen = Sequence[StoredDocument[ReplicaReply | None]]
+
+
+class ReplicaTable:
+    """Each call waits for the database and may raise `StoreUnavailable`; none belongs on an event loop."""
+
+    _replicas = Documents("replica", _read, lambda replica: _REPLY.dump_json(replica).decode())
+    """By name; `at`: when it was last seen, by the clock of the database."""
+
+    def __init__(self, database: Database, *, now: Callable[[Connection], float] = database_time) -> None:
+        self._database = database
+        self._now = now
+        self.is_shared = database.is_kept
+        """Whether other servers may be in it."""
+
+    def keep(self, own: ReplicaReply) -> tuple[float, Seen]:
+        """Record that a server is running; return the time there and all servers, the longest running first."""
+        with self._database.write() as connection:
+            now = self._now(connection)
+            before = self._replicas.get(connection, own.replica)
+            started_at = before.value.started_at if before and before.value else now
+            self._replicas.put(connection, [StoredDocument(own.replica, replace(own, started_at=started_at), now)])
+            self._replicas.remove(connection, of.at < now - FORGOTTEN_S)
+            found = self._replicas.list(connection)
+        return now, sorted(found, key=lambda one: one.value.started_at if one.value else one.at)
+
+    def leave(self, replica: str) -> None:
+        """Remove a server that stops."""
+        with self._database.write() as connection:
+            self._replicas.remove(connection, of.key == replica)
 
 
 class ReplicaRegistry(Feature):
@@ -107,7 +136,7 @@ class ReplicaRegistry(Feature):
         """`clock`: Unix time in seconds."""
         self.replica = f"{socket.gethostname()}-{os.getpid()}-{uuid4().hex[:4]}"
         """Its name, which ends with it."""
-        self.routes = replica_routes(self)
+        self.routes = shown(REPLICAS.path, WATCHERS, REPLICAS.help, self.shown)
         self._table = table
         self._client = client
         self._address = address_of(config)
@@ -115,7 +144,8 @@ class ReplicaRegistry(Feature):
         self._is_draining = is_draining
         self._clock = clock
         self._started = clock()
-        self._seen: Sequence[SeenReplica] = ()
+        self._seen: Seen = ()
+        self._store_time = 0.0
         self._seen_at = clock()
         self._fault: str | None = None
         self._keeping: asyncio.Task[None] | None = None
@@ -125,8 +155,7 @@ class ReplicaRegistry(Feature):
     @property
     def num_sharing(self) -> int:
         """How many servers share the store, this one included, as last known: a store that is away loses none."""
-        others = [one for one in self._seen if one.replica != self.replica and one.seen_s_ago < LOST_S]
-        return 1 + len(others)
+        return 1 + sum(one.key != self.replica and self._store_time - one.at < LOST_S for one in self._seen)
 
     @property
     def addresses(self) -> list[str]:
@@ -135,12 +164,17 @@ class ReplicaRegistry(Feature):
 
     def shown(self) -> ReplicasReply:
         """Return all replicas, the longest running first."""
-        age_s = self._clock() - self._seen_at
-        listed = [self._reply(one, age_s) for one in self._seen]
-        found = [one for one in listed if one is not None]
+        age_s, own = self._clock() - self._seen_at, self._own()
+        found = []
+        for seen in self._seen:
+            if (other := seen.value) is None:
+                continue
+            seen_s_ago = max(0.0, self._store_time - seen.at) + age_s
+            state: State = "lost" if seen_s_ago >= LOST_S else other.state
+            aged = replace(other, here=False, seen_s_ago=seen_s_ago, state=state)
+            found.append(replace(own, started_at=other.started_at) if seen.key == own.replica else aged)
         if not any(one.here for one in found):
-            facts = self._facts()
-            found.append(_reply(self.replica, facts, facts.state, here=True, started_at=self._started, seen_s_ago=0.0))
+            found.append(own)
         return ReplicasReply(self._table.is_shared, found, self._fault)
 
     async def tick(self) -> None:
@@ -148,7 +182,9 @@ class ReplicaRegistry(Feature):
         if self._keeping is None or self._keeping.done():
             self._keeping = asyncio.create_task(self._keep())
         await asyncio.wait({self._keeping}, timeout=PATIENCE_S)
-        self._count()
+        self._number.clear()
+        for one in self.shown().replicas:
+            self._number.labels(one.exact_group, one.state).inc()
 
     async def close(self) -> None:
         """Leave the registry; an entry that stays ages out."""
@@ -161,62 +197,30 @@ class ReplicaRegistry(Feature):
             log.debug("replica_not_removed", error=str(error))
 
     async def _keep(self) -> None:
-        facts = _FACTS.dump_json(self._facts()).decode()
         try:
-            seen = await asyncio.to_thread(self._table.keep, self.replica, facts)
+            now, seen = await asyncio.to_thread(self._table.keep, self._own())
         except StoreUnavailable as error:  # contained: the registry continues with what it knows
             if self._fault is None:
                 log.error("store_failed", feature=self.name, error=str(error))
             self._fault = str(error)
             return
-        self._seen, self._seen_at, self._fault = seen, self._clock(), None
+        self._store_time, self._seen, self._seen_at, self._fault = now, seen, self._clock(), None
 
-    def _facts(self) -> ReplicaFacts:
+    def _own(self) -> ReplicaReply:
         info, health = self._client.info, self._client.health()
-        return ReplicaFacts(
+        return ReplicaReply(
+            replica=self.replica,
+            here=True,
+            state="draining" if self._is_draining() else "ready" if health.ready else "starting",
             address=self._address,
             region=self._region,
             model=info.model,
-            group=info.exact_group,
             version=__version__,
-            state="draining" if self._is_draining() else "ready" if health.ready else "starting",
+            group=info.exact_group,
+            started_at=self._started,
+            seen_s_ago=0.0,
             engines=health.members,
         )
-
-    def _reply(self, seen: SeenReplica, age_s: float) -> ReplicaReply | None:
-        """Return one of the store; None for one that describes itself as another version of the software would."""
-        here = seen.replica == self.replica
-        try:
-            facts = self._facts() if here else _FACTS.validate_json(seen.facts)
-        except ValidationError:
-            return None
-        seen_s_ago = 0.0 if here else seen.seen_s_ago + age_s
-        state: State = "lost" if seen_s_ago >= LOST_S else facts.state
-        return _reply(seen.replica, facts, state, here=here, started_at=seen.started_at, seen_s_ago=seen_s_ago)
-
-    def _count(self) -> None:
-        self._number.clear()
-        for one in self.shown().replicas:
-            self._number.labels(one.exact_group, one.state).inc()
-
-
-def _reply(
-    replica: str, facts: ReplicaFacts, state: State, *, here: bool, started_at: float, seen_s_ago: float
-) -> ReplicaReply:
-    return ReplicaReply(
-        replica=replica,
-        here=here,
-        state=state,
-        address=facts.address,
-        region=facts.region,
-        model=facts.model,
-        version=facts.version,
-        exact_group=facts.group.digest,
-        group=facts.group,
-        started_at=started_at,
-        seen_s_ago=seen_s_ago,
-        engines=list(facts.engines),
-    )
 
 
 def address_of(config: ServerConfig) -> str:
@@ -231,14 +235,3 @@ def feature(context: Context, is_draining: Callable[[], bool]) -> ReplicaRegistr
     return ReplicaRegistry(
         table, context.client, context.config, context.registry, is_draining=is_draining, clock=context.wall
     )
-
-
-def replica_routes(registry: ReplicaRegistry) -> Sequence[Route]:
-    """Return the route that shows the replicas."""
-    routes = Routes()
-
-    @routes.get("/admin/replicas", roles=WATCHERS, summary="Servers that share the store, and the engines behind them")
-    async def replicas() -> ReplicasReply:
-        return registry.shown()
-
-    return routes.all

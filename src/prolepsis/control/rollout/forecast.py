@@ -23,8 +23,6 @@ ASSUMED = (
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Expected time until a stage passes."""
-
     stage: str
     wait: Wait | None  # None: no guardrail in it decides, so only an operator can promote it
     longest_s: float  # after that it is held or rolled back

@@ -51,8 +51,6 @@ def arm_of(key: str, rollout_id: str, canary: float, holdout: float = 0.05) -> A
 
 @dataclass(frozen=True, slots=True)
 class RolloutTarget:
-    """A rule that is rolled out."""
-
     rollout_id: str
     """RULE@DIGEST, of its conditions, its terms and the model: an edited rule is another rollout, and a rule that is
     put back continues its own."""
@@ -116,8 +114,7 @@ class LiveRollout:
         self.target = target
         self.others: tuple[StageEvidence | WindowEvidence, ...] = ()
         """Evidence of other replicas, and of earlier starts of this one."""
-        self.weights = ""
-        """Versions of the draft heads in use, among the heads that the rule may use."""
+        self.weights = ""  # versions of the draft heads in use, among the heads that the rule may use
         self._begin(state)
         self.take(state)
 

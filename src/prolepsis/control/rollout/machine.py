@@ -11,8 +11,7 @@ from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.json_value import JsonValue
 
 Phase = Literal["off", "running", "gate", "held", "on", "rolled_back"]
-ACTIVE: tuple[Phase, ...] = ("running", "gate", "held")
-"""Phases in which requests go to the canary of a stage."""
+ACTIVE: tuple[Phase, ...] = ("running", "gate", "held")  # phases in which requests go to the canary of a stage
 JUDGED: tuple[Phase, ...] = (*ACTIVE, "on")  # phases in which harm takes the rollout back
 
 
@@ -89,8 +88,6 @@ Kind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class RolloutEvent(JsonValue):
-    """One change of a rollout."""
-
     at: float
     rollout_id: str
     policy_version: str

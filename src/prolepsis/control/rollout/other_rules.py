@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from prolepsis.control.traffic.feature import RuleReply
+from prolepsis.control.traffic.feature import RuleTraffic
 from prolepsis.control.traffic.timeline import TimelineSpan
 from prolepsis.core.traffic_sums import LEAST_REQUESTS, TrafficSums, ratio
 
@@ -19,7 +19,7 @@ class OtherRule:
     since_s: float | None  # device seconds of an output token; None with fewer than 20 requests
 
 
-def other_rules(rules: Sequence[RuleReply], rule: str, since: float) -> Iterator[OtherRule]:
+def other_rules(rules: Sequence[RuleTraffic], rule: str, since: float) -> Iterator[OtherRule]:
     """Yield the rules besides `rule` with requests in the last hour; the minute in which `since` lies is left out.
 
     `since`: Unix time in seconds. It is no experiment: what else changed meanwhile is in the figures, too.

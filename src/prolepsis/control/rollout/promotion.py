@@ -40,7 +40,6 @@ def missing(state: RolloutState, verdict: Verdict | None, settings: RolloutSetti
 
 
 def _missing(guardrail: Guardrail, result: GuardrailResult) -> str:
-    """Return what a guardrail waits for, in words."""
     counts = {"canary": result.num_canary}
     if guardrail.measure.has_control:
         counts["control"] = result.num_control

@@ -12,8 +12,7 @@ from prolepsis.control.rollout.store import RolloutStore
 from prolepsis.control.rollout.units import UnitKey
 from prolepsis.core.errors import StoreUnavailable
 
-KEEP_EVERY_S = 10.0
-"""Least time between two writes of evidence, for other replicas and the next start."""
+KEEP_EVERY_S = 10.0  # least time between two writes of evidence, for other replicas and the next start
 
 log = structlog.get_logger(__name__)
 

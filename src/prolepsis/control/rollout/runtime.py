@@ -47,8 +47,6 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutView:
-    """One rollout as it stands."""
-
     id: str
     rule: str
     policy_version: str
@@ -322,7 +320,6 @@ class Rollouts(Feature):
                     live.observe(unit.assignment, unit.means, now=now, late=key.late)
 
     def _follow(self, live: LiveRollout) -> None:
-        """Continue from a state that another replica stored."""
         newer = self._exchange.newer(live.state)
         if newer is not None:
             self._take(live, newer, ())

@@ -10,8 +10,6 @@ from prolepsis.core.traffic_sums import Interval, RatioSums
 
 @dataclass(slots=True)
 class ProposerEvidence:
-    """One proposer in one traffic class."""
-
     counts: ProposerCounts = field(default_factory=ProposerCounts)
     accepted: RatioSums = field(default_factory=RatioSums)
     """Accepted share of its drafted tokens, over requests in which it drafted."""

@@ -1,13 +1,13 @@
 """Evidence from requests in shadow mode while serving, and /admin/shadow."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from prolepsis.control.rollout.commands import SHADOW
 from prolepsis.control.rollout.shadow import ShadowEvidence, TrafficClassEvidence
 from prolepsis.control.web.feature import Feature
-from prolepsis.control.web.routes import READERS, Route, Routes
+from prolepsis.control.web.routes import READERS, shown
 from prolepsis.core.config import CANDIDATE_HEAD, DRAFT_HEAD
 from prolepsis.core.ended import RequestEnded
 from prolepsis.core.engine_client import EngineInfo
@@ -28,8 +28,6 @@ _CONCLUSIVE: tuple[EffectiveReason, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class ShadowProposer:
-    """One proposer in one traffic class."""
-
     proposer: str
     num_drafts: int
     num_draft_tokens: int
@@ -42,12 +40,14 @@ class ShadowProposer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShadowFigures:
-    """All requests in shadow mode of one traffic class, or of one rule."""
+    """All requests in shadow mode of a group."""
 
     num_requests: int
     num_tokens: int
-    expected_speedup: Interval | None  # tokens per second with speculation over without
-    cost: Interval | None  # share of the requests' time that drafting in shadow took
+    expected_speedup: Interval | None
+    """Tokens per second with speculation over without."""
+    cost: Interval | None
+    """Share of the requests' time that drafting in shadow took."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,9 @@ class ShadowTrafficClass(ShadowFigures):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShadowRule(ShadowFigures):
-    rule: str  # `default`: no rule matched
+    """Of one rule of the policy; `default`: no rule matched."""
+
+    rule: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,7 @@ class ShadowFeature(Feature):
     def __init__(self, info: Callable[[], EngineInfo], policy: Callable[[], str] = str) -> None:
         """`info` names the draft heads, `policy` is the version in use: the evidence belongs to one of each."""
         self.evidence = ShadowEvidence()
-        self.routes = _routes(self)
+        self.routes = shown(SHADOW.path, READERS, SHADOW.help, self.shown)
         self._info = info
         self._policy = policy
 
@@ -93,44 +95,34 @@ class ShadowFeature(Feature):
             if is_measured and is_current and stats.mode.reason in _CONCLUSIVE:
                 self.evidence.add(request.traffic_class, stats, version)
 
-    @property
     def shown(self) -> ShadowReply:
-        """The evidence so far."""
-        return ShadowReply(
-            self.evidence.version,
-            [
-                ShadowTrafficClass(traffic_class=name, proposers=_proposers(seen), **_figures(seen))
-                for name, seen in sorted(self.evidence.traffic_classes.items())
-            ],
-            [ShadowRule(rule=rule, **_figures(seen)) for rule, seen in sorted(self.evidence.rules.items())],
-        )
+        """Return the evidence so far."""
+        classes = [
+            ShadowTrafficClass(
+                **_figures(one),
+                traffic_class=name,
+                proposers=[
+                    ShadowProposer(
+                        proposer=proposer,
+                        num_drafts=known.counts.num_drafts,
+                        num_draft_tokens=known.counts.num_draft_tokens,
+                        num_accepted=known.counts.num_accepted,
+                        acceptance_rate=known.accepted.interval,
+                        saved=known.saved.interval,
+                    )
+                    for proposer, known in sorted(one.proposers.items())
+                ],
+            )
+            for name, one in sorted(self.evidence.traffic_classes.items())
+        ]
+        rules = [ShadowRule(**_figures(one), rule=rule) for rule, one in sorted(self.evidence.rules.items())]
+        return ShadowReply(self.evidence.version, classes, rules)
 
 
-def _figures(seen: TrafficClassEvidence) -> dict[str, Any]:
-    """Return the fields of `ShadowFigures`."""
-    counts = {"num_requests": seen.saved.number, "num_tokens": seen.num_tokens}
-    return {**counts, "expected_speedup": seen.speedup, "cost": seen.drafting.interval}
-
-
-def _proposers(seen: TrafficClassEvidence) -> list[ShadowProposer]:
-    return [
-        ShadowProposer(
-            proposer=proposer,
-            num_drafts=known.counts.num_drafts,
-            num_draft_tokens=known.counts.num_draft_tokens,
-            num_accepted=known.counts.num_accepted,
-            acceptance_rate=known.accepted.interval,
-            saved=known.saved.interval,
-        )
-        for proposer, known in sorted(seen.proposers.items())
-    ]
-
-
-def _routes(feature: ShadowFeature) -> Sequence[Route]:
-    routes = Routes()
-
-    @routes.get(SHADOW.path, roles=READERS, summary=SHADOW.help)
-    async def shadow() -> ShadowReply:
-        return feature.shown
-
-    return routes.all
+def _figures(one: TrafficClassEvidence) -> dict[str, Any]:
+    return {
+        "num_requests": one.saved.number,
+        "num_tokens": one.num_tokens,
+        "expected_speedup": one.speedup,
+        "cost": one.drafting.interval,
+    }

@@ -38,8 +38,6 @@ class UnitKey(NamedTuple):
 
 @dataclass(slots=True)
 class UnitValues:
-    """The requests of one unit."""
-
     assignment: Assignment
     since: float
     sums: dict[str, tuple[float, int]] = field(default_factory=dict)

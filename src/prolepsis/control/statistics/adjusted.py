@@ -24,10 +24,8 @@ from prolepsis.control.statistics.arms import Arm
 FIRST_REACH = 2.0
 FIRST_SPAN = 400
 """Requests that are clipped at the first reach; each next span ends at eight times the number."""
-_RATIO_PART = 0.875
-"""Where ratios are clipped, as a part of the reach."""
-_SIZES, _RATIOS = 5, 33
-"""Points between 0 and the clip."""
+_RATIO_PART = 0.875  # where ratios are clipped, as a part of the reach
+_SIZES, _RATIOS = 5, 33  # points between 0 and the clip
 _NUM_STAKES = 8
 _LARGEST_PART = 0.9  # of the stake at which one request could take everything
 _LOG_PRIOR = [
@@ -35,8 +33,7 @@ _LOG_PRIOR = [
     for i in range(_NUM_STAKES)
 ]
 """Weights of the stakes, each half of the one before: large effects, which large stakes find, cost little evidence."""
-_HIGHEST = 4.0
-"""The largest ratio that is looked at."""
+_HIGHEST = 4.0  # the largest ratio that is looked at
 _HALVINGS = 13
 
 _Cell = tuple[int, int]

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol, Self
 
 Arm = Literal["canary", "control"]
-WIDTH = 1.02
-"""Upper edge over lower edge of a bin: the precision of a quantile."""
+WIDTH = 1.02  # upper edge over lower edge of a bin: the precision of a quantile
 _SMALLEST = 1e-9  # values up to this one share a bin
 
 

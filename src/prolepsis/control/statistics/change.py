@@ -22,10 +22,8 @@ ALARM = 1.3e5
 SIZES = (0.9, 0.75, 0.6, 0.4, 0.2)
 """What bets say that is left of the tolerated mean, or of its distance from 1."""
 NUM_SIZES = len(SIZES)
-POINTS = 13
-"""Points of the histogram of scores: multiples of 1/12, as scores of one to four drafts are."""
-LEARN = 200
-"""Scores of which the baseline is the mean before anything is judged."""
+POINTS = 13  # points of the histogram of scores: multiples of 1/12, as scores of one to four drafts are
+LEARN = 200  # scores of which the baseline is the mean before anything is judged
 _SOME = 50  # scores of which a mean is shown
 FROZEN = 100_000
 """Scores after which the baseline stays. Those that come while there is some evidence of a change are left out."""
@@ -34,8 +32,7 @@ _RECENT = 8  # scores
 _MOST = 2.0  # that one score multiplies a wealth by: a rare score of the baseline decides nothing alone
 _PSEUDO_COUNT = 0.5  # at each point, so that none is impossible
 _STEEPEST, _HALVINGS = 20.0, 30  # of the tilt by point, when it is searched
-DOUBT = 30.0
-"""Wealth from which on scores are left out of the baseline."""
+DOUBT = 30.0  # wealth from which on scores are left out of the baseline
 
 Change = Literal["lower", "higher"]
 

@@ -21,12 +21,10 @@ class Guardrail:
     metric: str
     measure: Measure
     better: Better = "lower"
-    minimum_samples: int = 20
-    """Requests of each arm that counts, before anything is decided."""
+    minimum_samples: int = 20  # requests of each arm that counts, before anything is decided
     dry_run: bool = False
 
     def empty(self) -> ArmScores:
-        """Return the scores of no requests."""
         return ArmScores.empty(self.measure.num_points)
 
     def observe(self, scores: ArmScores, arm: Arm, value: float) -> ArmScores:
@@ -54,14 +52,11 @@ class GuardrailResult:
     lower: float
     upper: float
     """Each bound holds at all times at once: on the side of harm at the level of failing, else at that of passing."""
-    allowed: float
-    """The margin, on the same scale."""
+    allowed: float  # the margin, on the same scale
     num_canary: int
     num_control: int
-    harm_evidence: float
-    """Natural logarithm of the e-value against "at most the allowed harm"."""
-    safety_evidence: float
-    """Natural logarithm of the e-value against "at least the allowed harm"."""
+    harm_evidence: float  # natural logarithm of the e-value against "at most the allowed harm"
+    safety_evidence: float  # natural logarithm of the e-value against "at least the allowed harm"
     is_clipped: bool = False
     """Some values were beyond the range of the test: the estimate is of all, the verdict and bounds of clipped values.
     A bound gives way to the estimate where it would leave that out."""
@@ -99,7 +94,6 @@ def enough(guardrail: Guardrail, scores: ArmScores, contrast: Contrast) -> bool:
 def evaluate(
     guardrail: Guardrail, scores: Scores, share: float, *, fail_alpha: float, pass_alpha: float
 ) -> GuardrailResult:
-    """Return the outcome with its numbers."""
     outcome, harm, safety = decide(guardrail, scores, share, fail_alpha=fail_alpha, pass_alpha=pass_alpha)
     measure = guardrail.measure
     alphas = (fail_alpha, pass_alpha) if guardrail.better == "lower" else (pass_alpha, fail_alpha)

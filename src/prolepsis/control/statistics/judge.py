@@ -51,12 +51,10 @@ class StageEvidence(JsonValue):
     stage: int
     scores: Mapping[str, ArmScores] = field(default_factory=dict)
     num_canary: int = 0
-    num_control: int = 0
-    """Requests of the stage that finished, by arm, with or without measured values."""
+    num_control: int = 0  # requests of the stage that finished, by arm, with or without measured values
     consecutive_errors: int = 0
     """Requests in a row with a measurement that failed; the largest number of any replica."""
-    run: int = 0
-    """The start of the rollout that the stage belongs to."""
+    run: int = 0  # the start of the rollout that the stage belongs to
     weights: str = ""
     """Versions of the draft heads that the requests used; other ones have evidence of their own."""
 
@@ -114,8 +112,7 @@ Reason = Literal[
     "uneven_arms",  # the arms' sizes contradict the stated shares, so the arms cannot be compared
     "nothing_decisive",  # no guardrail may decide
 ]
-UNEVEN_ALPHA = 0.001
-"""Level at which arms are considered uneven."""
+UNEVEN_ALPHA = 0.001  # level at which arms are considered uneven
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +121,8 @@ class Levels:
 
     rollback: float = 0.05
     promotion: float = 0.05
-    num_stages: int = 1
-    """Stages with verdicts in the whole rollout."""
-    num_starts: int = 1
-    """Spans with which bets begin in a stage, in the time for which the levels hold."""
+    num_stages: int = 1  # stages with verdicts in the whole rollout
+    num_starts: int = 1  # spans with which bets begin in a stage, in the time for which the levels hold
 
     def fail_alpha(self, guardrails: Sequence[Guardrail]) -> float:
         """Return the level of each guardrail's test for harm."""
@@ -145,8 +140,7 @@ class Verdict:
 
     outcome: Outcome
     reason: Reason
-    guardrails: tuple[GuardrailResult, ...] = ()
-    """Results of all guardrails, including dry runs."""
+    guardrails: tuple[GuardrailResult, ...] = ()  # results of all guardrails, including dry runs
 
     @property
     def failed(self) -> tuple[str, ...]:

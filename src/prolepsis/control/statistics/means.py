@@ -41,8 +41,7 @@ class Contrast:
     ratio: float = 1.0
     centre: float = 0.5
     """About the control's mean; it decides how soon a verdict comes, not whether it is right."""
-    share: float = 0.5
-    """Probability that a request goes to the canary."""
+    share: float = 0.5  # probability that a request goes to the canary
 
     def __post_init__(self) -> None:
         assert 0.0 < self.share < 1.0 or self.ratio == 0.0, "two arms need requests on both"
@@ -119,10 +118,8 @@ def _log_factors(intercept: float, slope: float, num_points: int) -> tuple[float
 
 
 Better = Literal["lower", "higher"]
-FINE = 33
-"""Points of a histogram for values between zero and one."""
-HEADROOM = 4.0
-"""Amounts are clipped at this many times a limit, so that one request cannot decide."""
+FINE = 33  # points of a histogram for values between zero and one
+HEADROOM = 4.0  # amounts are clipped at this many times a limit, so that one request cannot decide
 RATIO_HEADROOM = 2.0
 """Amounts of two arms are clipped at this many times the control's mean: a wider clip makes heavy tails decide late."""
 
@@ -136,12 +133,9 @@ class Measure(ABC):
     """A test of one metric on scores in [0, 1]; the defaults suit a difference that waits for no reference."""
 
     __slots__ = ()
-    num_points: int
-    """Points of the histograms of its scores."""
-    reference_requests = 100
-    """Values of the control that a reference takes: enough for a high quantile."""
-    has_control = True
-    """The canary is compared with the control; a limit looks at the canary alone."""
+    num_points: int  # points of the histograms of its scores
+    reference_requests = 100  # values of the control that a reference takes: enough for a high quantile
+    has_control = True  # the canary is compared with the control; a limit looks at the canary alone
 
     @property
     def ready(self) -> bool:
@@ -189,8 +183,7 @@ class MeanDifference(Measure):
     low: float = 0.0
     high: float = 1.0
     num_points: int = 2
-    baseline: float | None = None
-    """About the control's mean, in the metric's unit."""
+    baseline: float | None = None  # about the control's mean, in the metric's unit
 
     def score(self, _arm: Arm, value: float) -> float:
         return _clip((value - self.low) / (self.high - self.low))

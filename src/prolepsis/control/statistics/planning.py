@@ -17,8 +17,7 @@ class AssumedScores:
     guardrail: Guardrail
     control_mean: float
     canary_mean: float
-    deviation: float
-    """Standard deviation of a request's score within an arm."""
+    deviation: float  # standard deviation of a request's score within an arm
 
 
 @dataclass(frozen=True, slots=True)

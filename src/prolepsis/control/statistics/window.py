@@ -17,8 +17,7 @@ from prolepsis.core.json_value import JsonValue
 
 MINUTE_S = 60.0
 WINDOW_MINUTES = 1440
-LEVEL_DAYS = 30
-"""The time for which levels hold."""
+LEVEL_DAYS = 30  # the time for which levels hold
 NUM_STARTS = LEVEL_DAYS * 1440
 _FINE = 4  # spans of each size, about: the older, the longer
 
@@ -35,10 +34,8 @@ class WindowScores:
 class MinuteSpan(JsonValue):
     """The requests that finished in some minutes."""
 
-    first: int
-    """Minute in which it begins, in minutes of Unix time; a multiple of `num_minutes`."""
-    num_minutes: int
-    """A power of two."""
+    first: int  # minute in which it begins, in minutes of Unix time; a multiple of `num_minutes`
+    num_minutes: int  # a power of two
     evidence: StageEvidence
 
 
@@ -53,10 +50,8 @@ class WindowEvidence(JsonValue):
     rollout_id: str
     stage: int
     run: int = 0
-    spans: tuple[MinuteSpan, ...] = field(kw_only=True)
-    """Oldest first."""
-    weights: str = field(default="", kw_only=True)
-    """As in `StageEvidence`."""
+    spans: tuple[MinuteSpan, ...] = field(kw_only=True)  # oldest first
+    weights: str = field(default="", kw_only=True)  # as in `StageEvidence`
 
     def belongs_to(self, rollout_id: str, run: int, stage: int) -> bool:
         return (self.rollout_id, self.run, self.stage) == (rollout_id, run, stage)

@@ -3,21 +3,22 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, delete, select, tuple_
+from sqlalchemy import Connection, select
 
-from prolepsis.control.store.database import Database, database_time, insert_or_update
-from prolepsis.control.store.tables import allowances
+from prolepsis.control.store import documents as of
+from prolepsis.control.store.database import Database, database_time
+from prolepsis.control.store.documents import Documents, StoredDocument
 from prolepsis.core.token_bucket import PERIOD_S, TokenBucket
 
-AllowanceKey = tuple[str, str]
-"""Kind (requests, tokens), and whose it is."""
+AllowanceKey = tuple[str, str]  # kind (requests, tokens), and whose it is
+ALLOWANCES = Documents.of("allowance", TokenBucket)
+"""By `allowance_name`; `at`: when it is full again if nothing more is taken. One without a document is full."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseRequest:
     per_minute: float
-    returned: float
-    """Unused part of an earlier lease."""
+    returned: float  # unused part of an earlier lease
     wanted: float
 
 
@@ -25,8 +26,7 @@ class LeaseRequest:
 class Lease:
     amount: float
     """Taken out of the allowance for this replica; one that is lost with its replica is not given to another."""
-    left: float
-    """For all replicas."""
+    left: float  # for all replicas
 
 
 class AllowanceTable:
@@ -38,13 +38,29 @@ class AllowanceTable:
 
     def lease(self, requests: Mapping[AllowanceKey, LeaseRequest]) -> Mapping[AllowanceKey, Lease]:
         """Take for each request what it wants, or what is left, all in one transaction."""
-        with self._database.write() as connection:
-            now = self._now(connection)
-            buckets = _hold(connection, requests, now)
-            leases = {key: _leased(buckets[key], request, now) for key, request in requests.items()}
-            _put(connection, buckets)
-            _forget_full(connection, now)
-        return leases
+        by_name = {allowance_name(*key): request for key, request in requests.items()}
+        while True:
+            with self._database.write() as connection:
+                now = self._now(connection)
+                held = ALLOWANCES.list(connection, of.key.in_([*by_name]), hold=True)  # in one order, until the end
+                if len(held) == len(by_name):
+                    leases = {found.key: _leased(found.value, by_name[found.key], now) for found in held}
+                    left = [StoredDocument(one.key, one.value, now + one.value.reset_s(now)) for one in held]
+                    ALLOWANCES.put(connection, left)
+                    are_full = ALLOWANCES.are(of.at < now - PERIOD_S)
+                    free = (
+                        select(of.key).where(are_full).with_for_update(skip_locked=True)
+                    )  # not those that others hold
+                    ALLOWANCES.remove(connection, of.key.in_(free))
+                    return {key: leases[allowance_name(*key)] for key in requests}
+            with self._database.write() as connection:  # one of its own: who waits for new rows holds no others
+                rates = ((name, by_name[name].per_minute) for name in by_name.keys() - {found.key for found in held})
+                full = [StoredDocument(name, TokenBucket(rate, rate, now), now) for name, rate in rates]
+                ALLOWANCES.add(connection, full)
+
+
+def allowance_name(kind: str, owner: str) -> str:
+    return f"{kind} {owner}"
 
 
 def _leased(bucket: TokenBucket, request: LeaseRequest, now: float) -> Lease:
@@ -53,37 +69,3 @@ def _leased(bucket: TokenBucket, request: LeaseRequest, now: float) -> Lease:
     amount = max(0.0, min(request.wanted, bucket.level(now)))
     bucket.take(amount, now)
     return Lease(amount, bucket.held)
-
-
-def _hold(
-    connection: Connection, requests: Mapping[AllowanceKey, LeaseRequest], now: float
-) -> dict[AllowanceKey, TokenBucket]:
-    """Return the allowances, locked in one order until the transaction ends; one without a row is full."""
-    of = allowances.c
-    full = [
-        {"kind": kind, "owner": owner, "per_minute": one.per_minute, "level": one.per_minute, "filled_at": now}
-        for (kind, owner), one in sorted(requests.items())
-    ]
-    connection.execute(insert_or_update(connection, allowances).on_conflict_do_nothing(), full)
-    query = select(allowances).where(tuple_(of.kind, of.owner).in_(list(requests)))
-    rows = connection.execute(query.order_by(of.kind, of.owner).with_for_update()).all()
-    return {(row.kind, row.owner): TokenBucket(row.per_minute, row.level, row.filled_at) for row in rows}
-
-
-def _put(connection: Connection, buckets: Mapping[AllowanceKey, TokenBucket]) -> None:
-    put = insert_or_update(connection, allowances)
-    new = {name: put.excluded[name] for name in ("per_minute", "level", "filled_at")}
-    put = put.on_conflict_do_update(index_elements=[allowances.c.kind, allowances.c.owner], set_=new)
-    rows = [
-        {"kind": kind, "owner": owner, "per_minute": one.per_minute, "level": one.held, "filled_at": one.filled_at}
-        for (kind, owner), one in sorted(buckets.items())
-    ]
-    connection.execute(put, rows)
-
-
-def _forget_full(connection: Connection, now: float) -> None:
-    """Delete rows that say the same as a missing one, except rows that another replica holds."""
-    of = allowances.c
-    is_full = of.level + (now - of.filled_at) * of.per_minute / PERIOD_S >= of.per_minute
-    full = select(of.kind, of.owner).where(is_full, of.filled_at < now - PERIOD_S).with_for_update(skip_locked=True)
-    connection.execute(delete(allowances).where(tuple_(of.kind, of.owner).in_(full)))

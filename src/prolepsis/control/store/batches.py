@@ -17,8 +17,7 @@ from prolepsis.control.store.tables import batch_lines, batches, files
 from prolepsis.control.store.tenant_files import RUNNING, FileTable, TenantFile, delete_lines
 
 Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
-LEASE_S = 6.0
-"""A line whose server has not renewed its lease for so long is run by another one."""
+LEASE_S = 6.0  # a line whose server has not renewed its lease for so long is run by another one
 USAGE = ("input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens")
 _CHUNK = 1000
 
@@ -27,19 +26,14 @@ _CHUNK = 1000
 class StoredBatch:
     batch_id: str
     tenant: str
-    key_id: str
-    """Key that made it; its lines run as the key's."""
-    model: str
-    """Empty until its file has been read."""
+    key_id: str  # key that made it; its lines run as the key's
+    model: str  # empty until its file has been read
     input_file_id: str
-    document: Mapping[str, Any]
-    """What else clients see of it."""
+    document: Mapping[str, Any]  # what else clients see of it
     status: Status
     created_at: float
-    expires_at: float
-    """Unix time after which lines that did not run are given up."""
-    leased_until: float = 0.0
-    """A server reads its file until then."""
+    expires_at: float  # Unix time after which lines that did not run are given up
+    leased_until: float = 0.0  # a server reads its file until then
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,10 +52,8 @@ class BatchLine:
 @dataclass(frozen=True, slots=True)
 class LineResult:
     state: Literal["completed", "failed"]
-    text: str
-    """Line of the output file, or of the file of errors."""
-    usage: Sequence[int] = (0, 0, 0, 0)
-    """As `USAGE` names them."""
+    text: str  # line of the output file, or of the file of errors
+    usage: Sequence[int] = (0, 0, 0, 0)  # as `USAGE` names them
 
     @property
     def row(self) -> dict[str, object]:

@@ -35,7 +35,7 @@ def store_url(setting: str) -> URL | None:
     if setting == NONE:
         return None
     if setting == AUTO:
-        return sqlite_url(data_directory() / FILE_NAME)
+        return URL.create("sqlite", database=str(data_directory() / FILE_NAME))
     try:
         url = make_url(setting)
     except ArgumentError:
@@ -45,10 +45,6 @@ def store_url(setting: str) -> URL | None:
     if url.drivername == "postgresql":
         return url.set(drivername="postgresql+psycopg")
     raise ConfigError(f"store is {url.render_as_string(hide_password=True)!r}; {ALLOWED}", param="store")
-
-
-def sqlite_url(path: Path) -> URL:
-    return URL.create("sqlite", database=str(path))
 
 
 LOCK_WAIT_S = 5.0

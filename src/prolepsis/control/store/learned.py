@@ -1,18 +1,19 @@
 """State learned from traffic, in the store: a restart continues with it, and replicas share it."""
 
+import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
-from sqlalchemy import Connection, delete, select, tuple_
-
-from prolepsis.control.store.database import Database, insert_or_update
-from prolepsis.control.store.tables import learned
+from prolepsis.control.store import documents as of
+from prolepsis.control.store.database import Database
+from prolepsis.control.store.documents import Documents, StoredDocument
 from prolepsis.core.config import DAY_S
+from prolepsis.core.json_value import canonical
 
 _KEPT_S = 90 * DAY_S  # after a row was written last
+_LEARNED = Documents("learned", str, str)
 
-Place = tuple[str, str, str, str]
-"""The primary key of a row: kind, proposer, traffic class and version."""
+Place = tuple[str, str, str, str]  # kind, proposer, traffic class and version; as a JSON list it is the key
 
 
 class LearnedTable:
@@ -24,18 +25,16 @@ class LearnedTable:
     def __init__(self, database: Database, clock: Callable[[], float] = time.time) -> None:
         self._database = database
         self._clock = clock
-        self._key = list(learned.primary_key)
         self._written: dict[Place, tuple[str, float]] = {}
         """Texts as they were last read or written, and when they were written."""
 
     def read(self) -> Mapping[Place, str]:
         """Return all texts, the last written last."""
-        of = learned.c
         with self._database.read() as connection:
-            rows = connection.execute(select(*self._key, of.state, of.kept_at).order_by(of.kept_at)).all()
-        texts: dict[Place, str] = {(row[0], row[1], row[2], row[3]): row.state for row in rows}
-        self._written |= {place: (row.state, row.kept_at) for place, row in zip(texts, rows, strict=True)}
-        return texts
+            found = _LEARNED.list(connection, order=of.at)
+        written: dict[Place, tuple[str, float]] = {tuple(json.loads(one.key)): (one.value, one.at) for one in found}
+        self._written |= written
+        return {place: text for place, (text, _) in written.items()}
 
     def write(self, texts: Mapping[Place, str], *, complete: str | None = None) -> None:
         """Keep what changed since the last write, and delete what is old.
@@ -43,33 +42,22 @@ class LearnedTable:
         `complete`: rows of this kind are deleted if `texts` lacks them. Those that it has may stay as they are
         for longer than old rows are kept, so they are written again in time.
         """
-        now, names = self._clock(), [column.name for column in self._key]
+        now = self._clock()
+        oldest = now - _KEPT_S / 2
         changed = {
-            place: text
+            place: (text, now)
             for place, text in texts.items()
-            if self._is_due(place, text, now - _KEPT_S / 2 if place[0] == complete else 0.0)
+            if (known := self._written.get(place)) is None
+            or known[0] != text
+            or (place[0] == complete and known[1] < oldest)
         }
         gone = [place for place in self._written if place[0] == complete and place not in texts]
         if not changed and not gone:
             return
-        rows = [  # in one order, or two replicas would wait for each other
-            dict(zip(names, place, strict=True), state=text, kept_at=now) for place, text in sorted(changed.items())
-        ]
         with self._database.write() as connection:
-            old = learned.c.kept_at < now - _KEPT_S
-            connection.execute(delete(learned).where(tuple_(*self._key).in_(gone) | old))
-            self._put(connection, rows)
-        stay = {place: written for place, written in self._written.items() if place not in gone}
-        self._written = stay | {place: (text, now) for place, text in changed.items()}
-
-    def _is_due(self, place: Place, text: str, oldest: float) -> bool:
-        written, at = self._written.get(place, (None, 0.0))
-        return written != text or at < oldest
-
-    def _put(self, connection: Connection, rows: Sequence[Mapping[str, object]]) -> None:
-        """Insert rows or replace them in place: a row that another replica inserts meanwhile is not a conflict."""
-        if not rows:
-            return
-        put = insert_or_update(connection, learned)
-        new = {"state": put.excluded.state, "kept_at": put.excluded.kept_at}
-        connection.execute(put.on_conflict_do_update(index_elements=self._key, set_=new), rows)
+            is_gone = of.key.in_([canonical(place) for place in gone]) | (of.at < now - _KEPT_S)
+            _LEARNED.remove(connection, is_gone)
+            _LEARNED.put(
+                connection, [StoredDocument(canonical(place), text, now) for place, (text, _) in changed.items()]
+            )
+        self._written = {place: text for place, text in self._written.items() if place not in gone} | changed

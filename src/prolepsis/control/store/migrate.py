@@ -12,13 +12,11 @@ from prolepsis.core.errors import ConfigError
 
 if TYPE_CHECKING:  # imported for a database that needs it: it takes a third of a second
     from alembic.config import Config
-    from alembic.script import ScriptDirectory
 
-NEWEST = "0005"
+NEWEST = "0001"
 """The revision that this version makes and needs: that of the last file in `migrations/versions`."""
 _FOLDER = Path(__file__).parent / "migrations"
-_LOCK = 0x70726F6C
-"""The number of the migrations' advisory lock in PostgreSQL."""
+_LOCK = 0x70726F6C  # the number of the migrations' advisory lock in PostgreSQL
 
 
 def upgrade(database: Database) -> None:
@@ -72,20 +70,12 @@ def _revision(connection: Connection) -> str | None:
 def _check_known(found: str | None, database: Database) -> None:
     if found in (None, NEWEST):
         return
-    known = {script.revision for script in _scripts().walk_revisions()}
-    if found not in known:
-        given = f"store {database.name} has schema {found} of another version"
-        raise ConfigError(f"{given}; this one knows {_named(known)}: name another database", param="store")
-
-
-def _named(revisions: set[str]) -> str:
-    return ", ".join(sorted(revisions))
-
-
-def _scripts() -> "ScriptDirectory":
     from alembic.script import ScriptDirectory
 
-    return ScriptDirectory.from_config(_config())
+    known = {script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()}
+    if found not in known:
+        given = f"store {database.name} has schema {found} of another version"
+        raise ConfigError(f"{given}; this one knows {', '.join(sorted(known))}: name another database", param="store")
 
 
 def _config() -> "Config":

@@ -18,19 +18,15 @@ DropReason = Literal["queue_full", "refused", "closed"]
 
 
 class Begun(Protocol):
-    """What a tenant's request comes to."""
+    """What a request of a tenant (empty: of none) that began at a Unix time comes to."""
 
     __slots__ = ()
 
     @property
-    @abstractmethod
-    def tenant(self) -> str:
-        """The tenant that it is about; empty: none."""
+    def tenant(self) -> str: ...
 
     @property
-    @abstractmethod
-    def began_at(self) -> float:
-        """Unix time at which what it is about began."""
+    def began_at(self) -> float: ...
 
 
 class QueueItem(Begun, ABC):
@@ -39,8 +35,7 @@ class QueueItem(Begun, ABC):
     __slots__ = ()
 
     kind: ClassVar[Kind]
-    is_slow: bool = False
-    """Preparing it takes milliseconds, so a batch has few such items."""
+    is_slow: bool = False  # preparing it takes milliseconds, so a batch has few such items
 
     def prepare(self) -> None:  # most items need no preparation
         """Do the work that needs no database; called before the transaction."""
@@ -56,15 +51,11 @@ class QueueItem(Begun, ABC):
 
 @dataclass(frozen=True, slots=True)
 class StoreHealth:
-    ok: bool
-    """The last attempt to write succeeded."""
-    detail: str
-    """The error of the last attempt, if it failed."""
+    ok: bool  # the last attempt to write succeeded
+    detail: str  # the error of the last attempt, if it failed
     num_queued: int
-    written: Mapping[Kind, int]
-    """On disk, since the start of this process."""
-    dropped: Mapping[Kind, int]
-    """Lost, since the start of this process."""
+    written: Mapping[Kind, int]  # on disk, since the start of this process
+    dropped: Mapping[Kind, int]  # lost, since the start of this process
 
 
 class StoreMetrics:

@@ -4,13 +4,16 @@ import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import ClassVar, Self
 from uuid import uuid4
 
 from sqlalchemy import ColumnElement, Connection, delete, func, insert, or_, select
 
-from prolepsis.control.store import record_chain, retries
+from prolepsis.control.store import documents as of
+from prolepsis.control.store import record_chain
 from prolepsis.control.store.database import Database
+from prolepsis.control.store.documents import Documents, StoredDocument
 from prolepsis.control.store.queue import Kind, QueueItem
 from prolepsis.control.store.tables import NAMES, request_records
 from prolepsis.core.ended import PromptEnded, RequestAbout
@@ -45,6 +48,39 @@ def request_record(about: RequestAbout, prompt: PromptEnded, *, prices_version: 
     )
 
 
+_RETRIES = Documents("retry", str, str)
+"""Ids of answers by digest of a retry's name and the id; `by`: the tenant. Kept as long as request records."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestRetry(QueueItem):
+    """A retry that was answered with what an earlier request got: further names by which that is found."""
+
+    kind: ClassVar[Kind] = "retry"
+
+    answer_id: str  # id of the first request's answer
+    http_request_id: str  # id of the retry; the next two fields are about the retry too
+    trace_id: str | None
+    tenant: str
+    retried_at: float = field(default_factory=time.time)
+
+    @property
+    def began_at(self) -> float:
+        return self.retried_at
+
+    @classmethod
+    def write(cls, connection: Connection, items: Sequence[Self]) -> None:
+        """Write retries; a batch with an unknown outcome can be repeated."""
+        found = {
+            f"{_digest(name)} {item.answer_id}": item
+            for item in items
+            for name in (item.http_request_id, item.trace_id)
+            if name
+        }
+        rows = [StoredDocument(key, item.answer_id, item.retried_at, by=item.tenant) for key, item in found.items()]
+        _RETRIES.put(connection, rows)
+
+
 DELETE_BATCH = 1000
 
 
@@ -66,21 +102,33 @@ def count(connection: Connection, before: float = math.inf) -> int:
 
 def find(connection: Connection, names: Iterable[str], limit: int) -> list[dict[str, object]]:
     """Return the records that have one of these names, in the order in which they ended."""
-    given = list(names)
+    given = [*names]
     has_name = or_(*(request_records.c[column].in_(given) for column in NAMES))
     query = select(request_records).where(has_name).order_by(request_records.c.ended_at).limit(limit)
     return [dict(row) for row in connection.execute(query).mappings()]
 
 
+def answers_of_retries(connection: Connection, names: Iterable[str], limit: int) -> set[str]:
+    """Return the ids of the answers that retries with one of these names got."""
+    has_name = or_(*(of.begins(f"{_digest(name)} ") for name in names))
+    return {retry.value for retry in _RETRIES.list(connection, has_name, limit=limit)}
+
+
+def _digest(name: str) -> str:
+    return sha256(name.encode("utf-8", "replace")).hexdigest()
+
+
 def prune(database: Database, before: float) -> int:
     """Delete the records that ended before a Unix time; returns their number. Raises `StoreUnavailable`."""
-    retries.prune(database, before)
+    with database.write() as connection:
+        _RETRIES.remove(connection, of.at < before)
     return _delete(database, request_records.c.ended_at < before)
 
 
 def forget(database: Database, tenant: str) -> int:
     """Delete a tenant's records; returns their number. Raises `StoreUnavailable`."""
-    retries.forget(database, tenant)
+    with database.write() as connection:
+        _RETRIES.remove(connection, of.by == tenant)
     return _delete(database, request_records.c.tenant == tenant)
 
 

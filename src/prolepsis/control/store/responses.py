@@ -11,14 +11,13 @@ from sqlalchemy import ColumnElement, Connection, RowMapping, delete, func, inse
 
 from prolepsis.control.store.batches import LEASE_S
 from prolepsis.control.store.database import Database, database_time, hold
-from prolepsis.control.store.forgotten import not_forgotten
 from prolepsis.control.store.pages import first_of
 from prolepsis.control.store.tables import response_events, responses
+from prolepsis.control.store.turns import not_forgotten
 from prolepsis.core.errors import InvalidParameter
 
 RUNNING = ("queued", "in_progress")
-MOST_STORED = 10_000
-"""Responses of a tenant; the oldest ones make room."""
+MOST_STORED = 10_000  # responses of a tenant; the oldest ones make room
 _PAGE_BYTES = 2**18
 _RESPONSES_A_DELETION = 20
 Json = Mapping[str, object]
@@ -28,17 +27,13 @@ Json = Mapping[str, object]
 class StoredResponse:
     response_id: str
     tenant: str
-    previous_id: str | None
-    """Response whose conversation it continues."""
-    document: Json
-    """The response as clients see it."""
-    input: Sequence[Json]
-    """Items that were given with it, without those of the conversation before."""
+    previous_id: str | None  # response whose conversation it continues
+    document: Json  # the response as clients see it
+    input: Sequence[Json]  # items that were given with it, without those of the conversation before
     num_bytes: int
     created_at: float
     expires_at: float
-    began_at: float = math.inf
-    """Unix time of its request."""
+    began_at: float = math.inf  # Unix time of its request
 
     @property
     def status(self) -> str:
@@ -56,10 +51,8 @@ class ResponseNews:
     """What has happened to a response that runs, since it was last kept."""
 
     response_id: str
-    document: Json | None
-    """None: it is as it was."""
-    events: Sequence[tuple[int, str]] = ()
-    """Events as JSON, by their sequence numbers."""
+    document: Json | None  # None: it is as it was
+    events: Sequence[tuple[int, str]] = ()  # events as JSON, by their sequence numbers
     num_bytes: int = 0
 
 
@@ -91,7 +84,9 @@ class ResponseTable:
             if response.status in RUNNING and connection.execute(running).scalar_one() >= most_running:
                 return False
             until = self._now(connection) + LEASE_S
-            connection.execute(insert(responses).values({**_columns(response), "leased_until": until}))
+            columns = {**asdict(response), **_shown(response.document), "input": json.dumps(response.input)}
+            del columns["began_at"]
+            connection.execute(insert(responses).values({**columns, "leased_until": until}))
             _add_events(connection, response.response_id, list(enumerate(events)))
             _make_room(connection, response.tenant, most_bytes)
         return True
@@ -253,12 +248,6 @@ def _delete(connection: Connection, which: ColumnElement[bool]) -> int:
 
 def _shown(document: Json) -> dict[str, object]:
     return {"status": document["status"], "document": json.dumps(document)}
-
-
-def _columns(response: StoredResponse) -> dict[str, object]:
-    columns = {**asdict(response), **_shown(response.document), "input": json.dumps(response.input)}
-    del columns["began_at"]
-    return columns
 
 
 def _response(row: RowMapping) -> StoredResponse:

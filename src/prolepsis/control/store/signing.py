@@ -7,15 +7,15 @@ without the private key cannot sign a chain of its own.
 import os
 from base64 import b64decode, b64encode
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import structlog
-from sqlalchemy import Connection, Row
+from sqlalchemy import Connection
 
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import ConfigError
@@ -25,8 +25,7 @@ from prolepsis.core.json_value import canonical
 if TYPE_CHECKING:  # imported where a key is used: commands that read no log start without it
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-OPTION = "prolepsis_audit_keys"
-"""Execution option of connections whose appends are signed: their `AuditKeys`."""
+OPTION = "prolepsis_audit_keys"  # execution option of connections whose appends are signed: their `AuditKeys`
 FILE_NAME = "audit-key.pem"
 _BEGIN = "-----BEGIN PUBLIC KEY-----"
 _OTHERS = 0o077
@@ -46,11 +45,9 @@ class SignedHead:
     chain: ChainName
     seq: int
     digest: str
-    at: str
-    """UTC, ISO 8601 with microseconds."""
+    at: str  # UTC, ISO 8601 with microseconds
     key_id: str
-    signature: str
-    """Signature of the other fields except `key_id`; base64."""
+    signature: str  # signature of the other fields except `key_id`; base64
 
     def statement(self) -> bytes:
         """Return the bytes that are signed."""
@@ -125,21 +122,31 @@ class AuditKeys:
         at = datetime.now(UTC).isoformat(timespec="microseconds")
         own = key_id(self._private.public_key())
         head = SignedHead(chain=chain, seq=seq, digest=digest, at=at, key_id=own, signature="")
-        signature = b64encode(self._private.sign(head.statement())).decode()
-        return SignedHead(chain=chain, seq=seq, digest=digest, at=at, key_id=own, signature=signature)
+        return replace(head, signature=b64encode(self._private.sign(head.statement())).decode())
 
     @cached_property
     def _private(self) -> "Ed25519PrivateKey":
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+        from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+        path = self.path
         try:
-            if not self.path.exists():
+            if not path.exists():
                 if not self._makes:
-                    raise ConfigError(f"audit key {self.path} does not exist; {_SERVERS_KEY}", param="audit_key")
+                    raise ConfigError(f"audit key {path} does not exist; {_SERVERS_KEY}", param="audit_key")
                 self._make()
-            return _private_key(self.path)
+            if path.stat().st_mode & _OTHERS and os.name == "posix":
+                raise ConfigError(f"audit key {path} can be read by others; allowed: mode 600", param="audit_key")
+            key = load_pem_private_key(path.read_bytes(), password=None)
         except OSError as error:
             needed = "name another with --audit-key" if self._makes else _SERVERS_KEY
-            message = f"audit key {self.path} cannot be used: {error.strerror}; {needed}"
+            message = f"audit key {path} cannot be used: {error.strerror}; {needed}"
             raise ConfigError(message, param="audit_key") from None
+        except (ValueError, TypeError):
+            key = None
+        if not isinstance(key, Ed25519PrivateKey):
+            raise ConfigError(f"audit key {path} holds no Ed25519 private key (PEM)", param="audit_key")
+        return key
 
     def _make(self) -> None:
         from cryptography.hazmat.primitives import serialization
@@ -183,8 +190,7 @@ class FoundKeys:
     """The keys that a command may sign with."""
 
     keys: AuditKeys | None
-    fault: str = ""
-    """Reason why there are none, and what to do."""
+    fault: str = ""  # reason why there are none, and what to do
 
     @property
     def options(self) -> dict[str, object]:
@@ -202,23 +208,6 @@ def found_keys(config: ServerConfig) -> FoundKeys:
     return FoundKeys(keys)
 
 
-def signed_columns(head: SignedHead | None) -> dict[str, str | None]:
-    """Return the columns of a table's head; None: it is not signed."""
-    return {
-        "signed_at": None if head is None else head.at,
-        "key_id": None if head is None else head.key_id,
-        "signature": None if head is None else head.signature,
-    }
-
-
-def signed_row(chain: ChainName, row: Row[Any] | None) -> SignedHead | None:
-    """Return the signed head that a row of a table of heads holds, None if it is not signed."""
-    if row is None or row.signature is None:
-        return None
-    at, key = row.signed_at or "", row.key_id or ""
-    return SignedHead(chain=chain, seq=row.seq, digest=row.digest, at=at, key_id=key, signature=row.signature)
-
-
 def keys_of(connection: Connection) -> AuditKeys | None:
     """Return the keys that sign what is appended through a connection; None: nothing is signed."""
     keys = connection.get_execution_options().get(OPTION)
@@ -228,21 +217,6 @@ def keys_of(connection: Connection) -> AuditKeys | None:
 def key_id(key: "Ed25519PublicKey") -> str:
     """Return the name of a key: the first 16 digits of its SHA-256."""
     return sha256(key.public_bytes_raw()).hexdigest()[:16]
-
-
-def _private_key(path: Path) -> "Ed25519PrivateKey":
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-    from cryptography.hazmat.primitives.serialization import load_pem_private_key
-
-    if path.stat().st_mode & _OTHERS and os.name == "posix":
-        raise ConfigError(f"audit key {path} can be read by others; allowed: mode 600", param="audit_key")
-    try:
-        key = load_pem_private_key(path.read_bytes(), password=None)
-    except (ValueError, TypeError):
-        key = None
-    if not isinstance(key, Ed25519PrivateKey):
-        raise ConfigError(f"audit key {path} holds no Ed25519 private key (PEM)", param="audit_key")
-    return key
 
 
 def _public_key(pem: str, path: Path) -> "Ed25519PublicKey":

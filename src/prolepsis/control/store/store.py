@@ -53,7 +53,7 @@ def open_store(
 
 
 def unrecorded() -> Store:
-    """Return a store in memory, which ends with this process, and whose writer records nothing."""
+    """Return a store in memory whose writer records nothing."""
     return Store(migrated_in_memory(), ItemWriter())
 
 

@@ -1,4 +1,4 @@
-"""The tables, as the newest migration leaves them; a test compares the two.
+"""The tables. Nothing has been released, so the first migration makes them as they stand here.
 
 Times are seconds of Unix time, except for audit entries, whose time is hashed and therefore a text.
 """
@@ -9,6 +9,7 @@ from typing import Any
 import sqlalchemy
 from sqlalchemy import JSON, BigInteger, Boolean, Column, Double, Index, Integer, MetaData, Table, TypeDecorator
 from sqlalchemy.engine import Dialect
+from sqlalchemy.types import TypeEngine
 
 from prolepsis.core.request_figures import FIGURES
 from prolepsis.core.stored_text import storable
@@ -31,6 +32,18 @@ class StoredText(StoredString):
 
     impl = sqlalchemy.Text
     cache_ok = True
+
+
+_LONGEST_KEY = 640
+
+
+class DocumentKey(StoredString):
+    """One that sorts by code points everywhere, so that a range finds all that begin alike."""
+
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        return sqlalchemy.String(_LONGEST_KEY, collation="C" if dialect.name == "postgresql" else None)
 
 
 def _columns(kind: Any, names: str, *, nullable: bool = False) -> list[Column[Any]]:
@@ -66,109 +79,58 @@ request_records = Table(
 )
 """One row a prompt; `prices_version` names the price in use."""
 
-request_retries = Table(
-    "request_retries",
+documents = Table(
+    "documents",
     metadata,
-    Column("retry_id", StoredString(32), primary_key=True),
-    *_columns(StoredText, "answer_id http_request_id tenant"),
-    Column("trace_id", StoredString(32)),
-    Column("retried_at", Double, nullable=False),
-    *(Index(f"ix_request_retries_{name}", name) for name in ("http_request_id", "tenant", "trace_id", "retried_at")),
+    Column("kind", StoredString(16), primary_key=True),
+    Column("key", DocumentKey(_LONGEST_KEY), primary_key=True),
+    Column("version", Integer, nullable=False),
+    Column("value", StoredText, nullable=False),
+    Column("at", Double, nullable=False),
+    Column("by", StoredText, nullable=False),
 )
-"""Names of retries (`Idempotency-Key`), and the answer that each got; they are kept as long as request records."""
+"""What no query looks into, by kind (`Documents`). No index beside the key: changed rows stay where they are."""
 
-record_chain = Table(
-    "record_chain",
+chain_links = Table(
+    "chain_links",
     metadata,
+    Column("chain", StoredString(8), primary_key=True),
     Column("seq", BigInteger, primary_key=True, autoincrement=False),
-    Column("kind", StoredString(8), nullable=False),
-    Column("record_id", StoredString(32)),
-    Column("content_digest", StoredString(64), nullable=False),
-    Column("deletes", StoredText, nullable=False),
+    Column("action", StoredText, nullable=False),
+    Column("details_digest", StoredString(64), nullable=False),
     Column("digest", StoredString(64), nullable=False),
-    Index("ix_record_chain_record_id", "record_id"),
+    *_columns(StoredString(32), "uid at record_id", nullable=True),
+    *_columns(StoredText, "versions erases actor tenant subject before after", nullable=True),
+    *_columns(StoredString(64), "previous salt", nullable=True),
 )
-"""A link for each request record, and one for each deletion; it stays when the record is deleted."""
+"""A link for each act (chain `audit`), and for each request record, or deletion of some (chain `requests`).
 
-record_head = Table(
-    "record_head",
-    metadata,
-    Column("id", Integer, primary_key=True, autoincrement=False),
-    Column("seq", BigInteger, nullable=False),
-    Column("digest", StoredString(64), nullable=False),
-    Column("signed_at", StoredString(32)),
-    Column("key_id", StoredString(16)),
-    Column("signature", StoredString(88)),
-)
-"""One row: the end of that chain, as `audit_head`."""
+`record_id` is null after the record's deletion; `actor` to `after` and `salt` after an erasure. `erases`: numbers."""
+for _column in (chain_links.c.uid, chain_links.c.record_id, chain_links.c.tenant):
+    _is_given = _column.is_not(None)  # the links of the other chain have none
+    _name = f"ix_chain_links_{_column.name}"
+    Index(_name, _column, unique=_column.name == "uid", sqlite_where=_is_given, postgresql_where=_is_given)
 
-audit_entries = Table(
-    "audit_entries",
-    metadata,
-    Column("seq", BigInteger, primary_key=True, autoincrement=False),
-    Column("uid", StoredString(32), nullable=False, unique=True),
-    Column("at", StoredString(32), nullable=False),
-    *_columns(StoredText, "action versions erases"),
-    *_columns(StoredText, "actor tenant subject before after", nullable=True),
-    Column("salt", StoredString(64)),
-    *_columns(StoredString(64), "details_digest previous digest"),
-    Index("ix_audit_entries_tenant", "tenant"),
-)
-
-audit_names = Table(
-    "audit_names",
+chain_names = Table(
+    "chain_names",
     metadata,
     Column("name_digest", StoredString(64), primary_key=True),
     Column("seq", BigInteger, primary_key=True, autoincrement=False),
-    Index("ix_audit_names_seq", "seq"),
+    Index("ix_chain_names_seq", "seq"),
 )
-"""An index of the chain, no part of it: SHA-256 of the names by which an entry is found."""
+"""An index of the acts, no part of their chain: SHA-256 of the names by which an entry is found."""
 
-audit_head = Table(
-    "audit_head",
+chain_heads = Table(
+    "chain_heads",
     metadata,
-    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("chain", StoredString(8), primary_key=True),
     Column("seq", BigInteger, nullable=False),
     Column("digest", StoredString(64), nullable=False),
     Column("signed_at", StoredString(32)),
     Column("key_id", StoredString(16)),
     Column("signature", StoredString(88)),
 )
-"""One row: the end of the chain; a writer locks it while it appends. It is not signed if its writer has no key."""
-
-audit_waiting = Table(
-    "audit_waiting",
-    metadata,
-    Column("uid", StoredString(32), primary_key=True),
-    Column("event", StoredText, nullable=False),
-    Column("left_at", Double, nullable=False),
-)
-"""Acts of commands without the audit key, until a server appends them to the chain; the fields of `AuditEvent`."""
-
-policy_versions = Table(
-    "policy_versions",
-    metadata,
-    Column("version", Integer, primary_key=True, autoincrement=False),
-    Column("digest", StoredString(64), nullable=False),
-    *_columns(StoredText, "text author reason"),
-    Column("created_at", Double, nullable=False),
-)
-
-policy_current = Table(
-    "policy_current",
-    metadata,
-    Column("id", Integer, primary_key=True, autoincrement=False),
-    Column("version", Integer, nullable=False),
-)
-"""One row: the version in use, 0 before the first."""
-
-price_books = Table(
-    "price_books",
-    metadata,
-    Column("number", Integer, primary_key=True, autoincrement=False),
-    *_columns(StoredText, "version content"),
-    Column("taken_at", Double, nullable=False),
-)
+"""The end of each chain; a writer locks it while it appends. It is not signed if its writer has no key."""
 
 cost_periods = Table(
     "cost_periods",
@@ -183,101 +145,6 @@ cost_periods = Table(
     *_columns(Double, "amount_paid amount_used", nullable=True),
 )
 """What the device of each server cost, period by period; the fields of `DeviceCost`."""
-
-rollout_states = Table(
-    "rollout_states",
-    metadata,
-    Column("rollout_id", StoredString(128), primary_key=True),
-    Column("version", Integer, nullable=False),
-    Column("state", StoredText, nullable=False),
-    Column("changed_at", Double, nullable=False),
-)
-
-rollout_events = Table(
-    "rollout_events",
-    metadata,
-    Column("rollout_id", StoredString(128), primary_key=True),
-    Column("version", Integer, primary_key=True, autoincrement=False),
-    Column("number", Integer, primary_key=True, autoincrement=False),
-    Column("event", StoredText, nullable=False),
-    Column("stored_at", Double, nullable=False),
-)
-
-rollout_evidence = Table(
-    "rollout_evidence",
-    metadata,
-    Column("rollout_id", StoredString(128), primary_key=True),
-    Column("replica", StoredString(32), primary_key=True),
-    Column("evidence", StoredText, nullable=False),
-    Column("kept_at", Double, nullable=False),
-)
-"""Evidence of each replica for a rollout's stage, until the stage is over."""
-
-rollout_units = Table(
-    "rollout_units",
-    metadata,
-    Column("rollout_id", StoredString(128), primary_key=True),
-    Column("run", Integer, primary_key=True, autoincrement=False),
-    Column("stage", Integer, primary_key=True, autoincrement=False),
-    Column("unit", StoredString(16), primary_key=True),
-    Column("late", Boolean, primary_key=True),
-    Column("counted_at", Double, nullable=False),
-)
-"""Hashes of the keys that some replica has counted for a stage, until the stage is over."""
-
-learned = Table(
-    "learned",
-    metadata,
-    Column("kind", StoredString(16), primary_key=True),
-    Column("proposer", StoredString(64), primary_key=True),
-    Column("traffic_class", StoredString(256), primary_key=True),
-    Column("version", StoredString(256), primary_key=True),
-    Column("state", StoredText, nullable=False),
-    Column("kept_at", Double, nullable=False),
-)
-"""What the server learned of a proposer in a traffic class, by version of head and target.
-
-Kinds: `stream` (baselines), `figures` (recent drafts), `benefit` (of all versions, so `version` is empty), `condition`
-(whether a traffic class is eligible, by the condition's digest in `version`, without a proposer)."""
-
-controls = Table(
-    "controls",
-    metadata,
-    Column("kind", StoredString(32), primary_key=True),
-    Column("name", StoredString(400), primary_key=True),
-    Column("value", StoredText, nullable=False),
-    Column("changed_at", Double, nullable=False),
-    *_columns(StoredText, "author reason"),
-)
-"""What operators set for all replicas (scopes of the kill switch, breakers, flags), and breakers that opened.
-
-`changed_at`: the time of the act. An empty value: it was removed."""
-
-replicas = Table(
-    "replicas",
-    metadata,
-    Column("replica", StoredString(128), primary_key=True),
-    Column("facts", StoredText, nullable=False),
-    *_columns(Double, "started_at seen_at"),
-)
-"""The servers that use this database, as each describes itself in JSON, and when each was last seen."""
-
-turns = Table(
-    "turns",
-    metadata,
-    Column("work", StoredString(128), primary_key=True),
-    Column("taken_at", Double, nullable=False),
-)
-"""Work that one of the replicas does, and when one last took it."""
-
-allowances = Table(
-    "allowances",
-    metadata,
-    Column("kind", StoredString(16), primary_key=True),
-    Column("owner", StoredString(300), primary_key=True),
-    *_columns(Double, "per_minute level filled_at"),
-)
-"""What is left of rate limits, beyond what replicas have leased of it; an owner without a row has all of it."""
 
 files = Table(
     "files",

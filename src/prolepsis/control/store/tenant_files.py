@@ -16,8 +16,7 @@ from prolepsis.control.store.tables import batch_lines, batches, file_parts, fil
 from prolepsis.core.errors import StoreConflict, StoreUnavailable
 
 PART_BYTES = 2**20
-MOST_FILES = 10_000
-"""Files of a tenant."""
+MOST_FILES = 10_000  # files of a tenant
 _UNFINISHED = "unfinished"
 """The `line_state` of a file that is not whole: it has room taken, and expires soon unless its writer goes on."""
 _UNFINISHED_S = 60.0
@@ -61,23 +60,21 @@ class FileTable:
                 return False
             begun = replace(file, line_state=_UNFINISHED, expires_at=time.time() + _UNFINISHED_S)
             connection.execute(insert(files).values(asdict(begun)))
+        own = (files.c.file_id == file.file_id) & (files.c.line_state == _UNFINISHED) & (files.c.expires_at > 0)
         try:
-            self._finish(file, parts)
+            for number, content in enumerate(parts):
+                self._database.give_way()
+                with self._database.write() as connection:
+                    self._go_on(connection, own, expires_at=time.time() + _UNFINISHED_S)
+                    part = {"file_id": file.file_id, "number": number, "content": content}
+                    connection.execute(insert(file_parts).values(part))
+            with self._database.write() as connection:
+                self._go_on(connection, own, expires_at=file.expires_at, line_state=file.line_state)
         except BaseException:
             with suppress(StoreUnavailable):  # it expires
                 self.remove(file)
             raise
         return True
-
-    def _finish(self, file: TenantFile, parts: Iterable[bytes]) -> None:
-        own = (files.c.file_id == file.file_id) & (files.c.line_state == _UNFINISHED) & (files.c.expires_at > 0)
-        for number, content in enumerate(parts):
-            self._database.give_way()
-            with self._database.write() as connection:
-                self._go_on(connection, own, expires_at=time.time() + _UNFINISHED_S)
-                connection.execute(insert(file_parts).values(file_id=file.file_id, number=number, content=content))
-        with self._database.write() as connection:
-            self._go_on(connection, own, expires_at=file.expires_at, line_state=file.line_state)
 
     def _go_on(self, connection: Connection, own: ColumnElement[bool], **values: object) -> None:
         if connection.execute(update(files).where(own).values(values)).rowcount == 0:

@@ -11,14 +11,12 @@ from prometheus_client import CollectorRegistry
 
 from prolepsis.control.store import records
 from prolepsis.control.store.database import Database
-from prolepsis.control.store.forgotten import not_forgotten
 from prolepsis.control.store.migrate import upgrade
 from prolepsis.control.store.queue import KINDS, DropReason, Kind, QueueItem, StoreHealth, StoreMetrics
-from prolepsis.control.store.replicas import PeriodicWork
+from prolepsis.control.store.turns import PeriodicWork, not_forgotten
 from prolepsis.core.errors import ProlepsisError, StoreUnavailable
 
-UPKEEP = "upkeep"
-"""The turn of deleting old records and texts: one replica does it for all."""
+UPKEEP = "upkeep"  # the turn of deleting old records and texts: one replica does it for all
 
 log = structlog.get_logger(__name__)
 
@@ -27,17 +25,14 @@ log = structlog.get_logger(__name__)
 class WriterSettings:
     """Times in seconds."""
 
-    max_queued: int = 20_000
-    """Items kept while the database cannot be written; further ones are dropped."""
+    max_queued: int = 20_000  # items kept while the database cannot be written; further ones are dropped
     max_batch: int = 500
-    max_slow: int = 20
-    """Items of a batch that are slow to prepare."""
+    max_slow: int = 20  # items of a batch that are slow to prepare
     linger_s: float = 0.2
     """How long the first item of a batch waits for others; a killed process may lose this much of its records."""
     first_retry_s: float = 0.1
     max_retry_s: float = 10.0
-    retention_s: float | None = None
-    """Records that ended longer ago are deleted; None keeps them."""
+    retention_s: float | None = None  # records that ended longer ago are deleted; None keeps them
     upkeep: Callable[[Database], object] | None = None
     """Further work on the database, done as often as old records are deleted."""
     maintain_every_s: float = 3600.0
@@ -46,8 +41,7 @@ class WriterSettings:
 class ItemWriter:
     """Takes items without waiting for the database; as it stands here, it records nothing."""
 
-    is_on = False
-    """Whether anything is written; where it is not, making an item is in vain."""
+    is_on = False  # whether anything is written; where it is not, making an item is in vain
 
     def offer(self, item: QueueItem) -> bool:
         """Return whether the item was taken; never waits for the database."""
@@ -155,23 +149,18 @@ class Writer(ItemWriter):
             self._changed.wait_for(lambda: self._queue or self._closing, max(0.0, self._maintain_at - time.monotonic()))
             if not self._queue:
                 return None if self._closing else []
-            self._changed.wait_for(self._is_due, settings.linger_s)
-            batch = self._next_batch()
+            self._changed.wait_for(
+                lambda: len(self._queue) >= settings.max_batch or self._closing or self._num_flushes > 0,
+                settings.linger_s,
+            )
+            batch: list[QueueItem] = []
+            num_slow = 0
+            while self._queue and len(batch) < settings.max_batch and num_slow < settings.max_slow:
+                batch.append(self._queue.popleft())
+                num_slow += batch[-1].is_slow
             self._in_hand = len(batch)
             self._metrics.queued.set(len(self._queue))
             return batch
-
-    def _next_batch(self) -> list[QueueItem]:
-        """Take a batch from the queue, with few slow items."""
-        batch: list[QueueItem] = []
-        num_slow = 0
-        while self._queue and len(batch) < self._settings.max_batch and num_slow < self._settings.max_slow:
-            batch.append(self._queue.popleft())
-            num_slow += batch[-1].is_slow
-        return batch
-
-    def _is_due(self) -> bool:
-        return len(self._queue) >= self._settings.max_batch or self._closing or self._num_flushes > 0
 
     def _write(self, batch: Sequence[QueueItem]) -> None:
         """Write a batch; retry until that succeeds or the writer closes."""
@@ -188,7 +177,11 @@ class Writer(ItemWriter):
                 wait_s = min(2.0 * wait_s, self._settings.max_retry_s)
                 continue
             except Exception as error:  # an item that the database refuses must not stop the others
-                self._refused(groups[0], groups, error)
+                if len(groups[0]) > 1:
+                    groups.extend([item] for item in groups[0])
+                else:
+                    log.error("store_refused", kind=groups[0][0].kind, error=type(error).__name__)
+                    self._drop(groups[0], "refused")
             groups.popleft()
 
     def _gives_up_within(self, wait_s: float) -> bool:
@@ -228,13 +221,6 @@ class Writer(ItemWriter):
             raise StoreUnavailable(f"store {self._database.name}: no schema ({type(error).__name__})") from error
         self._schema_is_known = True
 
-    def _refused(self, group: Sequence[QueueItem], groups: deque[Sequence[QueueItem]], error: Exception) -> None:
-        if len(group) > 1:
-            groups.extend([item] for item in group)
-            return
-        log.error("store_refused", kind=group[0].kind, error=type(error).__name__)
-        self._drop(group, "refused")
-
     def _went_well(self) -> None:
         self._metrics.up.set(1)
         with self._changed:
@@ -269,22 +255,17 @@ class Writer(ItemWriter):
         try:
             self._prepare_schema()
             if self._periodic_work.take(UPKEEP, settings.maintain_every_s):
-                self._keep_up()
+                try:
+                    if settings.retention_s is not None:
+                        records.prune(self._database, time.time() - settings.retention_s)
+                    if settings.upkeep is not None:
+                        settings.upkeep(self._database)
+                except ProlepsisError:
+                    self._periodic_work.give_back(UPKEEP)  # the next replica does it
+                    raise
         except ProlepsisError as error:
             self._failed(error)
             self._maintain_at = now + settings.max_retry_s
         else:
             self._went_well()
             self._maintain_at = now + settings.maintain_every_s
-
-    def _keep_up(self) -> None:
-        """Delete what is old; a replica that fails leaves it to the next one."""
-        settings = self._settings
-        try:
-            if settings.retention_s is not None:
-                records.prune(self._database, time.time() - settings.retention_s)
-            if settings.upkeep is not None:
-                settings.upkeep(self._database)
-        except ProlepsisError:
-            self._periodic_work.give_back(UPKEEP)
-            raise

@@ -10,10 +10,8 @@ from dataclasses import dataclass
 from prolepsis.control.statistics.percentile import percentile
 from prolepsis.core.ended import FAILED, End, RequestEnded
 
-LATELY_S, LONG_S = 300.0, 3600.0
-"""The two windows of a page: it fires while both are bad."""
-BURNS = 14.4
-"""Times the budget."""
+LATELY_S, LONG_S = 300.0, 3600.0  # the two windows of a page: it fires while both are bad
+BURNS = 14.4  # times the budget
 _SPAN_S = 15.0
 _LATENCIES = 2048
 
@@ -22,15 +20,11 @@ _LATENCIES = 2048
 class Goal:
     """An objective of the service."""
 
-    alert: str
-    """The page that fires where it is missed."""
-    budget: float
-    """Share of the requests that may miss it."""
-    least: int
-    """Requests in an hour; fewer are no evidence."""
+    alert: str  # the page that fires where it is missed
+    budget: float  # share of the requests that may miss it
+    least: int  # requests in an hour; fewer are no evidence
     limit_s: float
-    missed: str
-    """What it is to miss it, of requests."""
+    missed: str  # what it is to miss it, of requests
 
 
 ANSWERED = Goal("AvailabilityBudgetBurns", 0.001, 50, 0.0, "failed")
@@ -47,10 +41,8 @@ class Missed:
 
     alert: str
     what: str
-    tier: str
-    """Empty: all tiers together."""
-    num_missed: int
-    """Of the last five minutes."""
+    tier: str  # Empty: all tiers together
+    num_missed: int  # of the last five minutes
     num_requests: int
     burns: bool
 
@@ -59,17 +51,12 @@ class Missed:
 class ServiceReply:
     """The last five minutes. Times are a median and a 95th percentile in seconds; null: not known."""
 
-    ends: dict[End, int]
-    """Admitted requests by their end."""
-    num_judged: int
-    """Those that are finished, failed or aborted: others ended by what their clients did."""
+    ends: dict[End, int]  # admitted requests by their end
+    num_judged: int  # those that are finished, failed or aborted: others ended by what their clients did
     num_failed: int
-    first_token_s: list[float | None]
-    """From arrival."""
-    per_token_s: list[float | None]
-    """Mean of an answer, after its first token."""
-    total_s: list[float | None]
-    """From arrival to the end."""
+    first_token_s: list[float | None]  # from arrival
+    per_token_s: list[float | None]  # mean of an answer, after its first token
+    total_s: list[float | None]  # from arrival to the end
     missed: list[Missed]
 
 
@@ -85,8 +72,7 @@ class _Times:
 class _ServiceSpan:
     at: float
     ends: Counter[End]
-    judged: Counter[tuple[Goal, str, bool]]
-    """By objective and tier: requests that missed it, or not."""
+    judged: Counter[tuple[Goal, str, bool]]  # by objective and tier: requests that missed it, or not
 
 
 class ServiceLevel:

@@ -12,8 +12,7 @@ from prolepsis.core.traffic_sums import TrafficSums
 class TimelineSpan(TrafficSums):
     """Sums of requests that ended within one span; gauges hold their last value."""
 
-    at: float = field(kw_only=True)
-    """Its beginning, Unix time."""
+    at: float = field(kw_only=True)  # its beginning, Unix time
     num_running: int = 0
     num_waiting: int = 0
     kv_usage: float = 0.0

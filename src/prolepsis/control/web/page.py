@@ -1,12 +1,15 @@
 """The interface between the console and the pages of features: a page and its visit."""
 
+import re
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
-from prolepsis.control.web.admin_routes import AdminRoutes, Section
+from prolepsis.control.web.admin_routes import Section, allows, as_json, call, typed
 from prolepsis.control.web.caller import Caller
+from prolepsis.control.web.errors import describe_error
+from prolepsis.control.web.routes import Route
 from prolepsis.core.terminal.resource import Act, Resource
 
 T = TypeVar("T")
@@ -67,7 +70,8 @@ class Visit:
 
     caller: Caller
     session: Session
-    admin: AdminRoutes
+    admin: Mapping[tuple[str, str], Route]
+    """The routes of the features, by method and path pattern."""
     url: str
     names: Mapping[str, str]
     """Parts of the path, by name."""
@@ -78,26 +82,39 @@ class Visit:
 
     async def read(self, kind: type[T], path: str, query: Mapping[str, object] | None = None, **names: str) -> T:
         """Return what an admin route replies; raises as that does."""
-        return await self.admin.read(self.caller, kind, path, query, **names)
+        return await call(self.caller, kind, self.admin["GET", path], names, query or {})
 
     async def section(
         self, kind: type[T], path: str, query: Mapping[str, object] | None = None, **names: str
     ) -> Section[T]:
-        """Return what an admin route replies, as a part of the page."""
-        return await self.admin.section(self.caller, kind, path, query, **names)
+        """Return the same as a part of the page, so that a part without its data leaves the others in place."""
+        if not self.may("GET", path):
+            return Section(None, hidden=True)
+        try:
+            return Section(await self.read(kind, path, query, **names))
+        except Exception as error:  # contained: the part says what is wrong; what is unexpected is logged
+            return Section(None, problem=str(describe_error(error)))
 
     async def document(self, resource: Resource) -> Section[Any]:
         """Return a resource as JSON."""
-        found = await self.admin.document(self.caller, resource.path)
-        return found if found.value is None else Section(resource.show(found.value))
+        found: Section[Any] = await self.section(object, resource.path)
+        if found.value is None:
+            return found
+        return Section(resource.show(as_json(self.admin["GET", resource.path], found.value)))
 
     async def ask(self, kind: type[T], path: str, body: Mapping[str, object]) -> T:
-        """Return what an admin route replies to a body; raises as that does."""
-        return await self.admin.ask(self.caller, kind, path, body)
+        """Return what an admin route replies to a body; for routes that answer and change nothing."""
+        return await call(self.caller, kind, self.admin["POST", path], {}, body)
+
+    async def act(self, act: Act) -> object:
+        """Call a route that changes something with the fields of the form, read as the route declares them."""
+        route = self.admin[act.method, act.path]
+        names = {name: self.form.get(name, "") for name in re.findall(r"{(\w+)}", act.path)}
+        return await call(self.caller, object, route, names, typed(self.form, route.taken[0]) if route.taken else {})
 
     def may(self, method: str, path: str) -> bool:
         """Return whether the caller's roles include an admin route."""
-        return self.admin.allows(self.caller, method, path)
+        return allows(self.caller, self.admin[method, path])
 
 
 Handler = Callable[[Visit], Awaitable[Page | GoTo]]
@@ -136,3 +153,12 @@ def listed(path: str, title: str, *resources: Resource, values: Values | None = 
 
     acts = {name: act for resource in resources for name, act in resource.acts.items()}
     return FeaturePages((PageRoute(path, title, shown, in_navigation=True),), acts)
+
+
+def fixed(path: str, title: str, template: str, values: Callable[[], Mapping[str, object]]) -> FeaturePages:
+    """Return a page that shows the same to all, and is loaded once."""
+
+    async def shown(_: Visit) -> Page:
+        return Page(template, title, values(), live=False)
+
+    return FeaturePages((PageRoute(path, title, shown, in_navigation=True),))

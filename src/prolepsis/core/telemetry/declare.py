@@ -1,48 +1,23 @@
 """Declares every series: names begin with `prolepsis_`, labels are bounded, and a registry knows what it may hold."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from math import inf
-from typing import Literal, Self
+from typing import Self
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.registry import Collector
 
-from prolepsis.core.telemetry.labels import OTHER, LabelSets, LabelValues
+from prolepsis.core.telemetry.labels import OTHER, LabelSets, LabelValues, MetricFamily
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a series of creation times for each counter is noise
 
 PREFIX = "prolepsis_"
-Kind = Literal["counter", "gauge", "histogram", "info"]
 
 LATENCY_BUCKETS = (0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 """Seconds until something of a request has happened; the limits of latency objectives are among them."""
-TOKEN_BUCKETS = (0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.25)
-"""Seconds of one token."""
-
-
-@dataclass(frozen=True, slots=True)
-class MetricFamily:
-    """The declaration of one family of series."""
-
-    name: str
-    """As it is queried; without the suffixes of a histogram."""
-    kind: Kind
-    text: str
-    labels: tuple[str, ...] = ()
-    most: int | None = None
-    """Bound on its label sets; None: that of the values of its labels."""
-    usual: str = ""
-    """Value of the last label in most label sets (`LabelSets`)."""
-    size: int = 1
-    """Series of a label set."""
-
-    def sets(self, values: LabelValues) -> LabelSets | None:
-        if not self.labels or self.kind == "info":
-            return None
-        return LabelSets(values, self.labels, self.most, usual=self.usual, shows_other=self.kind != "gauge")
+TOKEN_BUCKETS = (0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.25)  # seconds of one token
 
 
 class MetricsRegistry(CollectorRegistry):
@@ -58,8 +33,7 @@ class _Bounded(MetricWrapperBase):
     """A family whose label sets are bounded. The child of a set that was seen before costs one look in a dictionary."""
 
     sets: LabelSets | None = None
-    children: dict[tuple[object, ...], Self]
-    """By label values that are counted as they are."""
+    children: dict[tuple[object, ...], Self]  # by label values that are counted as they are
 
     def bounded(self, sets: LabelSets | None) -> Self:
         """Bound the label sets, None: there are no labels; return this family."""

@@ -9,7 +9,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from prolepsis.core.telemetry.declare import PREFIX, MetricFamily, declared
+from prolepsis.core.telemetry.declare import PREFIX, declared
+from prolepsis.core.telemetry.labels import MetricFamily
 
 log = structlog.get_logger(__name__)
 
@@ -18,16 +19,13 @@ log = structlog.get_logger(__name__)
 class DeviceReading:
     """Present readings of one GPU."""
 
-    device: str
-    """Its number, as the driver counts."""
+    device: str  # its number, as the driver counts
     used_bytes: int
     total_bytes: int
-    busy: float
-    """Share of the last sampling period in which a kernel ran, 0 to 1."""
+    busy: float  # share of the last sampling period in which a kernel ran, 0 to 1
     watts: float
     celsius: float
-    is_throttled: bool
-    """Power, heat or a fault of its supply lowers its clock."""
+    is_throttled: bool  # power, heat or a fault of its supply lowers its clock
 
 
 class Devices(Protocol):

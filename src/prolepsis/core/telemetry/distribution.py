@@ -9,7 +9,8 @@ from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from prolepsis.core.telemetry.declare import PREFIX, MetricFamily, checked, declared, series_of
+from prolepsis.core.telemetry.declare import PREFIX, checked, declared, series_of
+from prolepsis.core.telemetry.labels import MetricFamily
 
 
 class Counts:
@@ -67,7 +68,6 @@ class Distribution(Collector):
         return counts
 
     def collect(self) -> Iterable[Metric]:
-        """Yield the family, for the registry."""
         family = HistogramMetricFamily(self._name, self._text, labels=self._labels)
         bounds = [*map(floatToGoString, self._buckets), "+Inf"]
         for key, counts in list(self._counts.items()):
@@ -75,5 +75,4 @@ class Distribution(Collector):
         yield family
 
     def describe(self) -> Iterable[Metric]:
-        """Yield the family without values, for the registry's check of names."""
         yield HistogramMetricFamily(self._name, self._text, labels=self._labels)

@@ -84,11 +84,9 @@ class Startup:
         self.cold_requests = counter(registry, "cold_requests", "Requests that ended before the engine was ready")
 
     def loaded(self, seconds: float, compilations: Sequence[float]) -> None:
-        """Process how long loading took, and each compilation in it."""
         self._seconds.labels("load").set(seconds)
         self._seconds.labels("compile").set(sum(compilations))
         self._compiled.inc(len(compilations))
 
     def ready(self, seconds: float) -> None:
-        """Process how long after loading the engine was ready."""
         self._seconds.labels("prepare").set(seconds)

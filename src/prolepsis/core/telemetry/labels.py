@@ -10,18 +10,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from threading import Lock
+from typing import Literal
 
 OTHER = "other"
-NO_TENANT = "default"
-"""The tenant of callers without one."""
+NO_TENANT = "default"  # the tenant of callers without one
 
 
 @dataclass(frozen=True, slots=True)
 class Label:
     """The bound on one label's values."""
 
-    most: int
-    """In all families together if it is open, else in one."""
+    most: int  # in all families together if it is open, else in one
     is_open: bool = False
     """Its values come from traffic, policies or files; values of other labels are listed in the code."""
 
@@ -90,41 +89,42 @@ class LabelValues:
         return {name: len(known) for name, known in self._known.items() if known}
 
 
-DEFAULT_SETS = 64
-"""Label sets of a family that declares no bound of its own."""
+DEFAULT_SETS = 64  # label sets of a family that declares no bound of its own
+NUM_UNUSUAL = 20  # label sets of a family with an unusual value that keep their names
+Kind = Literal["counter", "gauge", "histogram", "info"]
 
 
-NUM_UNUSUAL = 20
-"""Label sets of a family with an unusual value that keep their names."""
+@dataclass(frozen=True, slots=True)
+class MetricFamily:
+    """The declaration of one family of series."""
+
+    name: str  # as it is queried; without the suffixes of a histogram
+    kind: Kind
+    text: str
+    labels: tuple[str, ...] = ()
+    most: int | None = None  # bound on its label sets; None: that of the values of its labels
+    usual: str = ""  # value of the last label in most label sets; sets with another take no place of sets with it
+    size: int = 1  # series of a label set
+
+    def sets(self, values: LabelValues) -> "LabelSets | None":
+        """Return the bound on its label sets, None where it has no labels."""
+        return LabelSets(values, self) if self.labels and self.kind != "info" else None
 
 
 class LabelSets:
     """The label sets of one family: some with values as they are, and some of which labels are `OTHER`."""
 
-    def __init__(
-        self,
-        values: LabelValues,
-        labels: Sequence[str],
-        most: int | None = None,
-        *,
-        usual: str = "",
-        shows_other: bool = True,
-    ) -> None:
-        """`usual`: value of the last label; sets with another take no place of sets with it.
-
-        `shows_other`: sets with `OTHER` have series.
-        """
-        unknown = [label for label in labels if label not in LABELS]
+    def __init__(self, values: LabelValues, family: MetricFamily) -> None:
+        """Sets with `OTHER` have series, except of a gauge."""
+        self.labels, self._usual = family.labels, family.usual
+        unknown = [label for label in self.labels if label not in LABELS]
         assert not unknown, f"labels {unknown} are not declared in core/telemetry/labels.py"
-        self.labels = tuple(labels)
-        most_own = min(most or DEFAULT_SETS, prod(values.most(label) + 1 for label in labels))
-        closed = prod(LABELS[label].most for label in labels if not LABELS[label].is_open)
-        is_open = any(LABELS[label].is_open for label in labels)
-        num_folded = shows_other * is_open * min(closed, most_own // (16 if usual else 8))
-        self._most = {"own": most_own, "unusual": NUM_UNUSUAL if usual else 0, "folded": num_folded}
-        self.most = sum(self._most.values()) + shows_other
-        """The bound; the last set is `OTHER` in all labels."""
-        self._usual = usual
+        most_own = min(family.most or DEFAULT_SETS, prod(values.most(label) + 1 for label in self.labels))
+        closed = prod(LABELS[label].most for label in self.labels if not LABELS[label].is_open)
+        is_open, shows_other = any(LABELS[label].is_open for label in self.labels), family.kind != "gauge"
+        num_folded = shows_other * is_open * min(closed, most_own // (16 if self._usual else 8))
+        self._most = {"own": most_own, "unusual": NUM_UNUSUAL if self._usual else 0, "folded": num_folded}
+        self.most = sum(self._most.values()) + shows_other  # the last set is `OTHER` in all labels
         self._values = values
         self._lock = Lock()
         self._known: set[tuple[str, ...]] = set()

@@ -30,15 +30,12 @@ log = structlog.get_logger(__name__)
 class BuildInfo:
     """The build that serves: labels of `prolepsis_build_info`, with which other series are joined. Empty: none."""
 
-    version: str
-    """Version of this software."""
-    model: str
-    """The target."""
+    version: str  # version of this software
+    model: str  # the target
     forward: str
     exactness: str
     draft_head: str
-    policy: str
-    """Version of the policy in use."""
+    policy: str  # version of the policy in use
     region: str
 
 

@@ -17,22 +17,18 @@ from prolepsis.core.telemetry.distribution import Distribution
 from prolepsis.core.telemetry.labels import NO_TENANT
 from prolepsis.core.token_intervals import BOUNDS_S
 
-NONE = "none"
-"""The rule or arm of a request without one."""
+NONE = "none"  # the rule or arm of a request without one
 
 _MAX_TOKENS = (1, 4, 16, 64, 256, 512, 1024, 2048, 4096, 8192, 32768, 131072)
 _BY_ROUTE = ("route", "tier", "arm", "mode", "outcome")
-_MOST_BY_ROUTE = 240
-"""20 routes and 4 tiers, each with three arms or modes."""
+_MOST_BY_ROUTE = 240  # 20 routes and 4 tiers, each with three arms or modes
 _BY_RULE = ("rule", "arm", "mode", "outcome")
-_MOST_BY_RULE = 150
-"""50 rules, each with three."""
+_MOST_BY_RULE = 150  # 50 rules, each with three
 _RULE_LATENCY_BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5)
 _RULE_TOKEN_BUCKETS = (0.01, 0.02, 0.03, 0.05, 0.1)
 _TOTAL_BUCKETS = (0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 
-Seconds = Callable[[PromptEnded], float | None]
-"""Of a prompt; None: it has no such time."""
+Seconds = Callable[[PromptEnded], float | None]  # of a prompt; None: it has no such time
 _LATENCIES: tuple[tuple[str, str, Seconds, tuple[float, ...], tuple[float, ...]], ...] = (
     (
         *("time_to_first_token", "From arrival to the first token"),

@@ -16,8 +16,7 @@ from prolepsis.core.telemetry.distribution import Distribution
 _DEPTHS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 32)
 _PASSES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 5000)
 _TOKENS_PER_PASS = (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0)
-_MOST_PAIRS = 80
-"""Most pairs of proposer and traffic class."""
+_MOST_PAIRS = 80  # most pairs of proposer and traffic class
 
 
 class SpecDecodeCounters:
@@ -59,7 +58,6 @@ class SpecDecodeCounters:
         }
 
     def count(self, stats: RequestStats) -> None:
-        """Add one request's counts."""
         for reason, count in stats.plain_steps.items():
             self._plain_steps.labels(reason).inc(count)
         if stats.num_steps:

@@ -46,7 +46,14 @@ def classify(
     modelled: a flip there may count as structural.
     """
     tolerance = NEAR_TIE_ULPS * bf16_spacing(max(abs(float(logits[token])) for token in tokens))
-    contest = _contest(logits, row, sampler)
+    kept = sampler.scores(logits, row).isfinite()
+    free = sampler.scores(logits, replace(row, params=replace(row.params, top_k=0, top_p=1.0, min_p=0.0)))
+    temperature, never = 1.0 if row.params.greedy else row.params.temperature, torch.full_like(free, math.inf)
+    contest, dropped = _Contest(free * temperature, kept, never, never), free.isfinite() & ~kept
+    if not row.params.greedy and bool(dropped.any()):
+        scaled = free - sampler.noise(row, free.device)
+        to_drop, to_enter = scaled - scaled[dropped].max(), scaled[kept].min() - scaled
+        contest = replace(contest, to_drop=to_drop * temperature, to_enter=to_enter * temperature)
     margin = max(contest.margin(token) for token in tokens)
     return Divergence("near_tie" if margin <= tolerance else "structural", margin, tolerance)
 
@@ -69,17 +76,3 @@ class _Contest:
         ahead = torch.minimum(self.scores - self.scores[token], self.to_drop)[rivals]
         lost_by = max(float(ahead.max()), 0.0) if len(ahead) else 0.0
         return lost_by if self.kept[token] else max(lost_by, float(self.to_enter[token]))
-
-
-def _contest(logits: Tensor, row: SamplingRow, sampler: Sampler) -> _Contest:
-    kept = sampler.scores(logits, row).isfinite()
-    free = sampler.scores(logits, replace(row, params=replace(row.params, top_k=0, top_p=1.0, min_p=0.0)))
-    never = torch.full_like(free, math.inf)
-    dropped = free.isfinite() & ~kept
-    if row.params.greedy or not bool(dropped.any()):
-        temperature = 1.0 if row.params.greedy else row.params.temperature
-        return _Contest(free * temperature, kept, never, never)
-    temperature = row.params.temperature
-    scaled = free - sampler.noise(row, free.device)
-    to_drop, to_enter = scaled - scaled[dropped].max(), scaled[kept].min() - scaled
-    return _Contest(free * temperature, kept, to_drop * temperature, to_enter * temperature)

@@ -58,7 +58,11 @@ class Payback:
         """Learn from a step; `drafts`: of each sequence that might draft, nodes verified and tokens gained."""
         if not step.is_sound:
             return
-        step = self._without_hiccup(step) if drafts else step
+        if drafts:  # leave out what making them took beyond all calls before
+            longest = _OUTLIER * self._longest_ms if self._longest_ms else step.plain_ms
+            excess = max(0.0, step.drafting_ms - longest)
+            self._longest_ms = max(step.drafting_ms - excess, _LONGEST_DECAY * self._longest_ms)
+            step = replace(step, ms=step.ms - excess, drafting_ms=longest) if excess else step
         self._comparison.observe(step, is_idle=bool(drafts))
         if not drafts:
             return
@@ -69,13 +73,6 @@ class Payback:
         per_node = pace * correction.of_drafts(step.verifying_ms, step.num_draft_tokens) / max(1, step.num_draft_tokens)
         for key, (nodes, gained) in drafts.items():
             self._pauses.record(key, nodes, gained - each - nodes * per_node, number)
-
-    def _without_hiccup(self, step: StepCost) -> StepCost:
-        """Return the step without what making its drafts took beyond all calls before."""
-        longest = _OUTLIER * self._longest_ms if self._longest_ms else step.plain_ms
-        excess = max(0.0, step.drafting_ms - longest)
-        self._longest_ms = max(step.drafting_ms - excess, _LONGEST_DECAY * self._longest_ms)
-        return replace(step, ms=step.ms - excess, drafting_ms=longest) if excess else step
 
     def forget(self, key: str) -> None:
         self._pauses.forget(key)

@@ -85,17 +85,11 @@ def _cgroups_free(root: Path) -> Iterator[int]:
         files = _V1 if controllers else _V2
         below = PurePosixPath(path.lstrip("/"))
         for folder in {below, *below.parents}:
-            free = _cgroup_free(root / files.mount / folder, files)
-            if free is not None:
-                yield free
-
-
-def _cgroup_free(folder: Path, files: _CgroupFiles) -> int | None:
-    limit, used = _number(folder / files.limit), _number(folder / files.used)
-    if limit is None or used is None:
-        return None
-    stats = dict(line.split()[:2] for line in _lines(folder / "memory.stat"))
-    return limit - used + int(stats.get(files.reclaimable, 0))
+            place = root / files.mount / folder
+            limit, used = _number(place / files.limit), _number(place / files.used)
+            if limit is not None and used is not None:
+                stats = dict(line.split()[:2] for line in _lines(place / "memory.stat"))
+                yield limit - used + int(stats.get(files.reclaimable, 0))
 
 
 def _number(file: Path) -> int | None:

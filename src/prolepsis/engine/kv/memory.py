@@ -77,7 +77,6 @@ class PagePlan:
 class Budget:
     """What `kv_memory` allows the KV cache: an amount, or shares of the memory that is left."""
 
-    text: str
     num_bytes: int | None = None
     percent: float = 0.0  # for all sequences together
     percent_of_one: float = 0.0  # for a sequence of the whole context, if that is more
@@ -94,11 +93,11 @@ class Budget:
 def parse_budget(text: str) -> Budget:
     """Return what a `kv_memory` allows; raises `ConfigError` naming what is allowed."""
     if text == AUTO:
-        return Budget(text, percent=AUTO_PERCENT, percent_of_one=AUTO_PERCENT_OF_ONE)
+        return Budget(percent=AUTO_PERCENT, percent_of_one=AUTO_PERCENT_OF_ONE)
     if (match := _PERCENT.fullmatch(text)) is not None and 0 < (percent := float(match[1])) <= 100:
-        return Budget(text, percent=percent, percent_of_one=percent)
+        return Budget(percent=percent, percent_of_one=percent)
     try:
-        return Budget(text, parse_bytes(text))
+        return Budget(parse_bytes(text))
     except ConfigError as error:
         raise ConfigError(f"{error}, a share such as 40%, or {AUTO}", param="kv_memory") from None
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import structlog
 
@@ -20,6 +21,7 @@ class DraftModelEntry:
     name: str
     folder: Path
     provenance: Provenance
+    kind: ClassVar[str] = "draft-model"
 
     @property
     def version(self) -> int:

@@ -78,12 +78,6 @@ def likeliest(scaled: Tensor, count: int) -> Tensor:
     return ids[order]
 
 
-def _in_order(values: Tensor, ids: Sequence[int]) -> Tensor:
-    """Return the distinct ones of `ids`, likeliest first."""
-    distinct = torch.tensor(sorted(set(ids)), device=values.device)
-    return distinct[torch.sort(values[distinct], descending=True, stable=True).indices]
-
-
 class DraftRows(NamedTuple):
     """A sequence's rows of logits, to pick from on the way down its draft."""
 
@@ -246,14 +240,15 @@ class Sampler:
         at it and those that are `named` in their place."""
         values = logits.to(torch.float64)
         total, own = torch.logsumexp(values, 0), values[token]
-        top_ids = _in_order(values, (token, *named)) if named else self._likeliest(values, top)
+        if named:  # the distinct ones, likeliest first
+            distinct = torch.tensor(sorted({token, *named}), device=values.device)
+            top_ids = distinct[torch.sort(values[distinct], descending=True, stable=True).indices]
+        else:
+            most = self.vocab_size if top == WHOLE_VOCABULARY else min(top, self.vocab_size)
+            top_ids = likeliest(values, most)[:most] if most else torch.zeros(0, dtype=torch.int64)
         pairs = zip(top_ids.tolist(), (values[top_ids] - total).tolist(), strict=True)
         rank = 1 + int((values > own).sum()) + int((values[:token] == own).sum())
         return TokenLogprobs(float(own - total), tuple(pairs), rank)
-
-    def _likeliest(self, values: Tensor, top: int) -> Tensor:
-        most = self.vocab_size if top == WHOLE_VOCABULARY else min(top, self.vocab_size)
-        return likeliest(values, most)[:most] if most else torch.zeros(0, dtype=torch.int64)
 
     def _pick_edited(self, logits: Tensor, rows: Sequence[SamplingRow], at: Sequence[int]) -> list[int]:
         values = [

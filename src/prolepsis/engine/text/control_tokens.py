@@ -24,7 +24,7 @@ def _encoding(backend: Backend, text: str, *, add_special_tokens: bool) -> Encod
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _FoundToken:
     """A control token in a text: the `index`-th of its tokens, from character `start` up to `end`."""
 
     index: int
@@ -34,7 +34,7 @@ class _Found:
 
 
 @dataclass(frozen=True, slots=True)
-class _Renamed:
+class _RenamedTokenizer:
     """The same tokenizer with other names for its control tokens, which no caller can know."""
 
     backend: Backend
@@ -60,11 +60,24 @@ class ControlTokens:
         encoding = _encoding(self._backend, text, add_special_tokens=add_special_tokens)
         found = self._found(text, encoding)
         written = [one for one in found if not text.holds_given(one.start, one.end)]
-        return encoding.ids if written == found else self._encoded(text, written, add_special_tokens=add_special_tokens)
+        if written == found:
+            return encoding.ids
+        renamed, parts, end, source = self._renamed, list[str](), 0, plain(text)
+        for one in written:
+            parts += (source[end : one.start], renamed.names[one.token])
+            end = one.end
+        source = "".join([*parts, source[end:]])
+        encoding = _encoding(renamed.backend, source, add_special_tokens=add_special_tokens)
+        words = {  # models of some tokenizers know control tokens as words
+            one.index: [token.id for char in self._texts[one.token] for token in self._backend.model.tokenize(char)]
+            for one in self._found(source, encoding)
+        }
+        ids = [renamed.ids.get(token, token) for token in encoding.ids]
+        return [token for i, single in enumerate(ids) for token in words.get(i, (single,))]
 
-    def _found(self, text: str, encoding: Encoding) -> list[_Found]:
+    def _found(self, text: str, encoding: Encoding) -> list[_FoundToken]:
         """Return the control tokens that `text` spells, without the white space that some of them take in."""
-        found: list[_Found] = []
+        found: list[_FoundToken] = []
         for index, token in enumerate(encoding.ids):
             place = encoding.token_to_chars(index) if token in self._texts else None
             if place is None:
@@ -72,34 +85,17 @@ class ControlTokens:
             (start, end), content = place, self._texts[token]
             inner = text.find(content, start, end)
             if inner >= 0:
-                found.append(_Found(index, token, inner, inner + len(content)))
+                found.append(_FoundToken(index, token, inner, inner + len(content)))
             elif self._normalised(content) in self._normalised(text[start:end]):  # else it stands for unknown text
-                found.append(_Found(index, token, start, end))
+                found.append(_FoundToken(index, token, start, end))
         return found
 
     def _normalised(self, text: str) -> str:
         normalizer = self._backend.normalizer
         return text if normalizer is None else str(normalizer.normalize_str(text))
 
-    def _encoded(self, text: str, written: Sequence[_Found], *, add_special_tokens: bool) -> list[int]:
-        """Return the ids of `text` with `written` as its only control tokens."""
-        renamed, parts, end = self._renamed, list[str](), 0
-        text = plain(text)
-        for one in written:
-            parts += (text[end : one.start], renamed.names[one.token])
-            end = one.end
-        text = "".join([*parts, text[end:]])
-        encoding = _encoding(renamed.backend, text, add_special_tokens=add_special_tokens)
-        # models of some tokenizers know control tokens as words
-        words = {one.index: self._spelled(self._texts[one.token]) for one in self._found(text, encoding)}
-        ids = [renamed.ids.get(token, token) for token in encoding.ids]
-        return [token for i, single in enumerate(ids) for token in words.get(i, (single,))]
-
-    def _spelled(self, text: str) -> list[int]:
-        return [token.id for char in text for token in self._backend.model.tokenize(char)]
-
     @cached_property
-    def _renamed(self) -> _Renamed:
+    def _renamed(self) -> _RenamedTokenizer:
         original, secret = self._backend, secrets.token_hex(8)
         backend = Backend(original.model)
         backend.normalizer, backend.pre_tokenizer = original.normalizer, original.pre_tokenizer
@@ -110,6 +106,6 @@ class ControlTokens:
         new = [AddedToken(names[i], lstrip=added[i].lstrip, rstrip=added[i].rstrip, normalized=False) for i in names]
         backend.add_tokens([*kept, *new])
         originals = {names.get(token, one.content): token for token, one in added.items()}
-        return _Renamed(
+        return _RenamedTokenizer(
             backend, names, {i: originals[one.content] for i, one in backend.get_added_tokens_decoder().items()}
         )

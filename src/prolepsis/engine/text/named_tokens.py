@@ -66,14 +66,6 @@ _OF_PROJECTS = (
 
 def named_marks(vocab: Mapping[str, int]) -> FillMarks | None:
     """Return the marks that a vocabulary has by the names of a family, None if it has none."""
-    for before, after, middle in _OF_FAMILIES:
-        if before in vocab and after in vocab and middle in vocab:
-            return FillMarks(vocab[before], vocab[after], vocab[middle], *_project_marks(vocab))
-    return None
-
-
-def _project_marks(vocab: Mapping[str, int]) -> tuple[int, int] | tuple[()]:
-    for repository, file in _OF_PROJECTS:
-        if repository in vocab and file in vocab:
-            return vocab[repository], vocab[file]
-    return ()
+    own = next((marks for marks in _OF_FAMILIES if vocab.keys() >= set(marks)), None)
+    project = next((marks for marks in _OF_PROJECTS if vocab.keys() >= set(marks)), ())
+    return None if own is None else FillMarks(*(vocab[mark] for mark in (*own, *project)))

@@ -138,10 +138,13 @@ class TextStream:
     def take(self, token: int) -> str:
         """Do so for one token, before any match."""
         self.num_tokens += 1
-        text = self._window.push(token)
-        if not text and self._stop is not None and (named := self._named(token, self._stop)):
-            return self._release(named, shows=False)
-        return self._release(text) if text else ""
+        if text := self._window.push(token):
+            return self._release(text)
+        if self._stop is not None:  # it may be a control token that stop strings name
+            name = self._tokenizer.decode([token], skip_special_tokens=False)
+            if self._stop.name(name) and not self._tokenizer.decode([token]):
+                return self._release(name, shows=False)
+        return ""
 
     def finish(self) -> str:
         """Return the text still held back: the sequence ended. A partial character may complete a stop string."""
@@ -150,11 +153,6 @@ class TextStream:
         shown = self._release(self._window.flush()) + self._held
         self._held = ""
         return shown
-
-    def _named(self, token: int, stop: StopStrings) -> str:
-        """Return the text of a control token that stop strings name; empty for any other token."""
-        text = self._tokenizer.decode([token], skip_special_tokens=False)
-        return text if stop.name(text) and not self._tokenizer.decode([token]) else ""
 
     def _release(self, text: str, *, shows: bool = True) -> str:
         self.num_characters += len(text) if shows else 0

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby, takewhile
 from operator import itemgetter
-from typing import Any
+from typing import Any, cast
 
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.given_text import joined, made_of
@@ -58,7 +58,8 @@ class FittingTemplate:
     ) -> str:
         """Return the prompt text of `messages`; raises `InvalidParameter` if the template refuses them."""
         if tools and self._needs.descriptions:
-            tools = [_with_description(tool) for tool in tools]
+            given = ((tool, cast(Mapping[str, object], tool["function"])) for tool in tools)
+            tools = [{**tool, "function": {"name": one["name"], "description": "", **one}} for tool, one in given]
         return self._template.render(
             fitted(messages, self._needs), add_generation_prompt=add_generation_prompt, tools=tools, variables=variables
         )
@@ -137,22 +138,13 @@ def _in_parts(message: Message) -> Message:
 def _with_calls(message: Message, needs: TemplateNeeds) -> list[Message]:
     """Return a message with calls; where its content would hide them, the content is a message before it."""
     if needs.text_arguments:
-        message = {**message, "tool_calls": [_with_text(call) for call in _listed(message["tool_calls"])]}
+        calls = message["tool_calls"]
+        assert isinstance(calls, list), "calls of a message are a list"
+        message = {**message, "tool_calls": list(map(_with_text, calls))}
     if not needs.null_content:
         return [message]
     before = [{key: value for key, value in message.items() if key != "tool_calls"}] if message["content"] else []
     return [*before, {**message, "content": None}]
-
-
-def _with_description(tool: Mapping[str, object]) -> Mapping[str, object]:
-    function = tool["function"]
-    assert isinstance(function, dict), "a tool holds a function"
-    return {**tool, "function": {"name": function["name"], "description": "", **function}}
-
-
-def _listed(value: object) -> list[Any]:
-    assert isinstance(value, list), "calls of a message are a list"
-    return value
 
 
 def _with_text(call: dict[str, Any]) -> dict[str, Any]:

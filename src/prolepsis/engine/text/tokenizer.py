@@ -47,7 +47,7 @@ class Tokenizer(Protocol):
     ) -> list[int]: ...
 
 
-class Verbatim:
+class VerbatimDecoder:
     """A tokenizer's decoder that shows special tokens too."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:

@@ -27,8 +27,7 @@ def doctor(
     as_json: AsJson = False,
 ) -> None:
     """Check readiness. Exit status 1 if a check fails that must pass, 6 if one of them cannot be told."""
-    from prolepsis.lab.doctor.checks import all_checks
-    from prolepsis.lab.doctor.facts import Facts
+    from prolepsis.lab.doctor.checks import Facts, all_checks
 
     checks = {check.id: check for check in all_checks()}
     if unknown := {*(only or ())} - checks.keys():

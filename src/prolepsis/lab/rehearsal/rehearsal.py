@@ -28,7 +28,7 @@ from prolepsis.lab.rehearsal.trace import Trace, TraceLine
 from prolepsis.lab.virtual_engine.client import RehearsedClient
 from prolepsis.lab.virtual_engine.engine import Rehearsed, rehearsed_engine
 from prolepsis.lab.virtual_engine.machine import Machine
-from prolepsis.lab.virtual_engine.traced_request import TracedRequest
+from prolepsis.lab.virtual_engine.replay import TracedRequest
 from prolepsis.lab.virtual_engine.virtual_time import VirtualTime
 from prolepsis.server.admission.controller import AdmissionController
 from prolepsis.server.admission.group import RequestGroup

@@ -22,8 +22,7 @@ from prolepsis.engine.scheduler import Scheduler, SchedulerLimits
 from prolepsis.engine.speculation import Speculation
 from prolepsis.engine.step import Engine, EngineParts
 from prolepsis.lab.virtual_engine.machine import Machine, RehearsedSettings, VirtualClock
-from prolepsis.lab.virtual_engine.replay import KnownAnswers, KnownRequests, RecordedProposer, TimedPass
-from prolepsis.lab.virtual_engine.traced_request import VOCAB_SIZE
+from prolepsis.lab.virtual_engine.replay import VOCAB_SIZE, KnownAnswers, KnownRequests, RecordedProposer, TimedPass
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ import json
 import random
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
 import msgspec
@@ -131,7 +131,7 @@ class Machine:
     """Passes as they are."""
     expected: CostCurve
     """Passes as the engine expects them: its profile of this machine."""
-    scatter: Sequence[Sequence[float]] = ()
+    scatter: tuple[tuple[float, ...], ...] = ()
     """By band: measured over predicted times of passes, all equally likely; none: as predicted."""
     logits_ms: float = 0.0
     """Of a pass, for each token whose next one is predicted."""
@@ -173,9 +173,9 @@ class Machine:
 
     def to_json(self) -> str:
         """Return it as a file holds it."""
-        curves = {name: json.loads(getattr(self, name).to_json()) for name in ("passes", "expected")}
-        rest = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in curves}
-        return msgspec.json.format(msgspec.json.encode({"format": FORMAT, **curves, **rest})).decode()
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        text = msgspec.json.encode({"format": FORMAT, **values}, enc_hook=lambda curve: json.loads(curve.to_json()))
+        return msgspec.json.format(text).decode()
 
     @classmethod
     def from_json(cls, text: str) -> "Machine":
@@ -183,23 +183,6 @@ class Machine:
         data = json.loads(text)
         if not isinstance(data, dict) or data.pop("format", None) != FORMAT:
             raise ValueError(f"not a measured machine; allowed: format {FORMAT}")
-        passes, expected = (CostCurve.from_json(json.dumps(data.pop(name, None))) for name in ("passes", "expected"))
-        return replace(cls(passes=passes, expected=expected), **msgspec.structs.asdict(msgspec.convert(data, _Rest)))
-
-
-class _Rest(msgspec.Struct, forbid_unknown_fields=True):
-    """What a file says besides the curves."""
-
-    scatter: tuple[tuple[float, ...], ...] = ()
-    logits_ms: float = 0.0
-    first_ms: float = 0.0
-    step_ms: float = 0.0
-    row_ms: float = 0.0
-    token_ms: float = 0.0
-    draft_ms: float = 0.0
-    request_ms: float = 0.0
-    proposers: dict[str, ProposerCost] = {}
-    engine: RehearsedSettings = RehearsedSettings()
-    fingerprint: str = ""
-    published: str = ""
-    checks: dict[str, LastCheck] = {}
+        if unknown := data.keys() - {one.name for one in fields(cls)}:
+            raise ValueError(f"unknown: {', '.join(sorted(unknown))}")
+        return msgspec.convert(data, cls, dec_hook=lambda _, curve: CostCurve.from_json(json.dumps(curve)))

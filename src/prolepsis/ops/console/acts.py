@@ -22,12 +22,12 @@ def declare_acts(pages: Pages, acts: Mapping[str, Act]) -> None:
             raise RequestRefused(message, code="unknown_act", status=404)
         form = dict(visit.form)
         try:
-            taken = visit.admin.route(act.method, act.path).taken
+            taken = visit.admin[act.method, act.path].taken
             # wherever the route records a reason: over HTTP it may be empty, here a person can type it
             if any("reason" in kind.model_fields for kind in taken) and not form.get("reason", "").strip():
                 message = "Type a reason: it is recorded in the audit log."
                 raise RequestRefused(message, code="missing_reason", param="reason")
-            reply = await visit.admin.act(visit.caller, act, form)
+            reply = await visit.act(act)
         except Exception as error:  # contained: the page that the form is on says what is wrong
             pages.observe(error)
             visit.session.notify("failed", f"Nothing was changed. {describe_error(error)}")

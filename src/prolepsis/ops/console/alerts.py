@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field, TypeAdapter
 
 from prolepsis.control.web.context import Context
 from prolepsis.control.web.feature import Feature
-from prolepsis.control.web.routes import READERS, Route, Routes
+from prolepsis.control.web.routes import READERS, shown
 from prolepsis.core.bounded_replies import PLAIN, async_hooks
 
 MOST_BYTES = 4 << 20
@@ -66,7 +66,7 @@ class AlertsFeature(Feature):
 
     def __init__(self, url: str | None, transport: httpx.AsyncBaseTransport | None = None) -> None:
         """`url`: of Alertmanager; None: there is none. `transport`: in place of the network."""
-        self.routes = _routes(self)
+        self.routes = shown("/admin/alerts", READERS, "Alerts that fire, by the Alertmanager that is named", self.shown)
         self._url = url
         self._transport = transport
         self._tls = httpx.create_ssl_context() if url else False
@@ -97,8 +97,7 @@ class AlertsFeature(Feature):
             reply = await http.get(_PATH, params=_SHOWN)
         return sorted(map(_firing, _LISTED.validate_json(reply.raise_for_status().content)), key=lambda one: one.since)
 
-    @property
-    def reply(self) -> AlertsReply:
+    def shown(self) -> AlertsReply:
         shown = list(self._alerts[:MOST_ALERTS])
         return AlertsReply(
             watched=self._url is not None,
@@ -117,16 +116,6 @@ def _firing(alert: _Alert) -> FiringAlert:
         labels={name: value for name, value in labels.items() if name not in ("alertname", "severity")},
         since=alert.starts_at.timestamp(),
     )
-
-
-def _routes(feature: AlertsFeature) -> Sequence[Route]:
-    routes = Routes()
-
-    @routes.get("/admin/alerts", roles=READERS, summary="Alerts that fire, by the Alertmanager that is named")
-    async def alerts() -> AlertsReply:
-        return feature.reply
-
-    return routes.all
 
 
 def feature(context: Context) -> Feature:

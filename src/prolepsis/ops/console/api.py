@@ -1,12 +1,9 @@
 """The API in the console: every route with its body and its answers, from the OpenAPI document."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from prolepsis.control.web.page import FeaturePages, Page, PageRoute, Visit
-
-API = "/console/api"
 _REF = "#/components/schemas/"
 
 
@@ -27,15 +24,6 @@ class Operation:
     summary: str
     parameters: tuple[Field, ...]
     body: tuple[Field, ...]
-
-
-def api_pages(document: Callable[[], Mapping[str, Any]]) -> FeaturePages:
-    """Return the page; `document` makes the OpenAPI document."""
-
-    async def shown(visit: Visit) -> Page:
-        return Page("api.html", "API", {"operations": list(operations(document()))}, live=False)
-
-    return FeaturePages((PageRoute(API, "API", shown, in_navigation=True),))
 
 
 def operations(document: Mapping[str, Any]) -> Iterator[Operation]:

@@ -10,13 +10,12 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from prolepsis.control.web.admin_routes import AdminRoutes
 from prolepsis.control.web.caller import Caller
 from prolepsis.control.web.errors import RequestRefused, describe_error
 from prolepsis.control.web.intake import Intake
 from prolepsis.control.web.page import GoTo, Handler, Page, PageRoute, Session, Visit
 from prolepsis.control.web.refusals import wrong_role
-from prolepsis.control.web.routes import PUBLIC, READERS, Routes
+from prolepsis.control.web.routes import PUBLIC, READERS, Route, Routes
 from prolepsis.ops.console.sessions import KeyRing, Sessions
 
 HOME, SIGN_IN = "/console", "/console/sign-in"
@@ -41,7 +40,7 @@ class Pages:
     def __init__(
         self,
         templates: Environment,
-        admin: AdminRoutes,
+        admin: Mapping[tuple[str, str], Route],
         keys: KeyRing,
         sessions: Sessions,
         *,

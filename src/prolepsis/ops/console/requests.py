@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from prolepsis.control.audit.entry import SERVED, AuditEntry
-from prolepsis.control.cost.runtime import CostReport, PriceInUse
+from prolepsis.control.cost.prices import PriceInUse
+from prolepsis.control.cost.runtime import CostReport
 from prolepsis.control.traffic.recent import MAX_RECENT, KnownRequest, RecentReply, RecentRequest
 from prolepsis.control.web.page import FeaturePages, GoTo, Page, PageRoute, Visit
 from prolepsis.core.reasons import IN_WORDS, PlainReason

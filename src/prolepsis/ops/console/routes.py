@@ -8,34 +8,40 @@ from starlette.responses import Response
 
 from prolepsis.control.controls import pages as controls
 from prolepsis.control.controls.kill_switch import KillStatus
+from prolepsis.control.correctness.commands import CORRECTNESS
 from prolepsis.control.cost.commands import COST
+from prolepsis.control.health.commands import DRIFT
 from prolepsis.control.policy import pages as policy
 from prolepsis.control.replicas.commands import REPLICAS
 from prolepsis.control.rollout import pages as rollout
 from prolepsis.control.rollout.commands import ROLLOUTS
 from prolepsis.control.store.store import Store
 from prolepsis.control.traffic.feature import TrafficReply
-from prolepsis.control.web.admin_routes import AdminRoutes
 from prolepsis.control.web.errors import RequestRefused
-from prolepsis.control.web.page import FeaturePages, Visit, listed
+from prolepsis.control.web.page import FeaturePages, PageRoute, Visit, fixed, listed
 from prolepsis.control.web.routes import PUBLIC, Route
 from prolepsis.core.audit_event import Emit
 from prolepsis.core.engine_client import EngineClient
 from prolepsis.core.kill_scope import kill_scope
-from prolepsis.ops.console import audit, quality, requests
+from prolepsis.ops.console import audit, requests
 from prolepsis.ops.console.acts import declare_acts
-from prolepsis.ops.console.api import api_pages
+from prolepsis.ops.console.api import operations
 from prolepsis.ops.console.assets import Assets
-from prolepsis.ops.console.dashboards import dashboard_pages
+from prolepsis.ops.console.changes import recent_changes
 from prolepsis.ops.console.overview import Load, overview_pages
 from prolepsis.ops.console.pages import HOME, Pages
-from prolepsis.ops.console.playground import playground_pages
 from prolepsis.ops.console.proposers import proposer_pages
 from prolepsis.ops.console.render import environment
-from prolepsis.ops.console.runbook import by_alert, runbooks
-from prolepsis.ops.console.runbook_pages import runbook_pages
+from prolepsis.ops.console.runbook import RUNBOOKS, by_alert, runbook_page, runbooks
 from prolepsis.ops.console.sessions import KeyRing, Sessions
 from prolepsis.ops.console.sign_in import declare_sign_in
+
+DASHBOARDS = {
+    "on-call": "Is it healthy? Failures, latencies, queue and engine of each server.",
+    "executive": "Does it pay? Device time, savings, cost and its forecast, by rule and tenant.",
+    "debug": "Why? Acceptance, modes and reasons by traffic class and proposer, correctness, steps and memory.",
+}
+"""The dashboards that are shipped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +74,7 @@ def console_routes(admin: Sequence[Route], parts: ConsoleParts) -> Sequence[Rout
     templates.globals |= {"asset": assets.url, "name_of": parts.keys.name_of}
     pages = Pages(
         templates,
-        AdminRoutes(admin),
+        {(method, route.path): route for route in admin for method in route.methods or ()},
         parts.keys,
         Sessions(),
         check_local=parts.check_local,
@@ -85,7 +91,7 @@ def console_routes(admin: Sequence[Route], parts: ConsoleParts) -> Sequence[Rout
 
 def _listed(parts: ConsoleParts) -> Sequence[FeaturePages]:
     """Return the pages in the order of the navigation: those of one feature, and here those of several."""
-    manual = runbooks()
+    manual, grafana = runbooks(), parts.grafana_url
     alerts = by_alert(manual)
     return (
         overview_pages(parts.client, parts.load, parts.store, alerts, failing=parts.failing),
@@ -93,17 +99,32 @@ def _listed(parts: ConsoleParts) -> Sequence[FeaturePages]:
         rollout.PAGES,
         policy.PAGES,
         proposer_pages(parts.client),
-        quality.PAGES,
+        listed("/console/quality", "Drift and correctness", DRIFT, CORRECTNESS, values=_with_changes),
         listed("/console/cost", "Cost", COST),
         requests.PAGES,
         audit.PAGES,
         *controls.PAGES,
         listed("/console/replicas", "Replicas", REPLICAS),
-        dashboard_pages(parts.grafana_url),
-        runbook_pages(manual),
-        playground_pages(parts.models, parts.keys),
-        api_pages(parts.document),
+        fixed(
+            "/console/dashboards",
+            "Dashboards",
+            "dashboards.html",
+            lambda: {"dashboards": DASHBOARDS, "grafana": "" if grafana == "none" else grafana.rstrip("/")},
+        ),
+        fixed(RUNBOOKS, "Runbooks", "runbooks.html", lambda: {"runbooks": manual.values()}),
+        FeaturePages((PageRoute(f"{RUNBOOKS}/{{name}}", "One runbook", runbook_page),)),
+        fixed(
+            "/console/playground",
+            "Playground",
+            "playground.html",
+            lambda: {"models": parts.models, "asks_for_key": parts.keys.required},
+        ),
+        fixed("/console/api", "API", "api.html", lambda: {"operations": list(operations(parts.document()))}),
     )
+
+
+async def _with_changes(visit: Visit) -> tuple[str, Mapping[str, object]]:
+    return "resources.html", {"changes": await recent_changes(visit)}
 
 
 async def frame(visit: Visit, parts: ConsoleParts, navigation: Sequence[tuple[str, str]]) -> Mapping[str, object]:

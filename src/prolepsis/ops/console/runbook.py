@@ -10,7 +10,11 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from markupsafe import Markup
 
-LOCAL_CONSOLE = "http://127.0.0.1:8000/console"
+from prolepsis.control.web.errors import RequestRefused
+from prolepsis.control.web.page import Page, Visit
+from prolepsis.core.terminal.admin import HERE
+
+LOCAL_CONSOLE = f"{HERE}/console"
 """How the runbooks, read elsewhere, name the console of a server with default settings."""
 RUNBOOKS = "/console/runbooks"
 _ALERTS = re.compile(r"^Alerts: (.+?)\.$", re.M | re.S)
@@ -44,6 +48,14 @@ def runbooks() -> Mapping[str, Runbook]:
 def by_alert(pages: Mapping[str, Runbook]) -> Mapping[str, Runbook]:
     """Return the runbooks by the alerts that lead to them."""
     return {alert: page for page in pages.values() for alert in page.alerts}
+
+
+async def runbook_page(visit: Visit) -> Page:
+    found = runbooks().get(visit.names["name"])
+    if found is None:
+        message = f"There is no runbook {visit.names['name'][:64]!r}; allowed: {', '.join(runbooks())}."
+        raise RequestRefused(message, code="unknown_runbook", param="name", status=404)
+    return Page("runbook.html", found.title, {"runbook": found}, live=False)
 
 
 def _runbook(name: str, text: str) -> Runbook:

@@ -10,16 +10,7 @@ from collections.abc import Iterator, Mapping
 from prolepsis.control.redaction.secrets import MARK, names_a_secret
 from prolepsis.control.redaction.values import redacted, redacted_text
 from prolepsis.core.audit_event import SERVER
-from prolepsis.ops.incident.fields import (
-    LEFT_OUT,
-    NAMES,
-    OF_OPERATORS,
-    OF_TENANTS,
-    OUR_ID,
-    is_our_word,
-    kind_of_names,
-    was_made,
-)
+from prolepsis.ops.incident.fields import FIELDS, OF_TENANTS, OUR_ID, is_our_word, kind_of_names, was_made
 
 _SPELT = re.compile(r"(tenant|key):(.+)")
 _KEPT = frozenset({"", SERVER, "default", "developer", "no tenant", "other"})
@@ -36,6 +27,8 @@ _EVENT = re.compile(r"(\d{4}-\d\d-\d\dT[\d:.]+Z? \[\w+ *\] )(\w+)( +|$)")
 """How a line of the log begins: time, level and event."""
 _VALUE = re.compile(r"""(\b\w+=)('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[^\s'"]\S*)""")
 _WORD = re.compile(r"[a-zA-Z_]\w*")
+LEFT_OUT = "[LEFT OUT]"
+"""In place of a text whose field is not declared, and of a name that a client chose."""
 
 
 class Redactor:
@@ -59,7 +52,7 @@ class Redactor:
         self._found = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, longest))})(?!\w)") if longest else None
 
     def value(self, value: object) -> object:
-        """Return plain JSON values redacted: our own fields by their kind, texts by rules and lists."""
+        """Return plain JSON values redacted, each field by what it is declared to hold."""
         return self._shown(value)
 
     def text(self, text: str) -> str:
@@ -131,12 +124,13 @@ class Redactor:
     def _shown_fields(self, fields: Mapping[object, object], field: str, *, by_people: bool) -> dict[str, object]:
         shown: dict[str, object] = {}
         for name, part in fields.items():
-            if name in LEFT_OUT:
+            if FIELDS.get(str(name)) == "left out":
                 continue
             key = self._shown_key(str(name), of_tenants=OF_TENANTS.fullmatch(field) is not None)
             while key in shown:  # two names that became equal
                 key += "'"
-            shown[key] = self._shown(part, str(name), by_people=by_people or name in OF_OPERATORS)
+            holding = str(name) if name in FIELDS or FIELDS.get(field) != "text" else field  # a mapping of texts
+            shown[key] = self._shown(part, holding, by_people=by_people or FIELDS.get(str(name)) == "written")
         return shown
 
     def _shown_key(self, name: str, *, of_tenants: bool) -> str:
@@ -155,9 +149,9 @@ class Redactor:
             return text
         if _SPELT.fullmatch(text):
             return self._renamed_field(text)
-        if any(map(str.isspace, text)):
-            return self.text(text)
-        return redacted_text(_HOME.sub(r"\1person", text))
+        if field and field not in FIELDS and not by_people:
+            return LEFT_OUT
+        return self.text(text) if any(map(str.isspace, text)) else redacted_text(_HOME.sub(r"\1person", text))
 
     def _renamed_field(self, text: str) -> str:
         spelt = _SPELT.fullmatch(text)
@@ -170,7 +164,7 @@ class Redactor:
 
 def _without_id(found: re.Match[str]) -> str:
     name, value = found[1] or found[3], found[2] if found[1] else found[4]
-    return found[0] if OUR_ID.fullmatch(value) or value in ("None", "") else f"{name}[LEFT OUT]"
+    return found[0] if OUR_ID.fullmatch(value) or value in ("None", "") else f"{name}{LEFT_OUT}"
 
 
 def _named(value: object, kind: str = "", field: str = "") -> Iterator[tuple[str, str]]:
@@ -186,7 +180,7 @@ def _named(value: object, kind: str = "", field: str = "") -> Iterator[tuple[str
             yield from _named(part, kind_of_names(str(name), value), str(name))
     elif isinstance(value, list | tuple | set | frozenset):
         variables = [part.get("var") for part in value if isinstance(part, Mapping)]  # targeting of a flag
-        inner = next((NAMES[name] for name in variables if name in NAMES), kind)
+        inner = next((kind_of_names(str(name), {}) for name in variables if kind_of_names(str(name), {})), kind)
         for part in value:
             if not isinstance(part, Mapping):
                 yield from _named(part, inner, field)

@@ -5,13 +5,15 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
 from prolepsis.core.config import DAY_S
 from prolepsis.core.traffic_sums import LEAST_REQUESTS as LEAST_SAVED
 from prolepsis.core.traffic_sums import TrafficSums
 from prolepsis.core.units import figure
 from prolepsis.ops.incident.period import Period
 from prolepsis.ops.incident.prometheus import Firing
-from prolepsis.ops.incident.timeline import Happening, shown_at
+from prolepsis.ops.incident.timeline import Happening, cell, shown_at
 from prolepsis.ops.incident.week import WeekFigures
 
 FELL = 0.1
@@ -33,7 +35,7 @@ _WATCHED = {
 }
 DAYS = {"day": 1, "week": 7, "month": 30, "quarter": 91}
 _MONTH, _QUARTER = (DAY_S * DAYS[name] for name in ("month", "quarter"))
-_LISTED = 60
+LISTED = 60
 """Changes that are listed, the last ones."""
 
 
@@ -237,6 +239,25 @@ def share(value: float | None) -> str:
     return "-" if value is None else f"{figure(100 * value)} %"
 
 
-def changes_shown(review: Review) -> tuple[list[Happening], int]:
-    """Return the changes that are listed, and the number of earlier ones."""
-    return review.changes[-_LISTED:], max(0, len(review.changes) - _LISTED)
+def page(review: Review) -> str:
+    """Return the review as Markdown, what to look at first."""
+    made = Environment(
+        loader=PackageLoader(__package__),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        autoescape=False,  # noqa: S701  # Markdown; `cell` escapes what tables hold
+    )
+    made.filters |= {"cell": cell, "share": share, "saved": saved, "shown_at": shown_at, "figure": figure}
+    made.filters["number"] = lambda value: f"{value:,}"
+    made.filters["amount"] = lambda value, currency: "-" if value is None else f"{figure(value, 4)} {currency}"
+    made.filters["change"] = lambda value: "-" if value is None else f"{100 * value:+.0f} %"
+    rules = {
+        "FAILED": FAILED,
+        "FELL": FELL,
+        "LEAST_DRAFT_TOKENS": LEAST_DRAFT_TOKENS,
+        "LEAST_REQUESTS": LEAST_REQUESTS,
+        "LISTED": LISTED,
+        "LOW_BUDGET": LOW_BUDGET,
+    }
+    return made.get_template("review.md").render(review=review, rules=rules).rstrip() + "\n"

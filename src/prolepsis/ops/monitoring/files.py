@@ -10,11 +10,11 @@ from typing import Any, cast
 import yaml
 
 from prolepsis.core.errors import ConfigError
-from prolepsis.ops.console.runbook import LOCAL_CONSOLE
+from prolepsis.core.terminal.admin import HERE
 from prolepsis.ops.monitoring.burn_rates import Group, Rule, burn_rate_groups
 from prolepsis.ops.monitoring.objectives import Objectives
 
-RUNBOOK_URL = f"{LOCAL_CONSOLE}/runbooks/{{name}}"
+RUNBOOK_URL = f"{HERE}/console/runbooks/{{name}}"
 """Where runbooks are read: in the console of the server that prometheus.yaml scrapes."""
 DASHBOARDS = ("executive", "on-call", "debug")
 """Does it pay, is it healthy, what broke. The files in dashboards/ are the source: they are edited in Grafana."""

@@ -25,8 +25,7 @@ from prolepsis.ops.tracing.spans import Span
 
 log = structlog.get_logger(__name__)
 
-MAX_QUEUED = 8192
-"""Spans that wait or are being sent; a trace that does not fit is refused as a whole."""
+MAX_QUEUED = 8192  # spans that wait or are being sent; a trace that does not fit is refused as a whole
 _LINGER_MS = 1000.0
 _KINDS = {"server": SpanKind.SERVER, "internal": SpanKind.INTERNAL}
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)

@@ -23,8 +23,7 @@ from prolepsis.ops.tracing import attributes
 from prolepsis.ops.tracing.attributes import Attributes
 from prolepsis.ops.tracing.keep import Kept, is_error
 
-Times = tuple[float, float]
-"""By `time.monotonic`."""
+Times = tuple[float, float]  # by `time.monotonic`
 SpanName = Literal["prompt", "queue", "prefill", "decode", "round", "later rounds", "replay"]
 """Those of requests are `{operation} {model}`, those of other HTTP requests `{method} {route}`."""
 
@@ -35,8 +34,7 @@ class Span:
 
     trace_id: str
     span_id: str
-    parent_id: str
-    """Empty: it is the first of its trace."""
+    parent_id: str  # Empty: it is the first of its trace
     name: str
     kind: Literal["server", "internal"]
     times: Times
@@ -74,7 +72,6 @@ def request_spans(ended: RequestEnded, trace: TraceContext, kept: Kept) -> Seque
 
 
 def server_span(trace: TraceContext, name: str, times: Times, found: Attributes, *, failed: bool) -> Span:
-    """Return the span of an HTTP request."""
     return Span(
         trace_id=trace.trace_id,
         span_id=trace.span_id,

@@ -17,7 +17,6 @@ log = structlog.get_logger(__name__)
 
 
 def feature(context: Context) -> Traces:
-    """Return what traces requests."""
     receiver = destination(context.config, os.environ)
     if receiver is None:
         return Traces()
@@ -34,8 +33,7 @@ _PATH = "/v1/traces"
 
 @dataclass(frozen=True, slots=True)
 class TraceDestination:
-    endpoint: str | None
-    """None: where the environment says."""
+    endpoint: str | None  # None: where the environment says
 
 
 def destination(config: ServerConfig, environment: Mapping[str, str]) -> TraceDestination | None:

@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from prolepsis.control.store.retries import RequestRetry
+from prolepsis.control.store.records import RequestRetry
 from prolepsis.control.web.caller import caller_of
 from prolepsis.control.web.errors import RequestAborted, RequestRefused
 from prolepsis.control.web.feature import Feature

@@ -16,8 +16,8 @@ from jiter import from_json
 from starlette.requests import Request
 
 from prolepsis.control.store.batches import LEASE_S
-from prolepsis.control.store.replicas import PeriodicWork
 from prolepsis.control.store.responses import RUNNING, ResponseNews, ResponseTable, StoredResponse
+from prolepsis.control.store.turns import PeriodicWork
 from prolepsis.control.web.caller import Caller, caller_of
 from prolepsis.control.web.context import Context
 from prolepsis.control.web.errors import RequestAborted, RequestRefused

@@ -58,16 +58,9 @@ def summed(parts: Sequence[RequestStats]) -> RequestStats:
         total.num_prompt_tokens += stats.num_prompt_tokens
         total.num_cached_tokens += stats.num_cached_tokens
         total.num_output_tokens += stats.num_output_tokens
-        total.num_steps += stats.num_steps
-        total.device.add(stats.device)
+        total.add(stats)
         total.continued += stats.continued
-        total.not_exact += tuple(reason for reason in stats.not_exact if reason not in total.not_exact)
-        for name, counts in stats.proposers.items():
-            total.proposers.setdefault(name, ProposerCounts()).add(counts)
-        for name, counts in stats.shadow.items():
-            total.shadow.setdefault(name, ProposerCounts()).add(counts)
-        for reason, number in stats.lost.items():
-            total.lost[reason] = total.lost.get(reason, 0) + number
+        total.not_exact += tuple(one for one in stats.not_exact if one not in total.not_exact)
     return total
 
 

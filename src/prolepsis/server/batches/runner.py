@@ -10,8 +10,8 @@ from functools import partial
 import structlog
 
 from prolepsis.control.store.batches import LEASE_S, BatchLine, BatchTable, LineResult, Status, StoredBatch
-from prolepsis.control.store.replicas import PeriodicWork
 from prolepsis.control.store.tenant_files import PART_BYTES, FileTable
+from prolepsis.control.store.turns import PeriodicWork
 from prolepsis.control.web.context import Context
 from prolepsis.control.web.errors import RequestRefused
 from prolepsis.control.web.feature import Feature, contained_tick

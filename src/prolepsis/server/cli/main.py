@@ -76,7 +76,7 @@ PANELS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "Models and training": {
         "models": ("server.cli.models:app", "Download, list, export and import models and draft heads."),
-        "train": ("training.commands.group:app", "Train draft heads and draft models on the target's own text."),
+        "train": ("training.commands:app", "Train draft heads on the target's own text."),
     },
 }
 """Commands by the panel of the help: name -> (module of prolepsis:function or Typer application, one line of help)."""

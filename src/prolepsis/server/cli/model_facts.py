@@ -44,16 +44,18 @@ def _facts_of_files(given: str, path: Path, settings: Settings) -> dict[str, obj
     """Return what the files say; of files that cannot be read nothing: they are shown without."""
     from prolepsis.engine.models.files.recommended_sampling import default_sampling
     from prolepsis.engine.models.files.source import open_model
+    from prolepsis.engine.models.files.weight_bytes import weights_by_format
     from prolepsis.engine.models.files.weights import open_checkpoint
 
     try:
         source = open_model(path)
-        config = open_checkpoint(source).config
+        config, weights = open_checkpoint(source).config, weights_by_format(source)
+        formats = [(name, count / max(1, weights.total())) for name, count in weights.most_common()]
         return {
             "architecture": config.model_type,
             "context": getattr(config, "max_position_embeddings", None),
             "vocabulary": getattr(config, "vocab_size", None),
-            "weights": _formats(source),
+            "weights": ", ".join(f"{name} {share:.0%}" for name, share in formats if share >= 0.005),
             "default_sampling": default_sampling(settings.engine, given, source).describe(),
             **_forms_of_answers(source, settings),
             **_limit(path, settings),
@@ -79,15 +81,6 @@ def _forms_of_answers(source: "ModelSource", settings: Settings) -> dict[str, ob
     }
 
 
-def _formats(source: "ModelSource") -> str:
-    """Return the formats of a model's tensors, the one of most weights first."""
-    from prolepsis.engine.models.files.weight_bytes import weights_by_format
-
-    weights = weights_by_format(source)
-    shown = [(name, count / max(1, weights.total())) for name, count in weights.most_common()]
-    return ", ".join(f"{name} {share:.0%}" for name, share in shown if share >= 0.005)
-
-
 def _limit(path: Path, settings: Settings) -> dict[str, object]:
     """Return the bytes of a pass, what this machine's cores read in a second, and the tokens that follow from both."""
     from prolepsis.engine.models.files.weight_bytes import bytes_per_pass
@@ -103,10 +96,9 @@ def _limit(path: Path, settings: Settings) -> dict[str, object]:
     }
 
 
-_SIZES = ("size", "bytes_per_pass")
-
-
 def shown(facts: dict[str, object]) -> list[tuple[str, object]]:
     """Return the facts as people read them."""
-    sized: dict[str, object] = {name: size(float(str(facts[name]))) for name in _SIZES if name in facts}
+    sized: dict[str, object] = {
+        name: size(float(str(facts[name]))) for name in ("size", "bytes_per_pass") if name in facts
+    }
     return [(name, value) for name, value in {**facts, **sized}.items() if name not in ("sha256", "quality")]

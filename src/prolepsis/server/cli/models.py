@@ -1,5 +1,6 @@
 """`prolepsis models`: models, draft heads and draft models in the cache directory."""
 
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -10,7 +11,6 @@ from prolepsis.control.audit.commands.acts import actor, record_act
 from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.errors import InvalidParameter, ModelLoadError, ModelNotFound, ProlepsisError
 from prolepsis.core.extras import named
-from prolepsis.core.terminal.config import Settings
 from prolepsis.core.terminal.documents import print_reply
 from prolepsis.core.terminal.flags import settings_here
 from prolepsis.core.terminal.output import (
@@ -189,7 +189,7 @@ def alias(
     A running server keeps the head that it has; `prolepsis heads swap NAME@ALIAS` loads the one of the alias.
     """
     from prolepsis.engine.models.heads.aliases import HeadAliases
-    from prolepsis.engine.models.heads.registry import find_head, head_folder
+    from prolepsis.engine.models.heads.registry import find_head
 
     quiet_logs()
     root = settings_here(model_dir=model_dir).engine.model_dir
@@ -197,7 +197,7 @@ def alias(
     if not drop:
         entry = find_head(head, root)
         name, version = entry.name, entry.version
-    before = HeadAliases(head_folder(root)).set(name, alias, version)
+    before = HeadAliases(root).set(name, alias, version)
     was, now = (None if one is None else f"{name}@{one}" for one in (before, version))
     action, subject = "head.alias_removed" if drop else "head.alias_set", f"{name}@{alias}"
     record_act(AuditEvent(actor=actor(), action=action, subject=subject, before={"head": was}, after={"head": now}))
@@ -261,7 +261,12 @@ def show(
     manifest = store.show(wanted)
     if manifest is None and not Path(wanted).exists():
         quiet_logs()
-        return _show_drafter(wanted, store, settings, as_json=as_json)
+        root = settings.engine.model_dir
+        entry = find_drafter(wanted, root)
+        if entry is None:
+            here = ", ".join(dict.fromkeys(one.name for one in (*store.installed(), *drafters(root)))) or "none"
+            raise ModelNotFound(f"model {wanted!r} is not in {store.root}; models here: {here}", param="name")
+        return print_reply(describe_drafter(entry, root), as_json=as_json)
     found = facts_of_path(Path(wanted), settings) if manifest is None else facts_of_installed(store, manifest, settings)
     measured = measured_quality(Path(str(found["path"])))
     if as_json:
@@ -270,15 +275,6 @@ def show(
     facts = shown(found) + [(f"quality with {one.computation}", one.describe()) for one in measured]
     checksums = {} if manifest is None else manifest.sha256
     print_facts([*facts, *((f"sha256 {file}", digest) for file, digest in checksums.items())])
-
-
-def _show_drafter(wanted: str, store: "ModelStore", settings: Settings, *, as_json: bool) -> None:
-    entry = find_drafter(wanted, settings.engine.model_dir)
-    if entry is None:
-        names = [entry.name for entry in (*store.installed(), *drafters(settings.engine.model_dir))]
-        here = ", ".join(dict.fromkeys(names)) or "none"
-        raise ModelNotFound(f"model {wanted!r} is not in {store.root}; models here: {here}", param="name")
-    print_reply(describe_drafter(entry, settings.engine.model_dir), as_json=as_json)
 
 
 def _described(store: "ModelStore", manifest: "Manifest") -> dict[str, object]:
@@ -296,9 +292,8 @@ def drafters(root: Path | None) -> "list[HeadEntry | DraftModelEntry]":
 def find_drafter(name: str, root: Path | None) -> "HeadEntry | DraftModelEntry | None":
     """Return the newest head or draft model called `name`, or exactly NAME@VERSION or NAME@ALIAS; None without one."""
     from prolepsis.engine.models.heads.aliases import HeadAliases
-    from prolepsis.engine.models.heads.registry import head_folder
 
-    name = HeadAliases(head_folder(root)).resolved(name)
+    name = HeadAliases(root).resolved(name)
     matching = [entry for entry in drafters(root) if name in (entry.name, f"{entry.name}@{entry.version}")]
     return matching[-1] if matching else None
 
@@ -306,23 +301,27 @@ def find_drafter(name: str, root: Path | None) -> "HeadEntry | DraftModelEntry |
 def describe_drafter(entry: "HeadEntry | DraftModelEntry", root: Path | None) -> dict[str, object]:
     """Return everything known about a head or draft model, as JSON values."""
     from prolepsis.engine.models.heads.aliases import HeadAliases
-    from prolepsis.engine.models.heads.registry import head_folder
+    from prolepsis.engine.models.heads.format import weights_checksum
 
-    provenance = entry.provenance
-    aliases = HeadAliases(head_folder(root)).of(entry.name, entry.version) if _kind(entry) == "head" else ()
+    provenance, checksum = entry.provenance, "not recorded"
+    if provenance.sha256:
+        checksum = "differs: the file is damaged"
+        with suppress(ModelLoadError):
+            checksum = "matches" if weights_checksum(entry.folder) == provenance.sha256 else checksum
+    is_shipped = getattr(entry, "shipped", False)
     return {
-        "kind": _kind(entry),
+        "kind": entry.kind,
         "name": entry.name,
         "version": entry.version,
-        "aliases": list(aliases),
+        "aliases": list(HeadAliases(root).of(entry.name, entry.version)) if entry.kind == "head" else [],
         "path": str(entry.folder),
-        "from": _origin(entry),
+        "from": "shipped" if is_shipped else provenance.source or "here",
         "size": entry.size,
         "target": entry.target or None,
         "target_fingerprint": provenance.target_fingerprint or None,
         "tokenizer_fingerprint": provenance.tokenizer_fingerprint or None,
         "sha256": provenance.sha256 or None,
-        "checksum": _checksum(entry),
+        "checksum": checksum,
         "chain_of_3": None if provenance.chain_of_3 is None else round(provenance.chain_of_3, 4),
         "acceptance": {
             kind: {"hits": counts.hits, "trials": counts.trials, "chain_of_3": round(counts.length(), 4)}
@@ -330,26 +329,3 @@ def describe_drafter(entry: "HeadEntry | DraftModelEntry", root: Path | None) ->
         },
         "training": dict(provenance.training),
     }
-
-
-def _kind(entry: "HeadEntry | DraftModelEntry") -> str:
-    from prolepsis.engine.models.heads.registry import HeadEntry
-
-    return "head" if isinstance(entry, HeadEntry) else "draft-model"
-
-
-def _origin(entry: "HeadEntry | DraftModelEntry") -> str:
-    return "shipped" if getattr(entry, "shipped", False) else entry.provenance.source or "here"
-
-
-def _checksum(entry: "HeadEntry | DraftModelEntry") -> str:
-    from prolepsis.engine.models.heads.format import weights_checksum
-
-    recorded = entry.provenance.sha256
-    if not recorded:
-        return "not recorded"
-    try:
-        found = weights_checksum(entry.folder)
-    except ModelLoadError:
-        found = ""
-    return "matches" if found == recorded else "differs: the file is damaged"

@@ -47,8 +47,7 @@ if TYPE_CHECKING:
 app = command_group("Check, compare, explain, apply and roll back policies: which requests may speculate, and how.")
 
 _COLUMNS = {"findings": FINDINGS, "rollouts": ("rule", "stage", "expected")}
-_BOUNDS = ("shadow_percentage", "pinned", "guardrails", "rollout", "audit")
-"""Terms that callers cannot change."""
+_BOUNDS = ("shadow_percentage", "pinned", "guardrails", "rollout", "audit")  # terms that callers cannot change
 
 
 @app.command(epilog=EPILOG)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from prolepsis.core.telemetry.metrics import Metrics
     from prolepsis.engine.kv.memory import MemoryUse
     from prolepsis.remote.messages import LogSettings
-    from prolepsis.server.run import StartedEngine
+    from prolepsis.server.run import StartedEngine, StartEngine
 
 ADDRESS_FIELDS = ("host", "port")
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -60,14 +60,14 @@ def _start_engine(settings: Settings, logs: "LogSettings", config: EngineConfig,
 
     ensure_model(settings)
     if config.engine == "upstream":
-        upstream = named("adapters.upstream.start:start_upstream")(config, metrics.registry, metrics)
-        return StartedEngine(upstream.client, upstream.tokenizer)
+        start: StartEngine = named("adapters.upstream.start:start_upstream")
+        return start(config, metrics)
     scaling: Scaling = named("adapters.ray.autoscaling:Scaling").of(settings.server)
     if scaling.most > 1:
-        replicas = named("adapters.ray.start:start_replicas")(
+        started: StartedEngine = named("adapters.ray.start:start_replicas")(
             config, scaling, metrics, settings.server.ray_address, logs
         )
-        return StartedEngine(replicas.client, replicas.tokenizer, follow=replicas.follow)
+        return started
     reserved = _reserved(settings.server)
     if _has_own_process(settings.server, config):
         from prolepsis.remote.process import EngineSpawn

@@ -1,9 +1,8 @@
 """Explains what a policy makes of a sample request, which is read as a server reads it; /admin/policy/explain."""
 
 import json
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from typing import Annotated
@@ -13,7 +12,7 @@ from pydantic import AwareDatetime, Field
 from prolepsis.control.policy.check import usable_policy
 from prolepsis.control.policy.decision import UNSTATED, SpeculationRequest
 from prolepsis.control.policy.explain import ExplainedRequest, explain
-from prolepsis.control.policy.model import Policy, plain_terms
+from prolepsis.control.policy.model import Policy
 from prolepsis.control.policy.runtime import Policies
 from prolepsis.control.web.body_reader import parse_body, read_body
 from prolepsis.control.web.caller import Caller, Role, SignedIn
@@ -108,42 +107,11 @@ def _num_prompt_tokens(body: GenerationBody) -> int | None:
 
 
 def explained(policy: Policy, sample: Sample) -> ExplainedRequest:
-    """Return what a policy makes of the sample, as plain values.
-
-    A server refuses the request where its caller lacks a role, and where the policy does not let it pass.
-    """
-    found, facts = explain(policy, sample.facts, sample.requested), sample.facts
-    refused, decision, effect = None, found.decision, None
+    """Return what a policy makes of the sample, which a server refuses where its caller lacks a role."""
+    refused = None
     if sample.refused is not None:
         refused = {"param": sample.refused.param or "", "message": str(sample.refused)}
-    elif found.conflict is not None:
-        refused = asdict(found.conflict)
-    elif decision is not None:
-        choice = decision.choice
-        effect = {
-            "mode": "on" if choice.mode in ("auto", "always") else choice.mode,
-            "forced": choice.mode == "always",
-            "proposers": choice.proposers,
-            "num_speculative_tokens": choice.num_speculative_tokens,
-            "emit": decision.emit,
-            "sources": dict(decision.sources),
-        }
-    shown_facts = {
-        **asdict(facts),
-        "roles": sorted(facts.roles),
-        "time": facts.time.isoformat(),
-        "flag": sorted(facts.flag),
-        "max_tokens": None if math.isinf(facts.max_tokens) else facts.max_tokens,
-    }
-    return ExplainedRequest(
-        policy_version=found.policy_version,
-        rules=list(found.tried),
-        rule=found.rule,
-        terms=plain_terms(found.terms),
-        refused=refused,
-        in_effect=effect,
-        facts=shown_facts,
-    )
+    return explain(policy, sample.facts, sample.requested, refused)
 
 
 def explain_routes(policies: Policies, defaults: Callable[[], SamplingDefaults]) -> Sequence[Route]:

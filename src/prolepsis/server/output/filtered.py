@@ -12,7 +12,7 @@ Range = tuple[int, int]  # characters of the sample's own text, the second exclu
 
 
 @dataclass(frozen=True, slots=True)
-class _Placed:
+class _PlacedToken:
     token: OutputToken
     start: int
     end: int
@@ -23,7 +23,7 @@ class TokenAlignment:
 
     def __init__(self) -> None:
         self._textless: list[OutputToken] = []
-        self._open: deque[_Placed] = deque()
+        self._open: deque[_PlacedToken] = deque()
         self._end = 0
 
     def add(self, tokens: Sequence[OutputToken]) -> None:
@@ -65,11 +65,11 @@ class TokenAlignment:
         return self._open[0].start if self._open else self._end
 
     def _place(self, end: int) -> None:
-        self._open.extend(_Placed(token, self._end, end) for token in self._textless)
+        self._open.extend(_PlacedToken(token, self._end, end) for token in self._textless)
         self._textless, self._end = [], end
 
 
-def _touched(placed: _Placed, changed: Sequence[Range]) -> bool:
+def _touched(placed: _PlacedToken, changed: Sequence[Range]) -> bool:
     return any(placed.start < end and start < placed.end for start, end in changed)
 
 

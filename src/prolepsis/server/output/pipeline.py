@@ -284,7 +284,7 @@ class OutputPolicies:
                 if loaded.fails_open:
                     self._count_fault(loaded, "raised")
                     continue
-                reader = _Refusing()
+                reader = _RefusingReader()
             if reader is not None:
                 stages.append(FilterStage(loaded, reader))
         return FilterPipeline(stages, self, self._workers) if stages else None
@@ -348,7 +348,7 @@ class FilterPipeline:
             return stage.fail(tokens, "late")
 
 
-class _Refusing:
+class _RefusingReader:
     """Stands for a policy that failed before it read anything and is to fail closed."""
 
     def look(self, pending: str, *, ended: bool) -> TextDecision:

@@ -4,8 +4,7 @@ import random
 from collections.abc import Callable
 
 from prolepsis.control.cost.runtime import CostFeature
-from prolepsis.control.store.records import request_record
-from prolepsis.control.store.retries import RequestRetry
+from prolepsis.control.store.records import RequestRetry, request_record
 from prolepsis.control.store.store import Store
 from prolepsis.control.web.context import Context
 from prolepsis.control.web.feature import Feature

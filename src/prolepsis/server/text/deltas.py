@@ -10,7 +10,7 @@ from prolepsis.core.errors import TokensOutOfPlace
 from prolepsis.core.events import FinishReason, Tokens
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.engine.text.stream import StopStrings, TextStream
-from prolepsis.engine.text.tokenizer import Tokenizer, Verbatim
+from prolepsis.engine.text.tokenizer import Tokenizer, VerbatimDecoder
 from prolepsis.server.text.shown_tokens import ShownPrompt, ShownToken, TokenPlaces
 
 log = structlog.get_logger(__name__)
@@ -88,7 +88,7 @@ class ChoiceText:
         shown of it, before the text; `predict_s`: seconds after which the text ends with its line."""
         self.finished = False
         self._index = index
-        decoder = tokenizer if skip_special_tokens else Verbatim(tokenizer)
+        decoder = tokenizer if skip_special_tokens else VerbatimDecoder(tokenizer)
         self._stream = TextStream(decoder, stop, min_tokens=request.params.min_tokens)
         self._include_stop = include_stop
         self._with_logprobs = request.params.logprobs is not None

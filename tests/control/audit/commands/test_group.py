@@ -9,13 +9,13 @@ from sqlalchemy import update
 from typer.testing import CliRunner, Result
 
 from prolepsis.control.audit import chain
-from prolepsis.control.audit.anchors import AnchorFeature, AnchorFile, default_file
+from prolepsis.control.audit.anchors import AnchorFeature, default_file, places
 from prolepsis.control.audit.commands.export import LONGEST_WAIT_S, keep_delivering
 from prolepsis.control.audit.entry import SERVED
 from prolepsis.control.store import records
 from prolepsis.control.store.database import Database, store_url
 from prolepsis.control.store.signing import OPTION, AuditKeys, key_file
-from prolepsis.control.store.tables import audit_entries
+from prolepsis.control.store.tables import chain_links
 from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import DeliveryFailed, StoreUnavailable
@@ -85,7 +85,7 @@ def test_a_chain_is_verified_against_the_head_noted_before(database: Database) -
     assert plain("audit", "verify", "--anchor", head, status=UNPROVEN)["faults"] == []
     assert run("audit", "verify", "--anchor", "soon").exit_code == 2
     with database.write() as connection:
-        connection.execute(update(audit_entries).where(audit_entries.c.seq == 2).values(actor="eve"))
+        connection.execute(update(chain_links).where(chain_links.c.seq == 2).values(actor="eve"))
     done = run("audit", "verify")
     assert done.exit_code == 1
     assert "entry 2 has other details" in done.stderr
@@ -99,21 +99,22 @@ async def test_verify_says_what_signatures_and_anchors_prove(database: Database,
         records.add(connection, [record("acme")])
     assert plain("store", "prune", "--days", "1")
     assert "before 4" in str(plain("audit", "verify", status=UNPROVEN)["unproven"])
-    place = AnchorFile(default_file(key_file(ServerConfig()), database))
+    path = default_file(key_file(ServerConfig()), database)
+    [place] = places(["auto"], path)
     await AnchorFeature(database, [place], CollectorRegistry(), period_s=1.0).tick()
     anchored = plain("audit", "verify", status=UNPROVEN)
     assert (anchored["faults"], anchored["anchored"], anchored["entries"]) == ([], 5, 5)
     assert len(anchored["unproven"]) == 1  # type: ignore[arg-type]
     assert plain("store", "prune", "--days", "1")
     assert "newer than the last anchor" in run("audit", "verify").stderr
-    text = place.path.read_text()
-    place.path.write_text(text.replace('"seq": 5', '"seq": 4'))
+    text = path.read_text()
+    path.write_text(text.replace('"seq": 5', '"seq": 4'))
     forged = run("audit", "verify")
     assert (forged.exit_code, "the anchor of entry 4 has a signature" in forged.stderr) == (1, True)
-    place.path.write_text(text + '{"chain": "aud')
+    path.write_text(text + '{"chain": "aud')
     torn = run("audit", "verify")
     assert (torn.exit_code, "line 3" in torn.stderr, "no whole anchor" in torn.stderr) == (UNPROVEN, True, True)
-    place.path.write_text("{}\nno JSON\n")
+    path.write_text("{}\nno JSON\n")
     assert (run("audit", "verify").exit_code, run("audit", "verify").stderr.count("line 2")) == (2, 1)
     assert run("audit", "verify", "--public-key", "prolepsis.yaml").exit_code == 2
 

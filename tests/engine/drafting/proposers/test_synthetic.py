@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from prolepsis.adapters.vllm.capabilities import check
+from prolepsis.adapters.vllm.start import check
 from prolepsis.core.config import SYNTHETIC, EngineConfig
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.events import Finished

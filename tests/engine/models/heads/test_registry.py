@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from prolepsis.core.errors import InvalidParameter, ModelLoadError
 from prolepsis.engine.models.draft_models import list_draft_models, warn_of_other_target
 from prolepsis.engine.models.files.weights import open_checkpoint
-from prolepsis.engine.models.heads.aliases import HeadAliases
+from prolepsis.engine.models.heads.aliases import HeadAliases, head_folder
 from prolepsis.engine.models.heads.exchange import export_head, import_head, remove_head
 from prolepsis.engine.models.heads.format import CONFIG, WEIGHTS, HeadStorage, load_head, read_config, save_head
 from prolepsis.engine.models.heads.levels import LEVELS, save_levels
@@ -21,7 +21,6 @@ from prolepsis.engine.models.heads.registry import (
     chosen_head,
     find_head,
     fitting_entry,
-    head_folder,
     head_for,
     list_heads,
     open_head,
@@ -298,7 +297,7 @@ def test_an_alias_stands_for_a_version_and_moves(target: LoadedModel, root: Path
     assert isinstance(target.model, LeanModel)
     for version in (1, 2):
         save_random_head(head_folder(root) / f"mine@{version}", target.model.shape, {})
-    aliases = HeadAliases(head_folder(root))
+    aliases = HeadAliases(root)
     assert aliases.set("mine", "champion", 1) is None
     assert find_head("mine@champion", root).label == "mine@1"
     assert find_head("mine", root).label == "mine@2"

@@ -4,7 +4,7 @@ import random
 from collections.abc import Mapping
 from itertools import count
 
-from prolepsis.engine.text.grammar.gbnf import Chars, Either, Named, Part, Repeat, Sequence
+from prolepsis.engine.text.grammar.gbnf import Alternation, Chars, Part, Repeat, RuleName, Sequence
 
 _LIKELY = 'ab01 \n\t".,:{}[]<>()=+-\\/_Zé猫'
 _FAR = 10**6
@@ -24,15 +24,15 @@ class Texts:
         return self._heights["root"] < _FAR
 
     def draw(self, rng: random.Random, *, depth: int = 24) -> str:
-        return self._text(Named("root"), rng, depth)
+        return self._text(RuleName("root"), rng, depth)
 
     def _height(self, part: Part) -> int:
         match part:
-            case Named():
+            case RuleName():
                 return self._heights[part.name]
             case Repeat():
                 return self._height(part.part) if part.least else 0
-            case Either():
+            case Alternation():
                 return min(map(self._height, part.parts))
             case Sequence():
                 return max(map(self._height, part.parts), default=0)
@@ -45,9 +45,9 @@ class Texts:
                 return (
                     rng.choice(likely) if likely and rng.random() < 0.7 else chr(rng.randint(*rng.choice(part.ranges)))
                 )
-            case Named():
+            case RuleName():
                 return self._text(self._rules[part.name], rng, depth - 1)
-            case Either():
+            case Alternation():
                 lowest = min(map(self._height, part.parts))
                 fits = [one for one in part.parts if self._height(one) <= max(depth, lowest)]
                 return self._text(rng.choice(fits), rng, depth)
@@ -70,9 +70,9 @@ def is_text(rules: Mapping[str, Part], text: str) -> bool:
         match part:
             case Chars():
                 return {start + 1 for start in starts if start < len(text) and _holds(part, text[start])}
-            case Named():
+            case RuleName():
                 return set[int]().union(*(known.setdefault((part.name, start), set()) for start in starts))
-            case Either():
+            case Alternation():
                 return set[int]().union(*(ends(one, starts) for one in part.parts))
             case Sequence():
                 for one in part.parts:

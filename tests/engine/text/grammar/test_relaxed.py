@@ -6,7 +6,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from prolepsis.core.errors import InvalidGrammar
-from prolepsis.engine.text.grammar.relaxed import Relaxed, Schema, relaxed
+from prolepsis.engine.text.grammar.relaxed import RelaxedSchema, Schema, relaxed
 from tests.engine.text.grammar.test_json_schema import SUBJECT, takes
 from tests.engine.text.grammar.tiny import json_schema
 
@@ -85,7 +85,7 @@ def test_unique_items_of_a_list_of_values_are_no_more_than_these() -> None:
 def test_formats_that_are_not_kept_are_annotations() -> None:
     schema: Schema = {"properties": {"a": {"type": "string", "format": "semver"}, "format": {"format": "date"}}}
     held = relaxed(schema)
-    assert held == Relaxed(held.schema, ("properties.a.format semver",))
+    assert held == RelaxedSchema(held.schema, ("properties.a.format semver",))
     assert takes(held.schema, '{"a": "x", "format": "2024-02-29"}')
     assert not takes(held.schema, '{"a": "x", "format": "x"}')
 

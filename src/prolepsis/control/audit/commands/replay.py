@@ -50,8 +50,6 @@ def check_model(entry: AuditEntry, client: EngineClient) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BundledReplay:
-    """Result of the replay of a prompt on this machine."""
-
     seq: int
     request_id: str
     outcome: Literal["equal", "different", "cannot"]

@@ -11,12 +11,12 @@ from prolepsis.control.audit.commands.log import ServerUrl, exported, opened_log
 from prolepsis.control.audit.verify import (
     Anchor,
     ChainEvidence,
-    RecordsVerified,
     Verified,
     parse_anchor,
     verify_records,
 )
 from prolepsis.control.audit.verify import verify as verify_entries
+from prolepsis.control.store import records
 from prolepsis.control.store.configured import StoreOption, ready_database
 from prolepsis.control.store.database import Database, store_url
 from prolepsis.control.store.signing import PublicKeys, SignedHead, key_file
@@ -51,8 +51,6 @@ PublicKey = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class KnownKeys:
-    """Public keys and anchors for the check."""
-
     keys: PublicKeys | None
     heads: Sequence[SignedHead]
     anchors: Sequence[Anchor]  # given by hand
@@ -108,11 +106,12 @@ def verify(
             if public_key is None:
                 known = _without_other_keys(known, log.signed)
             verified = verify_entries(log.entries(), known.evidence(log.head, log.signed))
-    records = None
+    recorded = None
     if local:  # the store's request records too: they are in a chain of their own
         with ready_database(store) as database, database.read() as connection:
-            records = verify_records(connection, known.anchors_of("requests"), known.keys)
-    _show(verified, records, known.forged, as_json=as_json)
+            of_records = verify_records(connection, known.anchors_of("requests"), known.keys)
+            recorded = records.count(connection), of_records
+    _show(verified, recorded, known.forged, as_json=as_json)
 
 
 def _keys(given: Path | None, *, local: bool) -> PublicKeys | None:
@@ -141,14 +140,14 @@ def _without_other_keys(known: KnownKeys, signed: SignedHead | None) -> KnownKey
 
 
 def _heads(given: Sequence[Path] | None, store: str | None, *, local: bool) -> list[SignedHead]:
-    from prolepsis.control.audit.anchors import AnchorFile, default_file, places, read_anchors
+    from prolepsis.control.audit.anchors import default_file, places, read_anchors
 
     files = given or ()
     if local and not given:  # those that the server of this configuration writes, and that exist
         config = settings_here(store=store).server
         if (url := store_url(config.store)) is not None:
             written = places(config.audit_anchor, default_file(key_file(config), Database(url)))
-            files = [place.path for place in written if isinstance(place, AnchorFile) and place.path.exists()]
+            files = [place.path for place in written if place.path is not None and place.path.exists()]
     heads: list[SignedHead] = []
     for path in files:
         found = read_anchors(path)
@@ -164,14 +163,14 @@ def _heads(given: Sequence[Path] | None, store: str | None, *, local: bool) -> l
     return heads
 
 
-def _show(verified: Verified, records: RecordsVerified | None, forged: Sequence[str], *, as_json: bool) -> None:
+def _show(verified: Verified, recorded: tuple[int, Verified] | None, forged: Sequence[str], *, as_json: bool) -> None:
     faults = [("entry", fault) for fault in verified.faults]
-    faults += [("record link", fault) for fault in (records.faults if records else ())]
+    faults += [("record link", fault) for fault in (recorded[1].faults if recorded else ())]
     facts: list[tuple[str, object]] = [
         ("entries", verified.num_entries),
         ("erased", verified.num_erased),
         ("anchored", verified.anchored),
-        *([("records", records.num_records), ("records_anchored", records.anchored)] if records else []),
+        *([("records", recorded[0]), ("records_anchored", recorded[1].anchored)] if recorded else []),
         ("faults", len(faults) + len(forged)),
         ("head", verified.head),
     ]

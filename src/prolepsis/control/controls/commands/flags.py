@@ -18,7 +18,6 @@ _FLAG = argument("flag", "speculation.enabled, speculation.kill, or one that rul
 
 
 def _flag_to_set(given: dict[str, Any], _: Callable[[str], Any]) -> dict[str, Any]:
-    """Return the body that sets a flag: its value, or the definition in a file."""
     value, file = given.pop("value"), given.pop("definition")
     if (value is None) == (file is None) or value not in (None, "on", "off"):
         raise ConfigError("allowed: on, off, or --definition FILE", param="value")

@@ -23,16 +23,13 @@ File = Annotated[Path | None, typer.Option(help="default: controls.json in the u
 Url = Annotated[
     str | None, typer.Option(help="address of one server; default: the controls file, for all servers here")
 ]
-_OF_SERVERS = ("rule:", "tenant:", "traffic_class:")
-"""Scopes that each server has by its policy and its keys."""
+_OF_SERVERS = ("rule:", "tenant:", "traffic_class:")  # scopes that each server has by its policy and its keys
 _SCOPES = ", ".join(f"{kind}:NAME" for kind in KINDS)
 Scope = Annotated[str, typer.Option(help=f"what to stop, or to allow again: {EVERYTHING}, {_SCOPES}")]
 Reason = Annotated[str, typer.Option(help="shown in the log and by `kill status`")]
 
 
 def _add_turn(name: str, text: str, *, on: bool) -> None:
-    """Add the command that turns the switch on, or off."""
-
     @app.command(name, help=text, epilog=EPILOG)
     def turn(
         *,

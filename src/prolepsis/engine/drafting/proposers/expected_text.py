@@ -28,13 +28,7 @@ class ExpectedText:
         self.index.follow_given()
         self.tokens = tokens
         self.start = start
-        self._num_given = 0
-
-    def give_next(self) -> None:
-        if self._num_given < len(self.tokens):
-            end = self._num_given + MOST_AT_ONCE
-            self.index.give(self.tokens[self._num_given : end])
-            self._num_given = end
+        self.num_given = 0
 
 
 def kernel_for(*, native: bool) -> Any:
@@ -87,7 +81,9 @@ class ExpectedTextProposer(Proposer):
         text = self._texts.get(sequence.key)
         if text is None or text.tokens is not tokens or text.start != start:
             text = self._texts[sequence.key] = ExpectedText(self._kernel, tokens, start)
-        text.give_next()
+        if text.num_given < len(tokens):
+            text.index.give(tokens[text.num_given : text.num_given + MOST_AT_ONCE])
+            text.num_given += MOST_AT_ONCE
         return text
 
 

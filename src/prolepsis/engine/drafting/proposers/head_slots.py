@@ -149,7 +149,7 @@ class HeadSlots:
         self._fill(pages, first, end, state.valid_from)
         state.wait(new.features if first == new.start else new.features[first - new.start :], end - first)
         state.last_page = pages[(end - 1) // PAGE_SIZE]
-        for position in _page_ends(first, end - first):
+        for position in range(first + (PAGE_SIZE - 1 - first) % PAGE_SIZE, end, PAGE_SIZE):  # the last ones of pages
             page = pages[position // PAGE_SIZE]
             self._tails[page], self._full[page] = new.features[position - new.start], True
         return state
@@ -278,9 +278,3 @@ def _before(new: HiddenStates, tails: Tensor) -> Tensor:  # [1, feature_size]
     page, offset = divmod(new.start, PAGE_SIZE)
     known = page > 0 and offset == 0
     return tails[new.sequence.pages[page - 1]][None] if known else tails.new_zeros(1, tails.shape[1])
-
-
-def _page_ends(start: int, count: int) -> Sequence[int]:
-    """Return the last positions of pages among `start : start + count`."""
-    first = start + (PAGE_SIZE - 1 - start) % PAGE_SIZE
-    return range(first, start + count, PAGE_SIZE)

@@ -70,13 +70,12 @@ class PromptLookupProposer(Proposer):
         self._indexes = NgramIndexes(tuple(range(max_match, min_match - 1, -1)))
 
     def propose(self, sequences: Sequence[SequenceView], limits: Sequence[int]) -> list[Draft | None]:
-        return [self._propose(sequence, limit) for sequence, limit in zip(sequences, limits, strict=True)]
+        drafts: list[Draft | None] = []
+        for sequence, limit in zip(sequences, limits, strict=True):
+            start, size = self._indexes.of(sequence).find(sequence.tokens)
+            found = continuation(sequence.tokens, start, limit) if size else []
+            drafts.append(chain(tuple(found), self.name, bucket=size) if size else None)
+        return drafts
 
     def forget(self, sequence: SequenceView) -> None:
         self._indexes.forget(sequence)
-
-    def _propose(self, sequence: SequenceView, limit: int) -> Draft | None:
-        start, size = self._indexes.of(sequence).find(sequence.tokens)
-        if size == 0:
-            return None
-        return chain(tuple(continuation(sequence.tokens, start, limit)), self.name, bucket=size)

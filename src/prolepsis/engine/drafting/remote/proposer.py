@@ -168,7 +168,10 @@ class RemoteProposer(Proposer):
         self._reported: bool | None = None
 
     def propose(self, sequences: Sequence[SequenceView], limits: Sequence[int]) -> list[Draft | None]:
-        if (connection := self._current()) is None:
+        connection = self._link.connection()
+        if connection is not self._connection:  # a new one knows no sequence
+            self._start_over(connection)
+        if connection is None:
             self._report()
             return [None] * len(sequences)
         try:
@@ -196,13 +199,6 @@ class RemoteProposer(Proposer):
 
     def close(self) -> None:
         self._link.close()
-
-    def _current(self) -> Connection | None:
-        """Return the connection; a new one knows no sequence."""
-        connection = self._link.connection()
-        if connection is not self._connection:
-            self._start_over(connection)
-        return connection
 
     def _lose(self, reason: Exception) -> None:
         self._link.lose(reason)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
 Config: TypeAlias = "LlamaShapedConfig | PreTrainedConfig"
+EMBEDDING = "model.embed_tokens.weight"
 TIED_HEAD = "lm_head.weight"  # output head that some files hold although it is the embedding
 
 
@@ -49,7 +50,7 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Fitted:
+class FittedModel:
     """A model of transformers' class around the tensors of a checkpoint."""
 
     model: "PreTrainedModel"
@@ -57,7 +58,7 @@ class Fitted:
     unexpected: list[str]  # tensors that the class has no place for
 
 
-def fit(checkpoint: Checkpoint, dtype: torch.dtype, **options: str) -> Fitted:
+def fit(checkpoint: Checkpoint, dtype: torch.dtype, **options: str) -> FittedModel:
     """Return transformers' class, made with `options`, around the tensors: it draws no weights of its own first."""
     from transformers import AutoModelForCausalLM, PreTrainedModel
     from transformers.initialization import no_init_weights
@@ -68,7 +69,7 @@ def fit(checkpoint: Checkpoint, dtype: torch.dtype, **options: str) -> Fitted:
     tensors = {name: tensor.to(dtype) for name, tensor in checkpoint.tensors.items()}
     missing, unexpected = model.load_state_dict(tensors, strict=False, assign=True)
     model.tie_weights()
-    return Fitted(model, sorted(set(missing) - set(model.all_tied_weights_keys)), unexpected)
+    return FittedModel(model, sorted(set(missing) - set(model.all_tied_weights_keys)), unexpected)
 
 
 def unread_tensors(names: Sequence[str], family: str) -> str:

@@ -14,7 +14,6 @@ from prolepsis.engine.models.files.safetensors_files import weight_files
 from prolepsis.engine.models.files.weight_bytes import weights_by_format
 
 if TYPE_CHECKING:
-    from prolepsis.engine.models.files.gguf_file import GgufFile
     from prolepsis.engine.models.files.source import ModelSource
 
 
@@ -29,27 +28,25 @@ def described(source: "ModelSource", digest: str = "") -> ModelFiles:
         kind, architecture = "safetensors", stated.removesuffix("_text").replace("_", "")
     else:
         kind, architecture = "gguf", source.text("general.architecture", "unknown")
-        facts = _facts(source, architecture)
-    stats, most = [file.stat() for file in files], max(weights, key=weights.__getitem__, default="")
+        facts = {
+            key: value
+            for key, value in source.metadata.items()
+            if key.startswith(("general.", f"{architecture}."))
+            and (isinstance(value, str) or (not isinstance(value, list) and math.isfinite(value)))
+        }
+    number, stats = weights.total(), [file.stat() for file in files]
+    short = f"{number / 1e9:.1f}B" if number >= 1e9 else f"{number / 1e6:.0f}M" if number else ""
+    most = max(weights, key=weights.__getitem__, default="")
     return ModelFiles(
         format=kind if files else "",
         architecture=architecture,
-        parameter_size=str(facts.get("general.size_label") or _short(weights.total())),
+        parameter_size=str(facts.get("general.size_label") or short),
         quantization=_file_type(facts.get("general.file_type")) or most,
         num_bytes=sum(stat.st_size for stat in stats),
         modified=max((stat.st_mtime for stat in stats), default=0.0),
-        facts={**facts, "general.parameter_count": weights.total()},
+        facts={**facts, "general.parameter_count": number},
         digest=digest,
     )
-
-
-def _facts(file: "GgufFile", architecture: str) -> dict[str, str | int | float]:
-    return {
-        key: value
-        for key, value in file.metadata.items()
-        if key.startswith(("general.", f"{architecture}."))
-        and (isinstance(value, str) or (not isinstance(value, list) and math.isfinite(value)))
-    }
 
 
 def _file_type(stated: float | str | None) -> str:
@@ -59,8 +56,3 @@ def _file_type(stated: float | str | None) -> str:
     from gguf.constants import LlamaFileType
 
     return next((re.sub("^(MOSTLY|ALL)_", "", kind.name) for kind in LlamaFileType if kind == stated), "")
-
-
-def _short(number: int) -> str:
-    """Return a number of parameters as 135M or 1.5B; empty for 0."""
-    return f"{number / 1e9:.1f}B" if number >= 1e9 else f"{number / 1e6:.0f}M" if number else ""

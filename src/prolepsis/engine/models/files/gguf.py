@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from prolepsis.core.errors import ModelLoadError
 from prolepsis.engine.models.families import OF_GGUF, Family, Fields
@@ -15,7 +15,7 @@ from prolepsis.engine.models.files.checkpoint import Checkpoint, Config, unread_
 from prolepsis.engine.models.files.config import LlamaShapedConfig, llama_shaped
 from prolepsis.engine.models.files.gguf_file import LARGEST_SIZE, GgufFile
 from prolepsis.engine.models.files.rope import rope_frequencies
-from prolepsis.engine.models.files.stored import BF16, PACKED, OnDemand, StoredMatrix
+from prolepsis.engine.models.files.stored import BF16, PACKED, LazyMapping, StoredMatrix
 
 _ENDS = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -147,22 +147,18 @@ def refuse_unread(file: GgufFile) -> None:
             )
 
 
-def _llama_biases(file: GgufFile) -> Fields:
-    """Return which biases a file of Llama's architecture has: a kind is there as a whole or not at all."""
-    found = {name.partition(".")[2].partition(".")[2] for name in file.tensors}
-    for kind in (_ATTENTION_BIASES, _MLP_BIASES):
-        if found & kind and kind - found:
-            raise ModelLoadError(
-                f"{file.path} has {min(found & kind)} but not {min(kind - found)}: all or none are read"
-            )
-    return {"attention_bias": bool(found & _ATTENTION_BIASES), "mlp_bias": bool(found & _MLP_BIASES)}
-
-
 def _llama_fields(file: GgufFile) -> Fields:
     family, heads = family_of(file), file.size("attention.head_count")
     kv_heads = file.optional_size("attention.head_count_kv") or heads
     if kv_heads < 1 or heads % kv_heads:
         raise ModelLoadError(f"{file.path}: {heads} heads of queries are no multiple of {kv_heads} of keys")
+    biases: Fields = {}
+    if family.gguf_biases:
+        parts = {name.partition(".")[2].partition(".")[2] for name in file.tensors}
+        for name, kind in (("attention_bias", _ATTENTION_BIASES), ("mlp_bias", _MLP_BIASES)):
+            if (found := parts & kind) and (missing := kind - parts):
+                raise ModelLoadError(f"{file.path} has {min(found)} but not {min(missing)}: all or none are read")
+            biases[name] = bool(found)
     return {
         "vocab_size": file.tensors["token_embd.weight"].shape[0] if "token_embd.weight" in file.tensors else 0,
         "hidden_size": file.size("embedding_length"),
@@ -178,13 +174,12 @@ def _llama_fields(file: GgufFile) -> Fields:
         "bos_token_id": file.integer("tokenizer.ggml.bos_token_id"),
         "eos_token_id": list(file.end_tokens()),
         "pad_token_id": file.integer("tokenizer.ggml.padding_token_id"),
-        **(_llama_biases(file) if family.gguf_biases else {}),
+        **biases,
     }
 
 
 def _rope(file: GgufFile, default_base: float) -> Fields:
-    base = file.float32("rope.freq_base", default_base)
-    rope: Fields = {"rope_type": "default", "rope_theta": base}
+    rope: Fields = {"rope_type": "default", "rope_theta": file.float32("rope.freq_base", default_base)}
     scaling = file.text(file.own_key("rope.scaling.type"), "none")
     if scaling != "none" and "rope_freqs.weight" in file.tensors:
         raise ModelLoadError(
@@ -194,15 +189,11 @@ def _rope(file: GgufFile, default_base: float) -> Fields:
         return rope | {"rope_type": "linear", "factor": file.float32("rope.scaling.factor", 1.0)}
     if scaling != "none":
         raise ModelLoadError(f"{file.path}: rope scaling {scaling!r} is not read from GGUF; allowed: none, linear")
-    if "rope_freqs.weight" in file.tensors:
-        return rope | _llama3_scaling(file, base)
-    return rope
-
-
-def _llama3_scaling(file: GgufFile, base: float) -> Fields:
-    """Recover Llama 3's scaling from the divisors llama.cpp stores in its place, and check that they agree."""
+    if "rope_freqs.weight" not in file.tensors:
+        return rope
+    # llama.cpp stores divisors in place of Llama 3's scaling, which is recovered here and has to agree with them
     divisors = file.load("rope_freqs.weight")
-    found: Fields = {
+    llama3 = rope | {
         "rope_type": "llama3",
         "factor": float(divisors.max()),
         "low_freq_factor": 1.0,
@@ -210,11 +201,10 @@ def _llama3_scaling(file: GgufFile, base: float) -> Fields:
         "original_max_position_embeddings": 8192,
     }
     dim = 2 * divisors.numel()
-    plain, _ = rope_frequencies({"rope_theta": base}, dim)
-    scaled, _ = rope_frequencies({"rope_theta": base, **found}, dim)
+    (plain, _), (scaled, _) = (rope_frequencies(one, dim) for one in (rope, llama3))
     if not torch.allclose(torch.tensor(plain) / divisors, torch.tensor(scaled), rtol=1e-3):
         raise ModelLoadError(f"{file.path}: rope_freqs.weight is not Llama 3's scaling, the only one read from GGUF")
-    return found
+    return llama3
 
 
 def open_gguf(file: GgufFile, dtype: torch.dtype) -> Checkpoint:
@@ -248,12 +238,12 @@ class GgufWeights:
 
     @property
     def tensors(self) -> Mapping[str, Tensor]:
-        return OnDemand(self._names, self.tensor)
+        return LazyMapping(self._names, self.tensor)
 
     @property
     def matrices(self) -> Mapping[str, StoredMatrix]:
         kinds = {to: self._file.tensors[name].kind for to, name in self._names.items()}
-        return OnDemand([name for name, kind in kinds.items() if kind in PACKED and kind != BF16], self.stored)
+        return LazyMapping([name for name, kind in kinds.items() if kind in PACKED and kind != BF16], self.stored)
 
     def tensor(self, name: str) -> Tensor:
         found = self._in_order(name, self._file.load(self._names[name]))
@@ -288,7 +278,11 @@ def unpermute(tensor: Tensor, heads: int) -> Tensor:
 def _other(file: GgufFile, architecture: str, dtype: torch.dtype) -> Checkpoint:
     """Let transformers read architectures outside the known families; all tensors are loaded at once."""
     from transformers import AutoConfig, AutoModelForCausalLM
-    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+    from transformers.modeling_gguf_pytorch_utils import (
+        TensorProcessor,
+        get_gguf_hf_weights_map,
+        load_gguf_checkpoint,
+    )
 
     path = file.path
     try:
@@ -297,21 +291,14 @@ def _other(file: GgufFile, architecture: str, dtype: torch.dtype) -> Checkpoint:
             names = AutoModelForCausalLM.from_config(config)
         found = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=names)["tensors"]
     except Exception as error:  # transformers raises many kinds of errors for such files; callers get one
-        known = ", ".join(OF_GGUF)
+        read = ", ".join(OF_GGUF)
         raise ModelLoadError(
-            f"{path}: architecture {architecture!r}, which transformers cannot read: {error}; read here: {known}"
+            f"{path}: architecture {architecture!r}, which transformers cannot read: {error}; read here: {read}"
         ) from error
     tensors = {name: torch.as_tensor(tensor).to(dtype) for name, tensor in found.items()}
     held = sum(math.prod(entry.shape) for entry in file.tensors.values())
     if (taken := sum(tensor.numel() for tensor in tensors.values())) != held:
-        unread = _unmapped(file, names) or ["of a layer"]
+        known = get_gguf_hf_weights_map(names, TensorProcessor())
+        unread = sorted(name for name in file.tensors if name not in known) or ["of a layer"]
         raise ModelLoadError(f"{path}: {unread_tensors(unread, architecture)}: {held - taken} of {held} weights")
     return Checkpoint(config, tensors, path)
-
-
-def _unmapped(file: GgufFile, model: nn.Module) -> list[str]:
-    """Return the tensors for which transformers knows no parameter of `model`."""
-    from transformers.modeling_gguf_pytorch_utils import TensorProcessor, get_gguf_hf_weights_map
-
-    known = get_gguf_hf_weights_map(model, TensorProcessor())
-    return sorted(name for name in file.tensors if name not in known)

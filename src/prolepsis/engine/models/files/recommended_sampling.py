@@ -1,5 +1,6 @@
 """The sampling parameters that a model's makers recommend: in its file, its folder, or the catalogue."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,24 +39,13 @@ def default_sampling(
         return given.over(None)
     name = name or config.model
     if source is None:
-        source = _found(name, config.model_dir)
+        with suppress(ModelLoadError):  # it is not here: the catalogue may know it
+            source = open_model(resolve(name, config.model_dir))
+    stated = None
+    if source is not None:
+        stated = generation_sampling(source) if isinstance(source, Path) else gguf_sampling(source)
     known = catalogue_model(name, source)
-    return given.over(_stated(source) or (known and known.sampling) or None)
-
-
-def _found(name: str, model_dir: Path | None) -> "ModelSource | None":
-    try:
-        return open_model(resolve(name, model_dir))
-    except ModelLoadError:  # it is not here: the catalogue may know it
-        return None
-
-
-def _stated(source: "ModelSource | None") -> SamplingDefaults | None:
-    if source is None:
-        return None
-    if isinstance(source, Path):
-        return generation_sampling(source)
-    return gguf_sampling(source)
+    return given.over(stated or (known and known.sampling) or None)
 
 
 def gguf_sampling(file: "GgufFile") -> SamplingDefaults | None:

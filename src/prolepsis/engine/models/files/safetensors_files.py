@@ -5,7 +5,6 @@ Source of the names: transformers, which prefers the one file where a folder has
 
 import json
 import struct
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +39,8 @@ def homes(folder: Path) -> dict[str, Path]:
             if name in found:
                 raise ModelLoadError(f"{folder}: {found[name].name} and {file.name} both have the tensor {name!r}")
             found[name] = file
-    if not (folder / WEIGHTS).is_file():
-        _check_index(folder, found)
-    return found
-
-
-def _check_index(folder: Path, found: Mapping[str, Path]) -> None:
+    if (folder / WEIGHTS).is_file():
+        return found
     index = _index(folder)
     for name, shard in index.items():
         if name not in found or found[name].name != shard:
@@ -53,6 +48,7 @@ def _check_index(folder: Path, found: Mapping[str, Path]) -> None:
     if leftover := sorted(found.keys() - index.keys()):
         file = found[leftover[0]]
         raise ModelLoadError(f"{file} has {len(leftover)} tensors that {INDEX} does not name, first {leftover[0]!r}")
+    return found
 
 
 def _index(folder: Path) -> dict[str, str]:

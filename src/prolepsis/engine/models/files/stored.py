@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 import structlog
@@ -24,7 +24,7 @@ from typing import TypeVar
 Value = TypeVar("Value")
 
 
-class OnDemand(Mapping[str, Value]):
+class LazyMapping(Mapping[str, Value]):
     """The values of `names`, each read when it is taken; asking whether a name is there reads nothing.
 
     `Mapping` would read a value to find out whether it is there, so each matrix of a model would be read twice.
@@ -99,6 +99,7 @@ def quantised(tensors: Mapping[str, Tensor], kind: int, cache: Path) -> Mapping[
 
     The file is written first if it is missing. Matrices that do not fit the format are left out.
     """
+    from safetensors import safe_open
     from safetensors.torch import save_file
 
     with exclusive(cache.with_suffix(".lock")):
@@ -114,16 +115,9 @@ def quantised(tensors: Mapping[str, Tensor], kind: int, cache: Path) -> Mapping[
             with replacing(cache) as part:
                 save_file({name: matrix.data for name, matrix in found.items()}, part, kinds)
             log.warning("quantised_weights", seconds=round(time.monotonic() - started, 1))
-    return _read_quantised(cache)
-
-
-def _read_quantised(file: Path) -> Mapping[str, StoredMatrix]:
-    from safetensors import safe_open
-
-    opened: Any = safe_open
-    matrices = opened(str(file), framework="pt")
-    kinds = {name: int(kind) for name, kind in matrices.metadata().items()}
-    return OnDemand(kinds, lambda name: StoredMatrix(matrices.get_tensor(name), kinds[name]))
+    matrices = cast(Any, safe_open)(str(cache), framework="pt")
+    stored = {name: int(number) for name, number in matrices.metadata().items()}
+    return LazyMapping(stored, lambda name: StoredMatrix(matrices.get_tensor(name), stored[name]))
 
 
 def quantise(weight: Tensor, kind: int) -> StoredMatrix:

@@ -1,7 +1,6 @@
 """Reads tokenizers from model folders and GGUF files."""
 
 import json
-from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,16 +35,21 @@ def with_formats(parts: TokenizerParts, tool_format: str = AUTO, reasoning_forma
     added = parts.backend.get_added_tokens_decoder().values()
     special = {one.content for one in added if one.special} - ends
     as_text = frozenset(token for token in special if any(token in mark for mark in formats.texts))
-    backend = _with_text(parts.backend, as_text)
-    if formats.tools is not None and not all(_spells(backend, text.strip()) for text in formats.tools.texts):
+    backend = parts.backend
+    if as_text:  # special tokens would not be seen
+        state = json.loads(backend.to_str())
+        for token in state["added_tokens"]:
+            token["special"] = token["special"] and token["content"] not in as_text
+        backend = Backend.from_str(json.dumps(state))
+
+    def spells(text: str) -> bool:
+        """Say whether tokens give a text back; some tokenizers put a space behind added tokens, as a reader allows."""
+        tokens = backend.encode(f"a {text} b", add_special_tokens=False).ids
+        return "".join(text.split()) in "".join(backend.decode(tokens, skip_special_tokens=False).split())
+
+    if formats.tools is not None and not all(spells(text.strip()) for text in formats.tools.texts):
         formats = replace(formats, tools=None)
     return replace(parts, backend=backend, as_text=as_text, formats=formats)
-
-
-def _spells(backend: Backend, text: str) -> bool:
-    """Say whether tokens give the text back; some tokenizers put a space behind added tokens, as a reader allows."""
-    tokens = backend.encode(f"a {text} b", add_special_tokens=False).ids
-    return "".join(text.split()) in "".join(backend.decode(tokens, skip_special_tokens=False).split())
 
 
 def tokenizer_parts(source: ModelSource) -> TokenizerParts:
@@ -56,16 +60,6 @@ def tokenizer_parts(source: ModelSource) -> TokenizerParts:
     from prolepsis.engine.models.files.gguf_tokenizer import gguf_parts
 
     return gguf_parts(opened)
-
-
-def _with_text(backend: Backend, as_text: Collection[str]) -> Backend:
-    """Return the tokenizer in which these tokens are not special: they would not be seen."""
-    if not as_text:
-        return backend
-    state = json.loads(backend.to_str())
-    for one in state["added_tokens"]:
-        one["special"] = one["special"] and one["content"] not in as_text
-    return Backend.from_str(json.dumps(state))
 
 
 def save_tokenizer(path: Path, folder: Path) -> None:
@@ -80,29 +74,35 @@ def save_tokenizer(path: Path, folder: Path) -> None:
 
 def folder_parts(folder: Path) -> TokenizerParts:
     """Read tokenizer.json, tokenizer_config.json and chat_template.jinja of a model folder."""
-    backend = _folder_backend(folder)
-    config = json_object(folder / "tokenizer_config.json")
-    names = ("bos_token", "eos_token", "unk_token", "pad_token")
-    special = {name: text for name in names if (text := _token_text(config.get(name))) is not None}
-    template = one_template(_folder_templates(folder) or _named(config.get("chat_template")))
-    return TokenizerParts(backend, template, special, _ends(backend, special.get("eos_token")))
-
-
-def _read(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise ModelLoadError(f"{file} cannot be read: {error}") from error
-
-
-def _ends(backend: Backend, eos: str | None) -> tuple[int, ...]:
-    """Return the tokens that end a text: the one that the folder states, and added ones that end one by name."""
-    stated = None if eos is None else backend.token_to_id(eos)
+    backend, config = _folder_backend(folder), json_object(folder / "tokenizer_config.json")
+    stated = {name: config.get(name) for name in ("bos_token", "eos_token", "unk_token", "pad_token")}
+    texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in stated.items()}
+    special = {name: text for name, text in texts.items() if isinstance(text, str)}
+    eos = backend.token_to_id(special["eos_token"]) if "eos_token" in special else None
     added = backend.get_added_tokens_decoder()
-    special, others = (
+    control, others = (
         {token.content: i for i, token in added.items() if token.special == is_special} for is_special in (True, False)
     )
-    return tuple(dict.fromkeys([*(() if stated is None else (stated,)), *named_ends(special, others)]))
+    ends = dict.fromkeys([*(() if eos is None else (eos,)), *named_ends(control, others)])
+    return TokenizerParts(backend, one_template(_templates(folder, config.get("chat_template"))), special, tuple(ends))
+
+
+def _templates(folder: Path, configured: object) -> dict[str, str]:
+    """Return the templates that are files of their own, by name; else those of the configuration, a text or a list."""
+    files = {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
+    if (default := folder / "chat_template.jinja").is_file():
+        files["default"] = default
+    found = dict[str, str]()
+    for name, file in files.items():
+        try:
+            found[name] = file.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise ModelLoadError(f"{file} cannot be read: {error}") from error
+    if found:
+        return found
+    entries = configured if isinstance(configured, list) else [{"name": "default", "template": configured}]
+    named = {entry.get("name"): entry.get("template") for entry in entries if isinstance(entry, dict)}
+    return {str(name): text for name, text in named.items() if isinstance(text, str)}
 
 
 def _folder_backend(folder: Path) -> Backend:
@@ -122,22 +122,3 @@ def _folder_backend(folder: Path) -> Backend:
         raise ModelLoadError(f"{folder} holds no tokenizer.json, nor can one be made: {error}") from error
     assert isinstance(backend, Backend)
     return backend
-
-
-def _token_text(value: object) -> str | None:
-    text = value.get("content") if isinstance(value, dict) else value
-    return text if isinstance(text, str) else None
-
-
-def _folder_templates(folder: Path) -> dict[str, str]:
-    files = {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
-    if (default := folder / "chat_template.jinja").is_file():
-        files["default"] = default
-    return {name: _read(path) for name, path in files.items()}
-
-
-def _named(value: object) -> dict[str, str]:
-    """Return the templates of a configuration, a text or a list with names, by name."""
-    entries = value if isinstance(value, list) else [{"name": "default", "template": value}]
-    named = {entry.get("name"): entry.get("template") for entry in entries if isinstance(entry, dict)}
-    return {str(name): text for name, text in named.items() if isinstance(text, str)}

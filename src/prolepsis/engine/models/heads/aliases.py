@@ -7,16 +7,22 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from prolepsis.core.errors import InvalidParameter
-from prolepsis.core.files import JsonFile, exclusive
+from prolepsis.core.files import JsonFile, cache_directory, exclusive
 
 _ALIAS = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 Aliases = Mapping[str, Mapping[str, int]]  # version by name of the head and alias
 
 
-class HeadAliases:
-    """The file with the aliases of the heads in one folder; several processes may use it."""
+def head_folder(root: Path | None = None) -> Path:
+    """Return the folder of the user's heads, next to the models."""
+    return (root or cache_directory() / "models").parent / "heads"
 
-    def __init__(self, folder: Path) -> None:
+
+class HeadAliases:
+    """The file with the aliases of the user's heads beside the models in `root`; several processes may use it."""
+
+    def __init__(self, root: Path | None) -> None:
+        folder = head_folder(root)
         adapter = TypeAdapter(dict[str, dict[str, int]])
         self._file = JsonFile(folder / "aliases.json", adapter, absent={}, param="head_aliases")
         self._lock = folder / ".aliases.lock"

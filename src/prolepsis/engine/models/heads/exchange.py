@@ -17,7 +17,7 @@ from prolepsis.core.errors import InvalidParameter, ModelLoadError
 from prolepsis.engine.models.files.config import llama_shaped
 from prolepsis.engine.models.files.store import open_store
 from prolepsis.engine.models.files.weights import open_checkpoint
-from prolepsis.engine.models.heads.aliases import HeadAliases
+from prolepsis.engine.models.heads.aliases import HeadAliases, head_folder
 from prolepsis.engine.models.heads.format import (
     CONFIG,
     WEIGHTS,
@@ -29,7 +29,7 @@ from prolepsis.engine.models.heads.format import (
     weights_checksum,
 )
 from prolepsis.engine.models.heads.levels import LEVELS, load_levels, read_report, save_levels
-from prolepsis.engine.models.heads.registry import HeadEntry, check_checksum, find_head, head_folder, list_heads, misfit
+from prolepsis.engine.models.heads.registry import HeadEntry, check_checksum, find_head, list_heads, misfit
 from prolepsis.engine.models.load import identity_of
 from prolepsis.engine.models.provenance import KEY
 from prolepsis.engine.models.targets.lean_shape import LeanShape, rope_parameters
@@ -138,7 +138,7 @@ def remove_head(name: str, root: Path | None = None) -> HeadEntry:
         raise InvalidParameter(
             f"{entry.label} is in {entry.folder}; allowed: heads in {head_folder(root)}", param="name"
         )
-    aliases = HeadAliases(head_folder(root)).of(entry.name, entry.version)
+    aliases = HeadAliases(root).of(entry.name, entry.version)
     if aliases:
         message = f"{entry.label} is {', '.join(aliases)}; allowed: heads without an alias"
         raise InvalidParameter(message, param="name")

@@ -173,18 +173,27 @@ def load_head(folder: Path, rows: OutputRows | None = None) -> tuple[HeadConfig,
             present = set(tensors.keys())
             for name, shape in tensor_shapes(config).items():
                 if NAMES[name] in present:
-                    found[name] = _checked(file, NAMES[name], from_file(tensors.get_tensor(NAMES[name])), shape)
-                elif name in ("d2t", "t2d") and config.draft_vocab == config.shape.vocab:
-                    found[name] = _whole_vocabulary(name, config.draft_vocab)
+                    found[name] = tensor = from_file(tensors.get_tensor(NAMES[name]))
+                    if tuple(tensor.shape) != shape:
+                        what = f"{NAMES[name]} is {list(tensor.shape)}; its config says {list(shape)}"
+                        raise ModelLoadError(f"{file}: {what}")
+                elif name in ("d2t", "t2d") and config.draft_vocab == config.shape.vocab:  # the whole vocabulary
+                    kind, fill = (torch.int64, 0) if name == "d2t" else (torch.bool, 1)
+                    found[name] = torch.full((config.draft_vocab,), fill, dtype=kind)
                 elif name not in ("t2d", "lm_head") or config.storage == HeadStorage():
                     raise ModelLoadError(f"{file} has no tensor {NAMES[name]!r}")
     except (OSError, SafetensorError) as error:
         raise ModelLoadError(f"{file} is not a whole safetensors file: {error}") from error
     weights = HeadWeights(**found)  # type: ignore[arg-type]  # only input_norm may be None
+    ids, vocab = weights.target_ids, config.shape.vocab
+    if int(ids.min()) < 0 or int(ids.max()) >= vocab:
+        raise ModelLoadError(f"{file}: d2t leads outside the target's {vocab} tokens")
+    drafted = torch.zeros(vocab, dtype=torch.bool)
+    drafted[ids] = True
     if found["t2d"] is None:
-        weights.t2d = torch.zeros(config.shape.vocab, dtype=torch.bool)
-        weights.t2d[weights.target_ids.clamp(0, config.shape.vocab - 1)] = True
-    _check_vocabulary(file, config, weights)
+        weights.t2d = drafted
+    if len(set(ids.tolist())) != len(ids) or not torch.equal(drafted, weights.t2d.bool()):
+        raise ModelLoadError(f"{file}: d2t and t2d name different tokens")
     if found["lm_head"] is None:
         if rows is None:
             raise ModelLoadError(f"{file} has no output head: it is that of the target, which is not given")
@@ -316,23 +325,3 @@ def _config(document: dict[str, Any]) -> HeadConfig:
         storage=HeadStorage(**document.get(STORAGE, {})),
         provenance=document.get("prolepsis") or {},
     )
-
-
-def _checked(file: Path, name: str, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
-    if tuple(tensor.shape) != shape:
-        raise ModelLoadError(f"{file}: {name} is {list(tensor.shape)}; its config says {list(shape)}")
-    return tensor
-
-
-def _whole_vocabulary(name: str, size: int) -> Tensor:
-    return torch.zeros(size, dtype=torch.int64) if name == "d2t" else torch.ones(size, dtype=torch.bool)
-
-
-def _check_vocabulary(file: Path, config: HeadConfig, weights: HeadWeights) -> None:
-    ids = weights.target_ids
-    if int(ids.min()) < 0 or int(ids.max()) >= config.shape.vocab:
-        raise ModelLoadError(f"{file}: d2t leads outside the target's {config.shape.vocab} tokens")
-    mask = torch.zeros(config.shape.vocab, dtype=torch.bool)
-    mask[ids] = True
-    if len(set(ids.tolist())) != len(ids) or not torch.equal(mask, weights.t2d.bool()):
-        raise ModelLoadError(f"{file}: d2t and t2d name different tokens")

@@ -4,7 +4,7 @@ Legend: n slots, d hidden size, h query heads, k key/value heads, e head dimensi
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 import torch.nn.functional as F  # noqa: N812  torch's own convention
@@ -84,15 +84,19 @@ class LeanHead:
     ) -> None:
         device, dtype = target.device, target.dtype
         self._target = target
-        placed = {f.name: _placed(getattr(weights, f.name), device, dtype) for f in fields(HeadWeights)}
-        w = HeadWeights(**placed)  # type: ignore[arg-type]  # only input_norm may be None
+
+        def placed(tensor: Tensor) -> Tensor:
+            return tensor.to(device, dtype if tensor.is_floating_point() else tensor.dtype)
+
+        given = {f.name: getattr(weights, f.name) for f in fields(HeadWeights)}
+        w = replace(weights, **{name: placed(tensor) for name, tensor in given.items() if tensor is not None})
         self._layer = HeadLayer(config, w)
         self._levels = HeadLevels(levels.to(dtype, device), w.norm, config.shape.eps) if levels else None
         self._target_ids = weights.target_ids.to(device)
         self._shortlist = min(SHORTLIST, config.draft_vocab)
         self._kv = [LayerKV(config.shape.kv_heads, config.shape.head_dim, config.shape.head_dim)]
         self._scoring = Scoring(scale=config.shape.head_dim**-0.5)
-        self._info = HeadInfo(
+        self.info = HeadInfo(
             name=name,
             aux_layers=config.aux_layers,
             feature_size=weights.fc.shape[1],
@@ -100,10 +104,6 @@ class LeanHead:
             weight_bytes=sum(int(t.nbytes) for t in (w.fc, w.q, w.k, w.v, w.o, w.gate, w.up, w.down, w.lm_head)),
             levels=levels.count if levels else 0,
         )
-
-    @property
-    def info(self) -> HeadInfo:
-        return self._info
 
     def make_cache(self, num_pages: int) -> KVCache:
         return PlainCache(self._kv, num_pages, self._target.dtype, self._target.device)
@@ -116,7 +116,8 @@ class LeanHead:
 
     @torch.no_grad()
     def look_ahead(self, batch: Batch, cache: KVCache, features: Tensor, count: int) -> Lookahead:
-        levels = self._known_levels()
+        levels = self._levels
+        assert levels is not None, "a head with levels"
         hidden = self._hidden(batch, cache, features, None)
         out, after = self._layer.ends(hidden)
         ahead = levels.ahead(hidden).flatten(0, 1)
@@ -129,8 +130,8 @@ class LeanHead:
     def follow(
         self, lookahead: Lookahead, places: Sequence[int], tokens: Sequence[int], count: int
     ) -> tuple[Tensor, Tensor]:
-        levels, dtype = self._known_levels(), self._target.dtype
-        rows = list(places)
+        levels, dtype, rows = self._levels, self._target.dtype, list(places)
+        assert levels is not None, "a head with levels"
         drafted = self._target.ends.embedding[torch.tensor(tokens, device=self._target.device)]
         states = levels.conditioned(
             lookahead.ahead[rows].to(dtype), lookahead.entered[rows].to(dtype), levels.of_tokens(drafted)
@@ -147,10 +148,6 @@ class LeanHead:
     ) -> tuple[Tensor, Tensor]:
         out, after = self._layer.ends(self._hidden(batch, cache, features, states))
         return F.linear(out, self._layer.weights.lm_head).float(), after.float()
-
-    def _known_levels(self) -> HeadLevels:
-        assert self._levels is not None, "a head with levels"
-        return self._levels
 
     def _hidden(self, batch: Batch, cache: KVCache, features: Tensor | None, states: Tensor | None) -> Tensor:
         """Return the layer's output [L, hidden] of `batch.logit_rows`."""
@@ -172,9 +169,3 @@ class LeanHead:
         logits, states = found
         logprobs, ids = logits.log_softmax(-1).topk(count)
         return Candidates(self._target_ids[ids].cpu(), logprobs.cpu(), states)
-
-
-def _placed(tensor: Tensor | None, device: torch.device, dtype: torch.dtype) -> Tensor | None:
-    if tensor is None or not tensor.is_floating_point():
-        return tensor if tensor is None else tensor.to(device)
-    return tensor.to(device, dtype)

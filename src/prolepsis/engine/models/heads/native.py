@@ -70,7 +70,7 @@ class NativeHead:
             self._decoder.set_levels(*shared, weights.lm_head.bfloat16(), weights.target_ids)
         self._draft_ids = {token: i for i, token in enumerate(weights.target_ids.tolist())}
         self._shortlist = min(SHORTLIST, config.draft_vocab)
-        self._info = HeadInfo(
+        self.info = HeadInfo(
             name=name,
             aux_layers=config.aux_layers,
             feature_size=weights.fc.shape[1],
@@ -78,10 +78,6 @@ class NativeHead:
             weight_bytes=self._decoder.weight_bytes(),
             levels=levels.count if levels else 0,
         )
-
-    @property
-    def info(self) -> HeadInfo:
-        return self._info
 
     def make_cache(self, num_pages: int) -> KVCache:
         return NativeCache(self._module, 1, *self._kv, num_pages)

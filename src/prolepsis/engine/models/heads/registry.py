@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import ClassVar
 
 import structlog
 
 from prolepsis.core.errors import ModelLoadError
-from prolepsis.core.files import cache_directory
-from prolepsis.engine.models.heads.aliases import HeadAliases
+from prolepsis.engine.models.heads.aliases import HeadAliases, head_folder
 from prolepsis.engine.models.heads.base import DraftHead
 from prolepsis.engine.models.heads.format import (
     CONFIG,
@@ -45,6 +45,7 @@ class HeadEntry:
     folder: Path
     config: HeadConfig
     provenance: Provenance
+    kind: ClassVar[str] = "head"
 
     @property
     def name(self) -> str:
@@ -81,11 +82,6 @@ class HeadEntry:
         return any(self.folder.is_relative_to(home) for home in shipped_folders())
 
 
-def head_folder(root: Path | None = None) -> Path:
-    """Return the folder of the user's heads, next to the models."""
-    return (root or cache_directory() / "models").parent / "heads"
-
-
 def shipped_folders() -> list[Path]:
     """Return the folders of heads that come with packages: this one, those beside it in a checkout, installed ones."""
     checkout = sorted((SHIPPED.parents[5] / "heads").glob(f"*/{NAMESPACE}"))
@@ -111,7 +107,7 @@ def find_head(name: str, root: Path | None = None, *, also: str = "") -> HeadEnt
     if (folder / CONFIG).is_file():
         return _entry(folder.resolve())
     heads = list_heads(root)
-    wanted = HeadAliases(head_folder(root)).resolved(name)
+    wanted = HeadAliases(root).resolved(name)
     matching = [entry for entry in heads if wanted in (entry.name, entry.label)]
     if not matching:
         allowed = ", ".join(entry.label for entry in heads) or "no head is installed"

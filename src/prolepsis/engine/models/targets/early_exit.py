@@ -84,7 +84,7 @@ That is 85 % of the default model's text. It cuts the cost of a drafted token to
 def make_exit(target: TargetModel, num_layers: int, vocab_size: int | None = None) -> EarlyExit:
     """Return an exit of `target` after `num_layers` layers over about `vocab_size` tokens (None: the default share).
 
-    None: the default share. Raises `ConfigError` for a layer that the target lacks or that is its last, and
+    Raises `ConfigError` for a layer that the target lacks or that is its last, and
     `ModelLoadError` for a forward that cannot stop early.
     """
     info = target.info

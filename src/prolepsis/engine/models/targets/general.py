@@ -7,7 +7,6 @@ Legend: T tokens of the step, L logits kept.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import ModuleType
 
 import structlog
@@ -36,14 +35,6 @@ ATTENTION_LAYERS = {"full_attention", "sliding_attention", "attention", "local_a
 UNSUPPORTED = ("position_bias", "alibi", "head_mask")
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """The current step, for the attention function."""
-
-    plan: AttentionPlan
-    cache: PlainCache
-
-
 class Router:
     """Shared by the attention modules of one model: where K/V go and what rows see.
 
@@ -51,7 +42,7 @@ class Router:
     """
 
     def __init__(self) -> None:
-        self.step: Step | None = None
+        self.step: tuple[AttentionPlan, PlainCache] | None = None
         self.layers: dict[int, LayerKV] = {}
 
     def attend(
@@ -72,30 +63,21 @@ class Router:
                 raise ModelLoadError(f"layer {layer} needs {fault}, which paged attention does not offer")
             self.layers[layer] = LayerKV(key.shape[1], key.shape[3], value.shape[3])
             return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
-        cache, plan = self.step.cache, self.step.plan
+        plan, cache = self.step
         position = list(self.layers).index(layer)
         cache.write(position, plan.slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
-        rows = query[0].transpose(0, 1)
-        return paged_attention(rows, cache, position, plan, _scoring(module, rows, options))[None]
+        scale, window, cap, sinks = (options.get(name) for name in ("scaling", "sliding_window", "softcap", "s_aux"))
+        scoring = Scoring(
+            scale=float(scale) if isinstance(scale, int | float) else query.shape[-1] ** -0.5,
+            window=window if isinstance(window, int) else None,
+            softcap=float(cap) if isinstance(cap, int | float) else None,
+            sinks=sinks if isinstance(sinks, Tensor) else None,
+        )
+        return paged_attention(query[0].transpose(0, 1), cache, position, plan, scoring)[None]
 
 
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 """Names that configurations of mixtures of experts have for their number."""
-
-
-def _num_experts(config: object) -> int:
-    named = (getattr(config, name, None) for name in _EXPERTS)
-    return next((number for number in named if isinstance(number, int) and number > 1), 0)
-
-
-def _scoring(module: nn.Module, query: Tensor, options: Mapping[str, object]) -> Scoring:
-    scale, window, softcap, sinks = (options.get(name) for name in ("scaling", "sliding_window", "softcap", "s_aux"))
-    return Scoring(
-        scale=float(scale) if isinstance(scale, int | float) else query.shape[-1] ** -0.5,
-        window=window if isinstance(window, int) else None,
-        softcap=float(softcap) if isinstance(softcap, int | float) else None,
-        sinks=sinks if isinstance(sinks, Tensor) else None,
-    )
 
 
 def _interface(
@@ -123,7 +105,8 @@ class GeneralModel:
         self._kv = self._probe(config.num_hidden_layers, checkpoint)
         weight_bytes = sum(p.nbytes for p in self._model.parameters())
         kernel = replace_linears(self._model) if device.type == "cpu" else None
-        self._info = ModelInfo(
+        experts = (getattr(config, name, None) for name in _EXPERTS)
+        self.info = ModelInfo(
             name=name,
             forward=f"transformers ({kernel} linears)" if kernel else "transformers",
             vocab_size=config.vocab_size,
@@ -134,19 +117,15 @@ class GeneralModel:
             eos_token_ids=checkpoint.eos_token_ids,
             token_bytes=4 * (20 * getattr(config, "hidden_size", 0) + 2 * config.vocab_size),
             device=str(device),
-            num_experts=_num_experts(config),
+            num_experts=next((n for n in experts if isinstance(n, int) and n > 1), 0),
         )
-
-    @property
-    def info(self) -> ModelInfo:
-        return self._info
 
     def make_cache(self, num_pages: int) -> PlainCache:
         return PlainCache(self._kv, num_pages, self.dtype, self.device)
 
     def forward(self, batch: Batch, cache: KVCache) -> Tensor:  # [L, vocab] float32
         assert isinstance(cache, PlainCache), "a cache made by this model"
-        self._router.step = Step(plan_attention(batch, self.device), cache)
+        self._router.step = plan_attention(batch, self.device), cache
         try:
             return self._run(batch.token_ids, batch.positions, batch.logit_rows)
         finally:
@@ -184,25 +163,30 @@ def general_fault(checkpoint: Checkpoint) -> str | None:
     others = set(getattr(config, "layer_types", None) or ()) - ATTENTION_LAYERS
     if others:
         return f"layers of type {', '.join(sorted(others))} keep state that cannot be rolled back"
-    if _rope_type(checkpoint) == "dynamic":
+    if (getattr(config, "rope_parameters", None) or {}).get("rope_type") == "dynamic":
         return "dynamic rotary scaling depends on the longest sequence of a batch"
     if getattr(config, "use_bidirectional_attention", None) in (True, "all"):
         return "its attention is not causal"
     return None
 
 
-def _rope_type(checkpoint: Checkpoint) -> str:
-    rope = getattr(checkpoint.config, "rope_parameters", None) or {}
-    return str(rope.get("rope_type", "default"))
-
-
 def _load_class(checkpoint: Checkpoint, dtype: torch.dtype) -> nn.Module:
-    from transformers import AttentionInterface
+    from transformers import AttentionInterface, AutoModelForCausalLM
 
     AttentionInterface.register(INTERFACE, _interface)
     try:
         if checkpoint.source.is_dir():
-            model, wrong, unread = _from_folder(checkpoint, dtype)
+            loaded, report = AutoModelForCausalLM.from_pretrained(
+                str(checkpoint.source),
+                local_files_only=True,
+                use_safetensors=True,
+                dtype=dtype,
+                attn_implementation=INTERFACE,
+                output_loading_info=True,
+            )
+            assert isinstance(loaded, nn.Module)
+            model, unread = loaded, sorted(report["unexpected_keys"])
+            wrong = sorted(report["missing_keys"]) + [str(key) for key in report["mismatched_keys"]]
         else:
             fitted = fit(checkpoint, dtype, attn_implementation=INTERFACE)
             model, wrong, unread = fitted.model, fitted.missing, fitted.unexpected
@@ -213,22 +197,6 @@ def _load_class(checkpoint: Checkpoint, dtype: torch.dtype) -> nn.Module:
     if unread:
         raise ModelLoadError(f"{checkpoint.source}: {unread_tensors(unread, checkpoint.config.model_type)}")
     return model
-
-
-def _from_folder(checkpoint: Checkpoint, dtype: torch.dtype) -> tuple[nn.Module, list[str], list[str]]:
-    from transformers import AutoModelForCausalLM
-
-    model, report = AutoModelForCausalLM.from_pretrained(
-        str(checkpoint.source),
-        local_files_only=True,
-        use_safetensors=True,
-        dtype=dtype,
-        attn_implementation=INTERFACE,
-        output_loading_info=True,
-    )
-    assert isinstance(model, nn.Module)
-    wrong = sorted(report["missing_keys"]) + [str(key) for key in report["mismatched_keys"]]
-    return model, wrong, sorted(report["unexpected_keys"])
 
 
 class FewRowsLinear(nn.Module):

@@ -98,8 +98,8 @@ class GraphedLean(LeanModel):
     def __init__(self, checkpoint: Checkpoint, shape: LeanShape, name: str, device: torch.device) -> None:
         super().__init__(checkpoint, shape, name, device)
         self.windows = tuple(dict.fromkeys(layer.window for layer in shape.layers))
-        self._graphs: WeakKeyDictionary[PlainCache, dict[GraphShape, Captured]] = WeakKeyDictionary()
-        self._info = replace(self._info, forward="lean (torch, CUDA graphs)")
+        self._graphs: WeakKeyDictionary[PlainCache, dict[GraphShape, CapturedStep]] = WeakKeyDictionary()
+        self.info = replace(self.info, forward="lean (torch, CUDA graphs)")
 
     def make_cache(self, num_pages: int) -> PlainCache:
         """Allocate zeroed KV pages and one more, to which padding rows write."""
@@ -120,7 +120,7 @@ class GraphedLean(LeanModel):
         logits = captured.logits
         return logits[rows.to(self.device, non_blocking=True)]
 
-    def _capture(self, inputs: StaticInputs, cache: PlainCache) -> "Captured":
+    def _capture(self, inputs: StaticInputs, cache: PlainCache) -> "CapturedStep":
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):  # kernels and workspaces must be loaded before the capture
@@ -130,7 +130,7 @@ class GraphedLean(LeanModel):
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             logits = self.static_step(inputs, cache)
-        return Captured(graph, inputs, logits)
+        return CapturedStep(graph, inputs, logits)
 
     @torch.no_grad()
     def static_step(self, inputs: StaticInputs, cache: PlainCache) -> Tensor:  # [S * N, vocab] float32
@@ -150,7 +150,7 @@ class GraphedLean(LeanModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Captured:
+class CapturedStep:
     """A graph and the tensors it reads and writes."""
 
     graph: torch.cuda.CUDAGraph

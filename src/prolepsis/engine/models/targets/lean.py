@@ -43,7 +43,7 @@ class LeanModel:
         self.dtype = self.ends.embedding.dtype
         self._inv_freq = {rope: torch.tensor(rope.inv_freq, device=device) for rope in shape.ropes}
         self._kv = [LayerKV(shape.kv_heads, shape.head_dim, shape.head_dim)] * len(shape.layers)
-        self._info = ModelInfo(
+        self.info = ModelInfo(
             name=name,
             forward="lean (torch)" if self.dtype == torch.bfloat16 else "lean (torch, float32)",
             vocab_size=shape.vocab,
@@ -55,10 +55,6 @@ class LeanModel:
             token_bytes=shape.token_bytes,
             device=str(device),
         )
-
-    @property
-    def info(self) -> ModelInfo:
-        return self._info
 
     def make_cache(self, num_pages: int) -> PlainCache:
         return PlainCache(self._kv, num_pages, self.dtype, self.device)

@@ -73,34 +73,30 @@ class LeanShape:
         if fault := lean_fault(config):
             raise ModelLoadError(f"the lean forward cannot run this model: {fault}")
         try:
-            return cls._described(config)
+            family = FAMILIES[config.model_type]
+            scales = family.scales(config)
+            return cls(
+                hidden=config.hidden_size,
+                layers=_layers(config, family, scales),
+                heads=config.num_attention_heads,
+                kv_heads=config.num_key_value_heads,
+                head_dim=_head_dim(config),
+                intermediate=config.intermediate_size,
+                eps=config.rms_norm_eps,
+                max_positions=max_positions(config),
+                vocab=config.vocab_size,
+                tied=bool(config.tie_word_embeddings),
+                norms=family.norms,
+                norm_offset=family.norm_offset,
+                query_norm=family.query_norm,
+                qkv_bias=family.qkv_bias,
+                fused=family.fused,
+                embedding_scale=scales.embedding,
+                logit_scale=scales.logits,
+                logit_cap=scales.logit_cap,
+            )
         except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
             raise ModelLoadError(f"the configuration describes no model that can run: {error!r}") from error
-
-    @classmethod
-    def _described(cls, config: Config) -> "LeanShape":
-        family = FAMILIES[config.model_type]
-        scales = family.scales(config)
-        return cls(
-            hidden=config.hidden_size,
-            layers=_layers(config, family, scales),
-            heads=config.num_attention_heads,
-            kv_heads=config.num_key_value_heads,
-            head_dim=_head_dim(config),
-            intermediate=config.intermediate_size,
-            eps=config.rms_norm_eps,
-            max_positions=max_positions(config),
-            vocab=config.vocab_size,
-            tied=bool(config.tie_word_embeddings),
-            norms=family.norms,
-            norm_offset=family.norm_offset,
-            query_norm=family.query_norm,
-            qkv_bias=family.qkv_bias,
-            fused=family.fused,
-            embedding_scale=scales.embedding,
-            logit_scale=scales.logits,
-            logit_cap=scales.logit_cap,
-        )
 
     @property
     def ropes(self) -> tuple[Rope, ...]:

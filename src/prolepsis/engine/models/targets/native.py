@@ -94,7 +94,7 @@ class NativeModel:
         ends = reader.ends()
         self.decoder.set_ends(part(ends.embedding), ends.head and part(ends.head), ends.final_norm.float())
         rounding = computation(list(kinds), int8=int8_activations)
-        self._info = ModelInfo(
+        self.info = ModelInfo(
             name=name,
             forward=f"native ({', '.join((instructions.name, *rounding))})",
             vocab_size=shape.vocab,
@@ -107,10 +107,6 @@ class NativeModel:
             computation=", ".join(rounding),
             invariant_by=INVARIANT_BY,
         )
-
-    @property
-    def info(self) -> ModelInfo:
-        return self._info
 
     @property
     def team(self) -> object:

@@ -35,14 +35,10 @@ class PlainCache:
         scratch: bool = False,
     ) -> None:
         """Allocate zeroed pages; `scratch` adds one, numbered `num_pages`, for padding."""
-        self._num_pages = num_pages
+        self.num_pages = num_pages
         num_pages += scratch
         self.keys = [_pages(num_pages, layer.heads, layer.key_dim, dtype, device) for layer in layers]
         self.values = [_pages(num_pages, layer.heads, layer.value_dim, dtype, device) for layer in layers]
-
-    @property
-    def num_pages(self) -> int:
-        return self._num_pages
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Store [T, heads, dim] keys and values of one layer at flat `slots` ([T] int64: page * PAGE_SIZE + i).
@@ -240,13 +236,10 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, visible: Tensor, scoring
     if scoring.softcap is not None:
         scores = torch.tanh(scores / scoring.softcap) * scoring.softcap
     scores = scores.view(s, k, h // k, n, -1).masked_fill(~visible[:, None, None], -torch.inf)
-    weights = _softmax(scores, scoring.sinks)
+    if scoring.sinks is not None:
+        sink = scoring.sinks.float().view(1, k, h // k, 1, 1).expand(*scores.shape[:-1], 1)
+        weights = torch.softmax(torch.cat([scores, sink], dim=-1), dim=-1)[..., :-1]
+    else:
+        weights = torch.softmax(scores, dim=-1)
     mixed = torch.matmul(enough_rows(weights.flatten(2, 3)), values.transpose(1, 2))[:, :, : grouped.shape[2]]
     return mixed.reshape(s, k, h // k, n, -1).permute(0, 3, 1, 2, 4).reshape(s, n, h, -1)
-
-
-def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:  # [S, k, g, n, L] float32
-    if sinks is None:
-        return torch.softmax(scores, dim=-1)
-    sink = sinks.float().view(1, scores.shape[1], scores.shape[2], 1, 1).expand(*scores.shape[:-1], 1)
-    return torch.softmax(torch.cat([scores, sink], dim=-1), dim=-1)[..., :-1]

@@ -91,9 +91,6 @@ class AnswerParser:
             case "calls":
                 return self._read_calls(pieces, ended=ended)
 
-    def _may_call(self) -> bool:
-        return self._form is not None and (self._parallel or not self.num_calls)
-
     def _start(self, pieces: list[Piece], *, ended: bool) -> bool:
         """The answer may open with reasoning, or be calls as a whole."""
         text = self._held.lstrip()
@@ -122,7 +119,7 @@ class AnswerParser:
     def _marks(self) -> tuple[str, ...]:
         """Return the texts that end a part of the content."""
         marks = self._frames
-        if self._form is not None and not self._form.at_start and self._may_call():
+        if self._form is not None and not self._form.at_start and (self._parallel or not self.num_calls):
             marks = (self._call_mark, *marks)
         if self._reasoning is not None and self._reasoning.anywhere:
             marks = (self._reasoning.start, *marks)

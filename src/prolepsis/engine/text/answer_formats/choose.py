@@ -84,9 +84,9 @@ _TOOLS = [
 def _found(template: Template) -> AnswerFormats:
     shown, written = _rendered(template, []), _written(template, 1)
     shows_tools = shown is not None and _CALLS[0].name in shown
-    found = AnswerFormats(
-        HERMES, _reasoning(template, shown), shows_tools=shows_tools, shows_results=_shows_results(template)
-    )
+    result = {"role": "tool", "tool_call_id": _CALLS[0].id, "name": _CALLS[0].name, "content": "Found-at-9"}
+    shows_results = "Found-at-9" in (_rendered(template, [*_messages(1), result]) or "")
+    found = AnswerFormats(HERMES, _reasoning(template, shown), shows_tools=shows_tools, shows_results=shows_results)
     answer = written.rpartition(_QUESTION)[2] if written is not None else ""
     row = next((row for row in ROWS if row.write(_CALLS[:1]) in answer), None)
     row = row or next((row for row in ROWS if not row.at_start and _reads(row, answer, 1)), None)
@@ -101,12 +101,6 @@ def _reasoning(template: Template, prompt: str | None) -> ReasoningFormat | None
     thought = {"role": "assistant", "content": "So.", "reasoning_content": "Hm."}
     text = template.source + (prompt or "") + (_rendered(template, [thought]) or "")
     return next((row for row in REASONING_ROWS if row.end in text and (row is THINK or row.start in text)), None)
-
-
-def _shows_results(template: Template) -> bool:
-    calls = _messages(1)
-    result = {"role": "tool", "tool_call_id": _CALLS[0].id, "name": _CALLS[0].name, "content": "Found-at-9"}
-    return "Found-at-9" in (_rendered(template, [*calls, result]) or "")
 
 
 def _with_several(row: ToolFormat, template: Template) -> ToolFormat:

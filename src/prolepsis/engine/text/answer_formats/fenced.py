@@ -39,18 +39,16 @@ class FencedCalls:
             return ()
         self._next_look = len(text) + len(text) // _GROWTH
         frame, objects, rest = _split(text)
-        if _FRAME.fullmatch(frame + _OBJECT * bool(rest), partial=not ended) is None or not self._are_calls(objects):
+        values = [_value(one) for one in objects]
+        are_calls = (self._parallel or len(values) <= 1) and all(
+            value is not None and value.keys() in _KEYS and value["name"] in self._names for value in values
+        )
+        if _FRAME.fullmatch(frame + _OBJECT * bool(rest), partial=not ended) is None or not are_calls:
             return None
         if rest:
             return None if ended or not self._may_be_call(rest) else ()
         calls = [call for one in objects if ended and (call := json_call(one)) is not None and self._fits(call)]
         return calls if not ended or len(calls) == len(objects) else None
-
-    def _are_calls(self, objects: Sequence[str]) -> bool:
-        values = [_value(one) for one in objects]
-        return (self._parallel or len(values) <= 1) and all(
-            value is not None and value.keys() in _KEYS and value["name"] in self._names for value in values
-        )
 
     def _may_be_call(self, text: str) -> bool:
         """Say whether an object may go on as a call; `text` is its beginning."""

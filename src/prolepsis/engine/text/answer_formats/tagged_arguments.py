@@ -56,16 +56,14 @@ class TaggedArguments:
         return IS_STRING in self.parameter or TYPE in self.parameter
 
     def write(self, arguments: Mapping[str, object]) -> str:
-        return self.between.join(self._written(key, value) for key, value in arguments.items())
-
-    def _written(self, key: str, value: object) -> str:
-        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        if self.is_cdata and isinstance(value, str) and _MARKUP.search(text):
-            text = f"{_CDATA}{text}{_CDATA_END}"
-        kind = kind_of(value).replace("integer", "number")
-        is_string = "true" if isinstance(value, str) else "false"
-        places = {KEY: key, VALUE: text, IS_STRING: is_string, TYPE: kind}
-        return _PLACE.sub(lambda found: places[found[1]], self.parameter)
+        written = list[str]()
+        for key, value in arguments.items():
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            if self.is_cdata and isinstance(value, str) and _MARKUP.search(text):
+                text = f"{_CDATA}{text}{_CDATA_END}"
+            kind, is_string = kind_of(value).replace("integer", "number"), str(isinstance(value, str)).lower()
+            written.append(_placed(self.parameter, {KEY: key, VALUE: text, IS_STRING: is_string, TYPE: kind}))
+        return self.between.join(written)
 
     def grammar(self, function: Function, rule: str) -> tuple[str, list[str]]:
         schema = _root(function)
@@ -114,8 +112,7 @@ class TaggedArguments:
         return [f"{name}: {' | '.join(checked_choices(values, ()))}", *rules]
 
     def _open(self, key: str, is_string: str, kind: str) -> str:
-        places = {KEY: key, IS_STRING: is_string, TYPE: kind}
-        return lark_quoted(_PLACE.sub(lambda found: places[found[1]], self.opening))
+        return lark_quoted(_placed(self.opening, {KEY: key, IS_STRING: is_string, TYPE: kind}))
 
     def reader(self, function: Function, tail: str) -> "TaggedReader":
         return TaggedReader(self, function, tail)
@@ -156,7 +153,11 @@ class TaggedReader:
         found = self._opening.match(text, start.end() if start else 0)
         if found is not None:
             self._key = found["key"]
-            self._is_text, self._has_begun = self._starts_text(found), False
+            if self._tells_texts:
+                self._is_text = found["kind"] in ("true", "string")
+            else:
+                self._is_text = kinds_of(self._schema_of(self._key), self._root) == {"string"}
+            self._has_begun = False
             lead = ("{" if not self._num_read else ", ") + f"{json.dumps(self._key, ensure_ascii=False)}: "
             self._num_read += 1
             return lead + ('"' if self._is_text else ""), found.end()
@@ -164,11 +165,6 @@ class TaggedReader:
             self.ended = True
             return ("}" if self._num_read else "{}"), 0
         return "", 0
-
-    def _starts_text(self, found: re.Match[str]) -> bool:
-        if self._tells_texts:
-            return found["kind"] in ("true", "string")
-        return kinds_of(self._schema_of(found["key"]), self._root) == {"string"}
 
     def _schema_of(self, key: str) -> Schema:
         properties = self._root.get("properties")
@@ -203,6 +199,10 @@ class TaggedReader:
         if not self._tells_texts and not fits(value, self._schema_of(key), self._root):
             value = text
         return json.dumps(value, ensure_ascii=False)
+
+
+def _placed(text: str, places: Mapping[str, str]) -> str:
+    return _PLACE.sub(lambda found: places[found[1]], text)
 
 
 def _root(function: Function) -> Schema:

@@ -110,18 +110,15 @@ class ToolFormat:
 
     def write(self, calls: Sequence[Call]) -> str:
         """Return the calls as the model writes them."""
-        texts = [(call.name, self.arguments.write(call.arguments), call.id) for call in calls]
-        return self.written(texts)
+        return self.written([(call.name, self.arguments.write(call.arguments), call.id) for call in calls])
 
     def written(self, calls: Sequence[tuple[str, str, str]]) -> str:
         """Return calls, each as its name, its arguments' text and its id; given text stays known as such."""
-        return joined(
-            (self.begin, joined([self._call(i, *call) for i, call in enumerate(calls)], self.between), self.end)
-        )
-
-    def _call(self, index: int, name: str, arguments: str, call_id: str) -> str:
-        places = {NAME: name, ARGUMENTS: arguments, ID: call_id, INDEX: str(index), NUMBER: str(index + 1)}
-        return joined([places.get(part, part) for part in _PLACE.split(self.call)])
+        parts, written = _PLACE.split(self.call), list[str]()
+        for i, (name, arguments, call_id) in enumerate(calls):
+            places = {NAME: name, ARGUMENTS: arguments, ID: call_id, INDEX: str(i), NUMBER: str(i + 1)}
+            written.append(joined([places.get(part, part) for part in parts]))
+        return joined((self.begin, joined(written, self.between), self.end))
 
     def history_id(self, call_id: str, name: str, number: int) -> str:
         """Return the id of a conversation's `number`-th call, from 0, as the model's template takes it."""

@@ -36,7 +36,7 @@ class Token:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Named:
+class RuleName:
     name: str
 
 
@@ -46,7 +46,7 @@ class Sequence:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Either:
+class Alternation:
     parts: tuple["Part", ...]
 
 
@@ -57,7 +57,7 @@ class Repeat:
     most: int | None
 
 
-Part = Chars | Token | Named | Sequence | Either | Repeat
+Part = Chars | Token | RuleName | Sequence | Alternation | Repeat
 
 
 def read(text: str) -> Mapping[str, Part]:
@@ -101,7 +101,7 @@ class _Reader:
         parts = [self._sequence()]
         while self._next("sign", "|"):
             parts.append(self._sequence())
-        return parts[0] if len(parts) == 1 else Either(tuple(parts))
+        return parts[0] if len(parts) == 1 else Alternation(tuple(parts))
 
     def _sequence(self) -> Part:
         parts = list[Part]()
@@ -115,7 +115,7 @@ class _Reader:
         start = self._items[self._at].start() if self._at < len(self._items) else 0
         if (name := self._next("name")) is not None:
             self.named.append((name, start))
-            return Named(name)
+            return RuleName(name)
         if (text := self._next("text")) is not None:
             return Sequence(tuple(Chars(((code, code),)) for code, _ in self._codes(text, start)))
         if (chars := self._next("chars")) is not None:

@@ -198,7 +198,8 @@ class Walks:
             for _ in range(MAX_STEPS):
                 if walk.is_stopped() or walk.is_error() or (walk.is_accepting() and rng.random() < stops):
                     break
-                token = self._likely_next(walk, rng)
+                likely = rng.sample(self._likely, len(self._likely))
+                token = next((one for one in likely if walk.validate_tokens([one])), None)
                 if token is None:
                     if num_masks == MAX_MASKS:
                         break
@@ -220,12 +221,6 @@ class Walks:
                 error = walk.get_error()
                 # walks share the lexer's tables, which sequences renew
                 return None if TABLES_FULL in error else (self._text(tokens), error)
-        return None
-
-    def _likely_next(self, walk: LLMatcher, rng: random.Random) -> int | None:
-        for token in rng.sample(self._likely, len(self._likely)):
-            if walk.validate_tokens([token]):
-                return token
         return None
 
     def _text(self, tokens: Sequence[int]) -> str:

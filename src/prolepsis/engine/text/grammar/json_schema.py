@@ -127,19 +127,14 @@ def _rewritten(value: object, dead: Collection[str], *, in_map: bool = False) ->
         return False
     kept = {name: part for name, part in value.items() if name != GUIDANCE}
     made = {name: part if name in DATA else _rewritten(part, dead, in_map=name in MAPS) for name, part in kept.items()}
-    return _with_pattern(made)
-
-
-def _with_pattern(schema: Schema) -> Schema:
-    """Write a format of our own as the pattern that it is."""
-    pattern = PATTERNS.get(given) if isinstance(given := schema.get("format"), str) else None
-    if pattern is None:
-        return schema
-    rest = {name: part for name, part in schema.items() if name != "format"}
-    if "pattern" not in rest:
-        return {**rest, "pattern": pattern}
-    also(rest, {"pattern": pattern})
-    return rest
+    pattern = PATTERNS.get(given) if isinstance(given := made.get("format"), str) else None
+    if pattern is not None:  # a format of our own is written as the pattern that it is
+        del made["format"]
+        if "pattern" in made:
+            also(made, {"pattern": pattern})
+        else:
+            made["pattern"] = pattern
+    return made
 
 
 def _fold_patterns(schema: Schema, covers_none: CoversNone) -> None:

@@ -148,7 +148,9 @@ class Matcher:
         that the grammar forces are allowed only in the tokenizer's own spelling.
         """
         if self.is_over(path):
-            return self._only_ends()
+            only_ends = np.zeros(self._vocab_size, np.bool_)
+            only_ends[list(self._eos)] = True
+            return only_ends
         bits = self._ask(lambda parser: parser.compute_bitmask())
         mask = np.unpackbits(np.frombuffer(bits, np.uint8), count=self._vocab_size, bitorder="little").view(np.bool_)
         if self._ignore_eos and self._eos:
@@ -253,11 +255,6 @@ class Matcher:
             if first:
                 self._parser.compute_bitmask()
             self._parser.consume_tokens(tokens[first : first + self._at_once])
-
-    def _only_ends(self) -> NDArray[np.bool_]:
-        mask = np.zeros(self._vocab_size, np.bool_)
-        mask[list(self._eos)] = True
-        return mask
 
     def _check(self) -> None:
         if self._parser.is_error():

@@ -35,7 +35,7 @@ _MAX_DEPENDENT = 6  # names that others depend on in one object: each doubles wh
 
 
 @dataclass(frozen=True, slots=True)
-class Relaxed:
+class RelaxedSchema:
     """A schema that admits every value of another."""
 
     schema: Schema
@@ -45,7 +45,7 @@ class Relaxed:
     """Places of what can be neither held nor checked, such as references to other documents."""
 
 
-def held_form(schema: Mapping[str, object], *, open_objects: bool = False) -> Relaxed:
+def held_form(schema: Mapping[str, object], *, open_objects: bool = False) -> RelaxedSchema:
     """Return a client's schema as a grammar holds it; closed, unless `open_objects`."""
     return relaxed(rooted(schema) if open_objects else closed(schema))
 
@@ -56,7 +56,7 @@ def named(what: str, places: Sequence[str]) -> list[str]:
     return [f"{what}: {', '.join(places[:_MOST_NAMED])}{more}"] if places else []
 
 
-def relaxed(schema: Mapping[str, object]) -> Relaxed:
+def relaxed(schema: Mapping[str, object]) -> RelaxedSchema:
     """Return `schema` without what no grammar holds, and what that is."""
     made = copy.deepcopy(dict(schema))
     annotations, checked, unknown = list[str](), list[str](), list[str]()
@@ -84,7 +84,7 @@ def relaxed(schema: Mapping[str, object]) -> Relaxed:
                 checked.append(where + name)
         for name in _WITHOUT_EFFECT:
             part.pop(name, None)
-    return Relaxed(made, tuple(annotations), tuple(checked), tuple(unknown))
+    return RelaxedSchema(made, tuple(annotations), tuple(checked), tuple(unknown))
 
 
 def _bring_bounds_near(schema: Schema) -> None:

@@ -129,12 +129,17 @@ class _Judge:
         if not isinstance(schema, dict):
             return schema is not False
         parts = self._parts(schema)
-        if parts is None or not all(self._has_option(part) for part in parts):
+        if parts is None:
+            return False
+        options = (listed(part, name) for part in parts for name in ("anyOf", "oneOf"))
+        if not all(any(map(self.may_have, inner)) for inner in options if inner):
             return False
         kinds = [set(kind) if isinstance(kind, list) else {kind} for part in parts if (kind := part.get("type"))]
         kind = set[object].intersection(*kinds) if kinds else set[object]()
         if kind == {"object"}:
-            return self._may_be_object(parts)
+            names = {name for part in parts for name in listed(part, "required") if isinstance(name, str)}
+            maps = [mapped(part, "properties") for part in parts]
+            return all(self.may_have(properties[name]) for properties in maps for name in names if name in properties)
         return kind != {"array"} or all(map(self._may_be_array, parts))
 
     def _parts(self, schema: dict[str, object]) -> list[dict[str, object]] | None:
@@ -157,15 +162,6 @@ class _Judge:
                 return None
             waiting += [one for one in inner if isinstance(one, dict)]
         return parts
-
-    def _has_option(self, part: dict[str, object]) -> bool:
-        options = (listed(part, name) for name in ("anyOf", "oneOf"))
-        return all(any(map(self.may_have, inner)) for inner in options if inner)
-
-    def _may_be_object(self, parts: list[dict[str, object]]) -> bool:
-        names = {name for part in parts for name in listed(part, "required") if isinstance(name, str)}
-        maps = [mapped(part, "properties") for part in parts]
-        return all(self.may_have(properties[name]) for properties in maps for name in names if name in properties)
 
     def _may_be_array(self, part: dict[str, object]) -> bool:
         least = part.get("minItems")

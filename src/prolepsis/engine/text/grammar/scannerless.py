@@ -15,7 +15,7 @@ from itertools import groupby
 from operator import or_
 
 from prolepsis.core.errors import InvalidGrammar
-from prolepsis.engine.text.grammar.gbnf import Chars, Either, Named, Part, Repeat, Sequence, Token
+from prolepsis.engine.text.grammar.gbnf import Alternation, Chars, Part, Repeat, RuleName, Sequence, Token
 from prolepsis.engine.text.grammar.patterns import MAX_NESTED
 
 MOST_PLACES = 10_000  # characters that one lexeme has states for
@@ -54,9 +54,9 @@ class _Links:
             one = self.ends(part.part)
             self._add(one.last if part.most != 1 else _Places(), one.first)
             return _Ends(one.empty or not part.least, one.first, one.last)
-        assert isinstance(part, Either | Sequence), "all others are known"
+        assert isinstance(part, Alternation | Sequence), "all others are known"
         ones = [self.ends(inner) for inner in part.parts]
-        if isinstance(part, Either):
+        if isinstance(part, Alternation):
             firsts, lasts = [one.first for one in ones], [one.last for one in ones]
             return _Ends(any(one.empty for one in ones), _Places().union(*firsts), _Places().union(*lasts))
         whole = _Ends(empty=True)
@@ -82,7 +82,7 @@ class _Automaton:
         self._masks = list[int]()
 
         def known(part: Part) -> _Ends | None:
-            if isinstance(part, Named):
+            if isinstance(part, RuleName):
                 return links.ends(rules[part.name])
             if part not in masks:
                 return None
@@ -118,7 +118,7 @@ class _Lexing:
     def __init__(self, rules: Mapping[str, Part]) -> None:
         self._apart = set[Part]()
         self._sizes, times = dict[str, int](), dict[str, int]()
-        names = {name: [one.name for one in _all(part) if isinstance(one, Named)] for name, part in rules.items()}
+        names = {name: [one.name for one in _all(part) if isinstance(one, RuleName)] for name, part in rules.items()}
         sorter = TopologicalSorter(names)
         with suppress(CycleError):  # rules of a cycle, and those that name one, never get ready
             sorter.prepare()
@@ -154,7 +154,7 @@ class _Lexing:
 
     def _size(self, part: Part) -> int:
         """Return how many characters a part has states for; of one that is no lexeme, more than there may be."""
-        if isinstance(part, Sequence | Either):
+        if isinstance(part, Sequence | Alternation):
             return min(sum(map(self._size, part.parts)), MOST_PLACES + 1)
         if isinstance(part, Repeat):
             return min(self._size(part.part) * max(part.most or part.least, 1), MOST_PLACES + 1)
@@ -165,12 +165,12 @@ class _Lexing:
 
     def _grouped(self, part: Part) -> Part:
         """Return a part in which neighbours that can be one lexeme are one."""
-        if isinstance(part, Chars | Token | Named) or self._is_lexeme(part):
+        if isinstance(part, Chars | Token | RuleName) or self._is_lexeme(part):
             return part
         if isinstance(part, Repeat):
             return Repeat(self._grouped(part.part), part.least, part.most)
         made, whole = list[Part](), type(part)
-        inner = sorted(part.parts, key=self._is_lexeme) if whole is Either else part.parts
+        inner = sorted(part.parts, key=self._is_lexeme) if whole is Alternation else part.parts
         for together, group in groupby(inner, self._is_lexeme):
             parts = tuple(group)
             made += [whole(parts)] if together and len(parts) > 1 else map(self._grouped, parts)
@@ -193,7 +193,7 @@ class _Lexing:
             if isinstance(part, Token) or self._is_lexeme(part):
                 place = frozenset((places.setdefault(part, len(places)),))
                 return _Ends(not isinstance(part, Token) and self._automaton(part).ends.empty, place, place)
-            return known_ends.setdefault(part.name, _Ends(empty=False)) if isinstance(part, Named) else None
+            return known_ends.setdefault(part.name, _Ends(empty=False)) if isinstance(part, RuleName) else None
 
         links = _Links(known, self._count)
         while known_ends != before:  # rules name each other: until nothing is added
@@ -236,14 +236,14 @@ class _Lexing:
         """Return a part as lark, in a rule or inside of a lexeme."""
         if not inside and self._is_lexeme(part):
             return self._terminals.setdefault(self._written(part, inside=True), f"T{len(self._terminals)}")
-        if isinstance(part, Named):
+        if isinstance(part, RuleName):
             return self._named.setdefault((part.name, inside), f"{'R' if inside else 'r'}{len(self._named)}")
         if isinstance(part, Token | Chars):
             return part.name if isinstance(part, Token) else _class(part)
         if isinstance(part, Repeat):
             most = "" if part.most is None else part.most
             return f"({self._written(part.part, inside=inside)}){{{part.least},{most}}}"
-        if isinstance(part, Either):
+        if isinstance(part, Alternation):
             return f"({' | '.join(self._written(one, inside=inside) for one in part.parts)})"
         texts = list[str]()
         for is_text, group in groupby(part.parts, lambda one: inside and _char(one) != ""):
@@ -265,7 +265,7 @@ def _class(chars: Chars) -> str:
 def _all(part: Part) -> list[Part]:
     found = [part]
     for one in found:
-        found += [one.part] if isinstance(one, Repeat) else one.parts if isinstance(one, Sequence | Either) else []
+        found += [one.part] if isinstance(one, Repeat) else one.parts if isinstance(one, Sequence | Alternation) else []
     return found
 
 
@@ -273,25 +273,25 @@ def _times(part: Part, known: Mapping[str, int]) -> int:
     """Return how often the most repeated part inside may come."""
     if isinstance(part, Repeat):
         return _times(part.part, known) * max(part.most or part.least, 1)
-    if isinstance(part, Sequence | Either):
+    if isinstance(part, Sequence | Alternation):
         return max((_times(one, known) for one in part.parts), default=1)
-    return known.get(part.name, 1) if isinstance(part, Named) else 1
+    return known.get(part.name, 1) if isinstance(part, RuleName) else 1
 
 
 def _looped(name: str, part: Part) -> Part:
     """Return a rule that names itself only at the ends of its ways as a repetition: one item however long the text."""
     again, others = list[Part](), list[Part]()
     for way in _ways(part, name):
-        is_again = isinstance(way[-1] if way else None, Named) and _names(way[-1], name)
+        is_again = isinstance(way[-1] if way else None, RuleName) and _names(way[-1], name)
         (again if is_again else others).append(Sequence(way[:-1] if is_again else way))
     if not again or not others or any(_names(one, name) for one in again + others):
         return part
-    return Sequence((Repeat(Either(tuple(again)), 0, None), Either(tuple(others))))
+    return Sequence((Repeat(Alternation(tuple(again)), 0, None), Alternation(tuple(others))))
 
 
 def _ways(part: Part, name: str) -> Iterator[tuple[Part, ...]]:
     """Yield the choices of a rule, also those at its end in which it is named."""
-    if isinstance(part, Either):
+    if isinstance(part, Alternation):
         for one in part.parts:
             yield from _ways(one, name)
     elif isinstance(part, Repeat) and (part.least, part.most) == (0, 1):
@@ -304,4 +304,4 @@ def _ways(part: Part, name: str) -> Iterator[tuple[Part, ...]]:
 
 
 def _names(part: Part, name: str) -> bool:
-    return any(isinstance(one, Named) and one.name == name for one in _all(part))
+    return any(isinstance(one, RuleName) and one.name == name for one in _all(part))

@@ -21,13 +21,13 @@ class TooMany(TimeoutError):
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldSchema:
     """A schema that holds for a value if of each choice on the way, by its schema and keyword, one is taken."""
 
     schema: Schema
     choices: Mapping[tuple[int, str], int]
 
-    def beside(self, other: "Held") -> bool:
+    def beside(self, other: "HeldSchema") -> bool:
         return all(other.choices.get(key, taken) == taken for key, taken in self.choices.items())
 
 
@@ -35,7 +35,7 @@ class Held:
 class Value:
     """What holds together for a value, first the schemas of which it is a value (`sources`)."""
 
-    held: tuple[Held, ...]
+    held: tuple[HeldSchema, ...]
     num_sources: int
 
 
@@ -49,7 +49,7 @@ def values(root: Schema) -> tuple[list[Value], set[int]]:
     while True:
         num_joined, found, seen = len(joined), list[Value](), set[frozenset[int]]()
         for part in parts:
-            waiting = [] if id(part) in joined else [[Held(part, {})]]
+            waiting = [] if id(part) in joined else [[HeldSchema(part, {})]]
             while waiting:
                 sources = waiting.pop()
                 if (key := frozenset(id(one.schema) for one in sources)) in seen:
@@ -87,7 +87,7 @@ def groups(root: Schema, part: Schema) -> Iterator[tuple[str, list[object]]]:
             yield "if", [one]
 
 
-def _together(root: Schema, sources: list[Held]) -> tuple[Held, ...]:
+def _together(root: Schema, sources: list[HeldSchema]) -> tuple[HeldSchema, ...]:
     """Return what holds with the sources, these first."""
     found, seen = list(sources), {id(one.schema) for one in sources}
     if len(sources) == 1 and not _is_joint(root, sources[0].schema):
@@ -98,11 +98,11 @@ def _together(root: Schema, sources: list[Held]) -> tuple[Held, ...]:
                 if isinstance(inner, dict) and id(inner) not in seen:
                     seen.add(id(inner))
                     taken = {(id(one.schema), name): i} if len(group) > 1 else {}
-                    found.append(Held(inner, {**one.choices, **taken}))
+                    found.append(HeldSchema(inner, {**one.choices, **taken}))
     return tuple(found)
 
 
-def _inner(held: tuple[Held, ...]) -> Iterator[list[Held]]:
+def _inner(held: tuple[HeldSchema, ...]) -> Iterator[list[HeldSchema]]:
     """Yield for each value inside of a value the schemas that say what it is."""
     if len(held) == 1 and "patternProperties" not in held[0].schema:
         return
@@ -121,8 +121,8 @@ def _inner(held: tuple[Held, ...]) -> Iterator[list[Held]]:
     yield _dicts((one, _items(one.schema)) for one in held)
 
 
-def _dicts(found: Iterator[tuple[Held, object]]) -> list[Held]:
-    return [Held(inner, one.choices) for one, inner in found if isinstance(inner, dict)]
+def _dicts(found: Iterator[tuple[HeldSchema, object]]) -> list[HeldSchema]:
+    return [HeldSchema(inner, one.choices) for one, inner in found if isinstance(inner, dict)]
 
 
 def _of_name(schema: Schema, name: str) -> list[object]:

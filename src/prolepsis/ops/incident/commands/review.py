@@ -19,8 +19,7 @@ from prolepsis.core.terminal.output import AsJson, note, print_json
 from prolepsis.ops.incident.commands.incident import PrometheusUrl, To
 from prolepsis.ops.incident.period import Period, parse_time
 from prolepsis.ops.incident.prometheus import Prometheus
-from prolepsis.ops.incident.review import DAYS, Review, budgets
-from prolepsis.ops.incident.review_page import page
+from prolepsis.ops.incident.review import DAYS, Review, budgets, page
 from prolepsis.ops.incident.timeline import of_entry, timeline
 from prolepsis.ops.incident.week import WeekFigures, figures
 

@@ -1,11 +1,15 @@
-"""`prolepsis train`: draft heads, their levels, and draft models, trained on text that the target writes."""
+"""`prolepsis train`: draft heads and their levels, trained on text that the target writes."""
 
-import math
-from dataclasses import asdict, replace
+import ctypes
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Option
 
 from prolepsis.core.config import DEFAULT_MODEL, EngineConfig
 from prolepsis.core.errors import InvalidParameter
@@ -20,38 +24,43 @@ from prolepsis.core.terminal.output import (
     print_json,
     print_table,
     quiet_logs,
+    stderr,
 )
 from prolepsis.engine.commands.downloads import ensure_model
-from prolepsis.training.commands.training import (
-    WITH_RESUME,
-    Text,
-    count,
-    generate_text,
-    print_outcome,
-    progress_bar,
-    resumable,
-    run_training,
-    target_of,
-    training_dtype,
-)
-from prolepsis.training.run_directory import MODEL, RunDirectory
-from prolepsis.training.settings import (
-    DraftModelRecipe,
-    HeadRecipe,
-    LevelSettings,
-    StatedCost,
-    StatedStepCost,
-    TrainSettings,
-)
+from prolepsis.training.run_directory import RunDirectory
+from prolepsis.training.settings import Dtype, HeadRecipe, LevelSettings, StatedCost, StatedStepCost, TrainSettings
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
     from prolepsis.training.estimate import TrainingForecast
+    from prolepsis.training.target import Target
+    from prolepsis.training.training import HeadTraining
 
-app = command_group("Train draft heads and draft models on the target's own text, and estimate the result beforehand.")
+app = command_group("Train draft heads on the target's own text, and estimate the result beforehand.")
 
-Target = Annotated[str, typer.Option("--target", help="model to train for, as for serve")]
+TargetName = Annotated[str, typer.Option("--target", help="model to train for, as for serve")]
 Resume = Annotated[bool, typer.Option("--resume", help="continue the training in the directory")]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; default: all cores")]
+_TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8  # malloc.h
+WITH_RESUME = "the same command with --resume continues"
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """The text to train on."""
+
+    tokens: Annotated[str, Option(help="amount of text to generate and train on, e.g. 500k or 10M")] = "10M"
+    prompts: Annotated[
+        Path | None,
+        Option(help="your own prompts, used first: JSON lines with 'prompt', and 'kind' and 'system' if you want"),
+    ] = None
+    text: Annotated[
+        Path | None,
+        Option(help="text of the target, in place of new: JSON lines with 'prompt' and 'answer' as token ids"),
+    ] = None
+    concurrency: Annotated[int, Option(help="texts generated at once", min=1)] = 48
+    answer_tokens: Annotated[int, Option(help="longest answer that is generated, in tokens", min=16)] = 256
 
 
 @app.command(epilog=EPILOG)
@@ -61,7 +70,7 @@ def head(
     recipe: HeadRecipe,
     *,
     out: Annotated[Path, typer.Option(help="directory for data, checkpoints, head and report")],
-    target: Target = DEFAULT_MODEL,
+    target: TargetName = DEFAULT_MODEL,
     resume: Resume = False,
     init: Annotated[str | None, typer.Option(help="head to start from: a name or a folder", metavar="HEAD")] = None,
     levels: Annotated[int, typer.Option(min=0, max=4, help="levels to train after the head; 0: none")] = 3,
@@ -69,7 +78,7 @@ def head(
 ) -> None:
     """Train a draft head (EAGLE-3): generate text, train on it, and export the head with a report."""
     from prolepsis.engine.models.heads.registry import find_head
-    from prolepsis.training.head import HeadTraining
+    from prolepsis.training.training import HeadTraining
 
     settings = _ready(target, threads)
     initial = find_head(init, settings.engine.model_dir).folder if init else None
@@ -96,7 +105,7 @@ def train_levels(
     head: Annotated[
         str | None, typer.Option(help="another head of the same target: a name or a folder", metavar="HEAD")
     ] = None,
-    target: Target = DEFAULT_MODEL,
+    target: TargetName = DEFAULT_MODEL,
     threads: Threads = None,
 ) -> None:
     """Train levels for an existing head, so that its first pass drafts all tokens. Takes minutes."""
@@ -122,41 +131,12 @@ def save_text(
 
 
 @app.command(epilog=EPILOG)
-@with_settings(Text(), DraftModelRecipe())
-def draft_model(
-    text: Text,
-    recipe: DraftModelRecipe,
-    *,
-    out: Annotated[
-        Path,
-        typer.Option(help="directory for data, checkpoints, model and report; may be that of a head's training"),
-    ],
-    target: Target = DEFAULT_MODEL,
-    resume: Resume = False,
-    threads: Threads = None,
-) -> None:
-    """Train a draft model: distil the target into a small model with its tokenizer, on the same text as a head."""
-    from prolepsis.training.draft_model import DraftModelTraining
-
-    settings = _ready(target, threads)
-    directory = RunDirectory(out, MODEL)
-    directory.create(resume=resume)
-    every_epoch = replace(recipe.training, prompt_epochs=math.ceil(recipe.training.epochs))
-    recipe = replace(recipe, training=_on_this_machine(every_epoch, threads))
-    with resumable(WITH_RESUME):
-        generate_text(settings.engine, directory, text, recipe.training.seed)
-        training = DraftModelTraining(directory, target_of(settings.engine), recipe)
-        run_training(training, "training")
-    print_outcome(training)
-
-
-@app.command(epilog=EPILOG)
 @with_settings(StatedCost())
 def estimate(
     cost: StatedCost,
     *,
     out: Annotated[Path, typer.Option(help="directory of a training, or a new one; small runs go into it")],
-    target: Target = DEFAULT_MODEL,
+    target: TargetName = DEFAULT_MODEL,
     sizes: Annotated[str, typer.Option(help="tokens of the small runs; missing text is generated")] = "50k,100k,200k",
     budgets: Annotated[str, typer.Option(help="amounts of text to estimate for, in tokens")] = "1M,10M,100M",
     epochs: Annotated[float, typer.Option(min=0.01, help="passes over the text in each small run")] = 2.0,
@@ -167,7 +147,7 @@ def estimate(
 ) -> None:
     """Estimate acceptance for larger amounts of text from small runs, and the best depth and vocabulary."""
     from prolepsis.training.estimate import predict, prediction_check, small_run
-    from prolepsis.training.head import HeadTraining
+    from prolepsis.training.training import HeadTraining
 
     settings = _ready(target)
     run_sizes = sorted({count(size) for size in sizes.split(",")})
@@ -257,3 +237,114 @@ def _train_levels(config: EngineConfig, head: Path, data: Path, recipe: LevelSet
             ("held-out acceptance with levels", rates or "not measured: the held-out text has no greedy answers"),
         ]
     )
+
+
+@contextmanager
+def resumable(how: str) -> Iterator[None]:
+    """Name how to go on where the user interrupts the block: what it has made is kept."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        note(f"interrupted; what is done is kept: {how}")
+        raise
+
+
+def count(text: str) -> int:
+    """Return the number written as `text`, e.g. 500k or 10M; raises `InvalidParameter` for anything else."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kKmMgG]?)", text.strip())
+    if match is None:
+        raise InvalidParameter(f"{text!r} is not a count; allowed: a number such as 42, 500k or 10M", param="tokens")
+    return int(float(match[1]) * {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}[match[2].lower()])
+
+
+def training_dtype() -> Dtype:
+    """Return bfloat16 if the processor multiplies matrices in it fast (AVX-512 BF16, AMX), else float32."""
+    from prolepsis.engine.native.processor import AVX512_BF16, instruction_sets, processor_flags
+
+    return "bfloat16" if AVX512_BF16 in instruction_sets(processor_flags()) else "float32"
+
+
+def generate_text(config: EngineConfig, directory: "RunDirectory", text: Text, seed: int = 0) -> None:
+    """Let the target write, or read what it wrote, until the directory holds `text.tokens`."""
+    from prolepsis.training.prompts import read_prompts
+    from prolepsis.training.synthesis import DataRequest, SynthesisLimits, generate
+    from prolepsis.training.target import open_target
+    from prolepsis.training.text import record
+
+    tokens = count(text.tokens)
+    request = DataRequest(
+        folder=directory.data,
+        tokens=tokens,
+        aux_layers=open_target(config.model, config.model_dir).recorded_layers,
+        prompts=read_prompts(text.prompts) if text.prompts else (),
+        seed=seed,
+        limits=SynthesisLimits(concurrency=text.concurrency, answer_tokens=text.answer_tokens),
+    )
+    with progress_bar() as bar:
+        task = bar.add_task("reading" if text.text else "generating", total=tokens, status="")
+
+        def progress(done: int) -> None:
+            bar.update(task, completed=min(done, tokens))
+
+        if text.text is None:
+            generate(config, request, progress)
+        else:
+            record(config, request, text.text, progress)
+
+
+def target_of(config: EngineConfig) -> "Target":
+    """Open the target and prepare torch: one thread, since the workers of a training share a batch by documents."""
+    import torch
+
+    from prolepsis.training.target import open_target
+
+    torch.set_num_threads(1)
+    keep_memory()
+    return open_target(config.model, config.model_dir)
+
+
+def keep_memory() -> None:
+    """Let the GNU C library keep memory that is freed, so that the matrices of a step cost no page faults.
+
+    They have tens of MB each: the faults took a third of the time of a training.
+    """
+    if (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
+        for parameter, value in ((_ARENA_MAX, 1), (_MMAP_MAX, 0), (_TRIM_THRESHOLD, 2**31 - 1)):
+            mallopt(parameter, value)
+
+
+def run_training(training: "HeadTraining", name: str) -> None:
+    """Train to the end, with a progress bar called `name`."""
+    num_steps = training.trainer.num_steps
+    note(f"{name}: {training.dataset.num_response_tokens:,} answer tokens, {num_steps:,} steps")
+    with progress_bar() as bar:
+        task = bar.add_task(name, total=num_steps, status="")
+        for done in training.steps():
+            status = f"loss {done.loss:.2f}"
+            if training.trainer.history:
+                last = training.trainer.history[-1]
+                status += f", accepted {' '.join(f'{r:.2f}' for r in last.rates[:3])}, chain of 3: {last.length:.2f}"
+            bar.update(task, completed=done.step, status=status)
+
+
+def print_outcome(training: "HeadTraining") -> None:
+    """Print where the export is and how well it drafts."""
+    from prolepsis.training.report import PRODUCT
+
+    directory, last = training.directory, training.trainer.history[-1]
+    print_facts(
+        [
+            (PRODUCT, directory.exported),
+            ("report", directory.report),
+            ("held-out acceptance", " ".join(f"{rate:.3f}" for rate in last.rates)),
+            ("tokens per step, chain of 3", f"{last.length:.2f}"),
+        ]
+    )
+
+
+def progress_bar() -> "Progress":
+    """Return a progress bar whose tasks have a field `status`."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, TextColumn("{task.fields[status]}"), console=stderr())

@@ -8,13 +8,10 @@ import torch
 from typer.testing import CliRunner
 
 from prolepsis.core.errors import InvalidParameter
-from prolepsis.engine.models.draft_models import list_draft_models
 from prolepsis.engine.models.heads.format import read_config
 from prolepsis.server.cli.main import app
-from prolepsis.training.commands.training import WITH_RESUME, count, resumable
-from prolepsis.training.target import open_target
+from prolepsis.training.commands import WITH_RESUME, count, resumable
 from prolepsis.training.text import read_texts
-from tests.training.language import language_run
 from tests.training.targets import save_target
 
 
@@ -29,40 +26,18 @@ def test_invalid_counts(text: str) -> None:
         count(text)
 
 
-FLAGS = ("--target", "--tokens", "--out", "--prompts", "--text", "--resume")
-
-
-@pytest.mark.parametrize(
-    ("command", "flags"), [("head", ("--init", "--levels")), ("draft-model", ("--layers", "--hidden"))]
-)
-def test_commands_are_listed(command: str, flags: tuple[str, ...]) -> None:
-    shown = CliRunner().invoke(app, ["train", command, "--help"])
+def test_the_command_lists_its_options() -> None:
+    shown = CliRunner().invoke(app, ["train", "head", "--help"])
     assert shown.exit_code == 0
-    for flag in (*FLAGS, *flags):
+    for flag in ("--target", "--tokens", "--out", "--prompts", "--text", "--resume", "--init", "--levels"):
         assert flag in shown.output
 
 
-@pytest.mark.parametrize("command", ["head", "draft-model"])
-def test_a_used_folder_is_refused(command: str, tmp_path: Path) -> None:
+def test_a_used_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "something").write_text("")
-    shown = CliRunner().invoke(app, ["train", command, "--target", str(tmp_path), "--out", str(tmp_path)])
+    shown = CliRunner().invoke(app, ["train", "head", "--target", str(tmp_path), "--out", str(tmp_path)])
     assert shown.exit_code == 2
     assert "--resume" in shown.stderr
-
-
-def test_a_draft_model_from_text_to_export(tmp_path: Path) -> None:
-    folder = save_target(tmp_path / "target")
-    place = language_run(open_target(str(folder)), tmp_path / "out")
-    arguments = ["train", "draft-model", "--target", str(folder), "--out", str(place.root), "--tokens", "500"]
-    small = ["--layers", "1", "--hidden", "32", "--loss-vocab", "100", "--batch", "200", "--epochs", "1"]
-    threads = torch.get_num_threads()
-    shown = CliRunner().invoke(app, [*arguments, *small, "--threads", "1", "--resume"])
-    torch.set_num_threads(threads)
-    assert shown.exit_code == 0, shown.output
-    assert "held-out acceptance" in shown.output
-    (entry,) = list_draft_models(place.root)
-    assert (entry.folder, entry.target) == (place.exported, str(folder))
-    assert json.loads(place.result.read_text())["product"]["name"] == "draft model"
 
 
 def test_a_head_from_recorded_text_and_the_text_again(tmp_path: Path) -> None:
@@ -77,6 +52,8 @@ def test_a_head_from_recorded_text_and_the_text_again(tmp_path: Path) -> None:
     shown = CliRunner().invoke(app, [*arguments, *small, "--draft-vocab", "96", "--threads", "1"])
     torch.set_num_threads(threads)
     assert shown.exit_code == 0, shown.output
+    assert "draft head (EAGLE-3)" in shown.output
+    assert "held-out acceptance" in shown.output
     assert read_config(out / "head").shape.heads == 6
     again = tmp_path / "again.jsonl.xz"
     shown = CliRunner().invoke(app, ["train", "text", str(again), "--out", str(out)])
@@ -85,7 +62,7 @@ def test_a_head_from_recorded_text_and_the_text_again(tmp_path: Path) -> None:
 
 
 def test_a_width_that_no_forward_takes_is_status_2(tmp_path: Path) -> None:
-    shown = CliRunner().invoke(app, ["train", "draft-model", "--out", str(tmp_path), "--hidden", "100"])
+    shown = CliRunner().invoke(app, ["train", "head", "--out", str(tmp_path), "--intermediate", "100"])
     assert shown.exit_code == 2
 
 

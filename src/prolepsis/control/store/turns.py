@@ -1,0 +1,62 @@
+"""Turns: work that one of the replicas does for all, and tenants that were forgotten, whose requests write no more."""
+
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+from typing import TypeVar
+
+from sqlalchemy import Connection
+
+from prolepsis.control.store import documents as of
+from prolepsis.control.store.allowances import ALLOWANCES, allowance_name
+from prolepsis.control.store.database import Database, database_time, hold
+from prolepsis.control.store.documents import Documents, StoredDocument
+from prolepsis.control.store.queue import Begun
+
+Item = TypeVar("Item", bound=Begun)
+_TURNS = Documents("turn", str, str)  # by work; `at`: when a replica last took it
+
+
+class PeriodicWork:
+    """Periodic work that one replica does for all: the first one that takes its turn.
+
+    Each call waits for the database and may raise `StoreUnavailable`; none belongs on an event loop.
+    """
+
+    def __init__(self, database: Database, *, now: Callable[[Connection], float] = database_time) -> None:
+        self._database = database
+        self._now = now
+
+    def take(self, work: str, every_s: float) -> bool:
+        """Return whether the caller does the work now: no replica has taken it for `every_s` seconds."""
+        with self._database.write() as connection:
+            now = self._now(connection)
+            return bool(
+                _TURNS.put(connection, [StoredDocument(work, "", now)], over=lambda new: of.at <= now - every_s)
+            )
+
+    def give_back(self, work: str) -> None:
+        """Leave work that failed to the next replica."""
+        with self._database.write() as connection:
+            _TURNS.remove(connection, of.key == work)
+
+
+def forget(database: Database, tenant: str) -> None:
+    """Note that a tenant is forgotten now, by a digest of its name; raises `StoreUnavailable`."""
+    PeriodicWork(database).take(_forgetting(tenant), 0.0)
+    with database.write() as connection:
+        hold(connection, _forgetting(tenant))  # writers that did not see it have ended
+        owners = f"tenant:{tenant}", f"background:{tenant}"
+        names = [allowance_name(kind, owner) for kind in ("requests", "tokens") for owner in owners]
+        ALLOWANCES.remove(connection, of.key.in_(names))
+
+
+def not_forgotten(connection: Connection, items: Sequence[Item]) -> list[Item]:
+    """Return the items but those of tenants forgotten since they began; none is until the transaction ends."""
+    works = {_forgetting(item.tenant) for item in items if item.tenant}
+    hold(connection, *works)
+    times = {turn.key: turn.at for turn in _TURNS.list(connection, of.key.in_(works))}
+    return [item for item in items if item.began_at > times.get(_forgetting(item.tenant), 0.0)]
+
+
+def _forgetting(tenant: str) -> str:
+    return f"forget {sha256(tenant.encode('utf-8', 'replace')).hexdigest()}"
