@@ -96,7 +96,7 @@ class ShadowFeature(Feature):
         """Return the evidence so far."""
         classes = [
             ShadowTrafficClass(
-                **_figures(one),
+                **_figures(seen),
                 traffic_class=name,
                 proposers=[
                     ShadowProposer(
@@ -107,19 +107,19 @@ class ShadowFeature(Feature):
                         acceptance_rate=known.accepted.interval,
                         saved=known.saved.interval,
                     )
-                    for proposer, known in sorted(one.proposers.items())
+                    for proposer, known in sorted(seen.proposers.items())
                 ],
             )
-            for name, one in sorted(self.evidence.traffic_classes.items())
+            for name, seen in sorted(self.evidence.traffic_classes.items())
         ]
-        rules = [ShadowRule(**_figures(one), rule=rule) for rule, one in sorted(self.evidence.rules.items())]
+        rules = [ShadowRule(**_figures(seen), rule=rule) for rule, seen in sorted(self.evidence.rules.items())]
         return ShadowReply(self.evidence.version, classes, rules)
 
 
-def _figures(one: TrafficClassEvidence) -> dict[str, Any]:
+def _figures(seen: TrafficClassEvidence) -> dict[str, Any]:
     return {
-        "num_requests": one.saved.number,
-        "num_tokens": one.num_tokens,
-        "expected_speedup": one.speedup,
-        "cost": one.drafting.interval,
+        "num_requests": seen.saved.number,
+        "num_tokens": seen.num_tokens,
+        "expected_speedup": seen.speedup,
+        "cost": seen.drafting.interval,
     }
