@@ -26,7 +26,7 @@ from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.config import DAY_S, ServerConfig
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.telemetry.metrics import Metrics
-from tests.control.rollout.stores import memory_store
+from tests.control.rollout.rollout import memory_store
 from tests.control.store.databases import migrated_setting, opened, sqlite_setting
 from tests.fake_client import INFO
 from tests.server.application import build

@@ -14,9 +14,9 @@ from prolepsis.control.controls.file import ControlsContent, ControlsFile, Secti
 from prolepsis.control.controls.kill_switch import KILL
 from prolepsis.control.store.controls import Control, ControlKey, ControlTable, control_key
 from prolepsis.control.store.database import Database
+from prolepsis.control.store.migrate import migrated_in_memory
 from prolepsis.core.errors import ConfigError, StoreUnavailable
 from prolepsis.core.kill_scope import EVERYTHING
-from tests.control.rollout.stores import memory_database
 from tests.waiting import ended
 
 
@@ -54,13 +54,13 @@ class Named(Table):
 
 @pytest.fixture
 def table() -> Table:
-    return Table(memory_database())
+    return Table(migrated_in_memory())
 
 
 def server(table: ControlTable | None, folder: Path, name: str = "a", *, now: float | None = None) -> Controls:
     """Return the controls of a server with a file of that name; `now` stops its clock."""
     clock = time.time if now is None else lambda: now
-    table = table or ControlTable(memory_database())
+    table = table or ControlTable(migrated_in_memory())
     return Controls(ControlsFile(folder / f"{name}.json"), table, now=clock)
 
 
@@ -198,7 +198,7 @@ async def test_an_act_that_the_store_refuses_holds_here_and_blocks_no_other(tmp_
         def _refusal(self, changes: Mapping[ControlKey, Control]) -> str:
             return "DataError" if "kill rule:odd" in changes else super()._refusal(changes)
 
-    table = Refusing(memory_database())
+    table = Refusing(migrated_in_memory())
     ours, theirs = server(table, tmp_path, "a"), server(table, tmp_path, "b")
     table.is_down = True
     ours.set(KILL, "tenant:bank", "1")
@@ -223,7 +223,7 @@ async def test_an_act_that_the_store_refuses_is_saved_though_the_store_goes_away
             self.is_down = True
             return dict.fromkeys(changes, "DataError")
 
-    controls = server(Going(memory_database()), tmp_path)
+    controls = server(Going(migrated_in_memory()), tmp_path)
     controls.set(KILL, "rule:odd", "1")
     await controls.share()
     assert "kill rule:odd" in ControlsFile(tmp_path / "a.json").read().local
@@ -322,7 +322,7 @@ async def test_a_file_that_cannot_be_written_is_reported(table: Table, tmp_path:
 
 async def test_an_act_that_could_not_be_saved_holds_while_others_change_the_file(tmp_path: Path) -> None:
     file = Full(tmp_path / "a.json")
-    controls = Controls(file, ControlTable(memory_database()), now=lambda: 50.0)
+    controls = Controls(file, ControlTable(migrated_in_memory()), now=lambda: 50.0)
     assert controls.set(KILL, "tenant:bank", "1") == controls.not_saved == "no space"
     ControlsFile(file.path).set(control_key(KILL, "tenant:shop"), Control("1", 1.0))
     with capture_logs() as logs:
@@ -348,7 +348,7 @@ async def test_an_act_is_saved_as_soon_as_the_store_has_it(table: Table, tmp_pat
 
 async def test_a_later_act_in_the_file_counts_more_than_one_that_could_not_be_saved(tmp_path: Path) -> None:
     file = Full(tmp_path / "a.json")
-    controls = Controls(file, ControlTable(memory_database()))
+    controls = Controls(file, ControlTable(migrated_in_memory()))
     controls.set(KILL, "tenant:bank", "1")
     ControlsFile(file.path).set(control_key(KILL, "tenant:bank"), Control(None, time.time() + 10.0))
     await controls.tick()
@@ -390,7 +390,7 @@ class Raced(ControlsFile):
 async def test_servers_of_one_file_that_act_at_once_keep_both_acts(tmp_path: Path) -> None:
     theirs = server(None, tmp_path)
     raced = Raced(tmp_path / "a.json", lambda: theirs.set(KILL, "tenant:bank", "1"))
-    ours = Controls(raced, ControlTable(memory_database()))
+    ours = Controls(raced, ControlTable(migrated_in_memory()))
     ours.set(KILL, "tenant:shop", "1")
     ended(raced.other)
     for one in (ours, theirs):
@@ -414,7 +414,7 @@ async def test_servers_of_a_store_with_one_file_keep_what_each_waits_to_store(ta
 
 
 async def test_servers_of_other_stores_leave_what_a_store_says_alone(table: Table, tmp_path: Path) -> None:
-    other = Named(memory_database())
+    other = Named(migrated_in_memory())
     ours, theirs, alone = server(table, tmp_path), server(other, tmp_path), server(None, tmp_path)
     theirs.set(KILL, "tenant:bank", "1")
     await settle(theirs)

@@ -7,7 +7,6 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI
 from openfeature.provider import FeatureProvider
 from openfeature.provider.in_memory_provider import InMemoryProvider
 
@@ -15,49 +14,26 @@ from prolepsis.control.controls.flag_file import FlagFile
 from prolepsis.core.config import EngineConfig, ServerConfig, ServiceLimits
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.requests import SpeculationChoice
-from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.server.openai.replies import MetricsReply
 from prolepsis.server.run import serve
 from tests.control.controls.flag_files import flag, write
-from tests.server.application import build
-from tests.server.fakes import ByteTokenizer, FakeEngine
+from tests.world.site import Site
 
 CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
 OFF_FOR_TEXT = {"if": [{"==": [{"var": "route"}, "/v1/completions"]}, "off"]}
 
 
-class FlagApp:
-    """An application with flags."""
-
+class FlagApp(Site):
     def __init__(self, source: FlagFile | FeatureProvider | None, folder: Path, policy: str | None = None) -> None:
-        self.engine = FakeEngine()
-        self.metrics = Metrics()
-        if policy is not None:
-            (folder / "policy.yaml").write_text(policy)
         config = ServerConfig(controls_file=folder / "controls.json", limits=ServiceLimits(start_drafts=0))
-        self.app: FastAPI = build(
-            config,
-            self.engine,
-            ByteTokenizer(),
-            self.metrics,
-            policy=None if policy is None else folder / "policy.yaml",
-            flags=source,
-        )
-        self.http = httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://localhost")
+        super().__init__(config=config, folder=folder, policy=policy, flags=source)
 
     async def ask(self, route: str = "/v1/chat/completions", **body: Any) -> httpx.Response:
-        shape = CHAT if route == "/v1/chat/completions" else {"model": "tiny"}
-        reply = await self.http.post(route, json=shape | body)
-        assert reply.status_code == 200, reply.text
-        return reply
-
-    async def tick(self) -> None:
-        for feature in self.app.state.features:
-            await feature.tick()
+        return await self.post(route, **(CHAT if route == "/v1/chat/completions" else {"model": "tiny"}) | body)
 
     @property
     def choice(self) -> SpeculationChoice:
-        return self.engine.requests[-1].speculation
+        return self.engine.requests[-1].speculation  # type: ignore[no-any-return]
 
 
 @pytest.fixture
@@ -90,7 +66,7 @@ async def test_a_flag_turns_it_off_for_whom_its_rule_names_and_the_reply_says_so
     chunks = [line.removeprefix("data: ") for line in reply.text.splitlines() if line.startswith("data: {")]
     assert json.loads(chunks[-1])["metrics"]["effective"]["flag"]["variant"] == "off"
     labels = {"flag": "speculation.enabled", "variant": "off", "reason": "TARGETING_MATCH", "error": ""}
-    assert flag_app.metrics.registry.get_sample_value("prolepsis_flag_evaluations_total", labels) == 1.0
+    assert flag_app.sample("flag_evaluations_total", **labels) == 1.0
 
 
 async def test_off_by_flag_beats_caller_and_policy_and_on_forces_nothing(make: Callable[..., FlagApp]) -> None:
@@ -115,7 +91,7 @@ async def test_an_edit_is_taken_without_a_restart_and_a_bad_one_is_not(
         await flag_app.tick()
         await flag_app.ask()
         assert flag_app.choice.enabled == expected
-    assert flag_app.metrics.registry.get_sample_value("prolepsis_flag_file_refused_total") == 1.0
+    assert flag_app.sample("flag_file_refused_total") == 1.0
 
 
 async def test_the_kill_flag_stops_all_and_goes_on(make: Callable[..., FlagApp], tmp_path: Path) -> None:
@@ -178,7 +154,7 @@ async def test_a_rule_holds_where_a_flag_says_so_and_the_share_sticks(tmp_path: 
     assert all(len(found) == 1 for found in rules.values()), "each tenant keeps its own"
     assert 5 <= sum(found == {"new"} for found in rules.values()) <= 15
     counted = {"flag": "staff", "variant": "off", "reason": "STATIC", "error": ""}
-    assert flag_app.metrics.registry.get_sample_value("prolepsis_flag_evaluations_total", counted) == 40.0
+    assert flag_app.sample("flag_evaluations_total", **counted) == 40.0
 
 
 async def test_a_missing_flag_is_false_and_reported(tmp_path: Path) -> None:

@@ -16,12 +16,12 @@ from prolepsis.control.controls.kill_switch import KILL, MAX_SCOPES, NOT_UNDERST
 from prolepsis.control.controls.kill_switch_runtime import KillSwitch
 from prolepsis.control.controls.known_scopes import ANYTHING, KnownScopes
 from prolepsis.control.store.controls import Control, control_key
+from prolepsis.control.store.migrate import migrated_in_memory
 from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.kill_scope import EVERYTHING
 from prolepsis.core.plan import SpecPlan
 from tests.control.controls.test_controls import Table, server, settle
-from tests.control.rollout.stores import memory_database
 
 BASE = SpecPlan(version=3, num_speculative_tokens=8)
 NOW = datetime(2026, 11, 21, 10, tzinfo=UTC)
@@ -46,7 +46,7 @@ class Stops:
 
 @pytest.fixture
 def table() -> Table:
-    return Table(memory_database())
+    return Table(migrated_in_memory())
 
 
 @pytest.fixture

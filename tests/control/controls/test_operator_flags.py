@@ -1,42 +1,44 @@
 """Flags that operators set: for all replicas, next to a provider, and without store, file or provider too."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
 from prolepsis.control.controls.controls import Controls
 from prolepsis.control.controls.flag_file import ENABLED, KILL, FlagFile
+from prolepsis.control.controls.kill_switch_runtime import KillSwitch
 from prolepsis.control.controls.operator_flags import MAX_FLAGS, OperatorFlags, plain_definition, stricter
 from prolepsis.control.store.controls import Control, ControlTable, control_key
+from prolepsis.control.store.migrate import migrated_in_memory
 from prolepsis.control.store.store import Store
 from prolepsis.core.config import ServerConfig, ServiceLimits
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.facts import FlagDecision, RequestFacts
-from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.server.cli.main import app as commands
 from tests.control.controls.flag_files import flag, write
 from tests.control.controls.test_controls import Table, settle
 from tests.control.controls.test_controls import server as server_controls
-from tests.control.rollout.stores import memory_database
-from tests.server.application import build
 from tests.server.conftest import served
-from tests.server.fakes import ByteTokenizer, FakeEngine
+from tests.server.fakes import FakeEngine
+from tests.world.site import Site
 
-CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
+CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
 BANK, SHOP = RequestFacts(tenant="bank"), RequestFacts(tenant="shop")
 
 
-class Server:
-    def __init__(
-        self, http: httpx.AsyncClient, engine: FakeEngine, tick: Callable[[], Any], killed: Callable[[], bool]
-    ) -> None:
-        self.http, self.engine, self.tick, self.killed = http, engine, tick, killed
+class Server(Site):
+    async def tick(self, *features: str) -> None:
+        for _ in range(2):
+            await super().tick("controls", "flags")
+            await self.feature(Controls).share()
+
+    def killed(self) -> bool:
+        return self.feature(KillSwitch).status.on
 
     async def set(self, flag: str, **body: object) -> Any:
         reply = await self.http.put("/admin/flags", json={"flag": flag, **body})
@@ -50,7 +52,7 @@ class Server:
 
     async def effective(self) -> tuple[bool, str]:
         """Return whether a flag turned speculation off for a request, and the header of its reply."""
-        reply = await self.http.post("/v1/chat/completions", json=CHAT)
+        reply = await self.post("/v1/chat/completions", **CHAT)
         return self.engine.requests[-1].speculation.off_reason == "flag_off", reply.headers["x-spec-effective"]
 
 
@@ -58,27 +60,12 @@ class Server:
 async def server(
     folder: Path, flags: Path | None = None, store: Store | None = None, name: str = "kill"
 ) -> AsyncIterator[Server]:
-    provider = FlagFile(flags) if flags is not None else None
     config = ServerConfig(controls_file=folder / name / "controls.json", limits=ServiceLimits(start_drafts=0))
     (folder / name).mkdir(exist_ok=True)
-    engine = FakeEngine()
-    app = build(config, engine, ByteTokenizer(), Metrics(), flags=provider, store=store)
-
-    async def tick() -> None:
-        for _ in range(2):
-            for feature in app.state.features:
-                if feature.name in ("controls", "flags"):
-                    await feature.tick()
-                if isinstance(feature, Controls):
-                    await feature.share()
-
-    def killed() -> bool:
-        [switch] = [feature for feature in app.state.features if feature.name == "kill_switch"]
-        return bool(switch.status.on)
-
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
-        await tick()
-        yield Server(http, engine, tick, killed)
+    made = Server(config=config, flags=FlagFile(flags) if flags is not None else None, store=store)
+    async with made.http:
+        await made.tick()
+        yield made
 
 
 async def test_a_flag_set_on_one_replica_counts_on_all(tmp_path: Path, store: Store) -> None:
@@ -121,7 +108,7 @@ async def test_a_kill_flag_in_the_file_stays_when_an_operator_sets_it_to_false(t
 
 @pytest.fixture
 def table() -> Table:
-    return Table(memory_database())
+    return Table(migrated_in_memory())
 
 
 def decision(*, value: bool) -> FlagDecision:

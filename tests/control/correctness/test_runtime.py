@@ -11,7 +11,6 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI
 from msgspec import structs
 from typer.testing import CliRunner, Result
 
@@ -26,7 +25,6 @@ from prolepsis.core.messages import ApplyPlan
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.telemetry.logs import configure_logs
-from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.engine.thread import ThreadEngineClient
 from prolepsis.server.cli.main import app
 from prolepsis.server.output.pipeline import LoadedPolicy
@@ -36,12 +34,19 @@ from tests.control.audit.test_log import entries_of
 from tests.control.correctness.test_replay import Flawed, unverified
 from tests.exact.serving import setup_of
 from tests.fake_proposer import Scripted
-from tests.server.application import build
 from tests.server.conftest import served
-from tests.server.fakes import ByteTokenizer, FakeEngine
+from tests.server.fakes import FakeEngine
 from tests.server.output.policies import Says, loaded
+from tests.world.site import Site
 
-BODY = {"model": "table", "prompt": [1, 2, 3], "max_tokens": 40, "temperature": 1.0, "seed": 3, "ignore_eos": True}
+BODY: dict[str, Any] = {
+    "model": "table",
+    "prompt": [1, 2, 3],
+    "max_tokens": 40,
+    "temperature": 1.0,
+    "seed": 3,
+    "ignore_eos": True,
+}
 POLICY = """
 default:
   mode: on
@@ -62,19 +67,12 @@ def table(*, flawed: bool = False) -> ThreadEngineClient:
     return client
 
 
-class Served:
-    """A server that runs, and what it says."""
-
-    def __init__(self, app: FastAPI, http: httpx.AsyncClient, metrics: Metrics) -> None:
-        self.app, self.http, self._metrics = app, http, metrics
-
+class Served(Site):
     async def ask(self, **changes: Any) -> dict[str, Any]:
-        reply = await self.http.post("/v1/completions", json={**BODY, **changes})
-        assert reply.status_code == 200, reply.text
-        return dict(reply.json())
+        return dict((await self.post("/v1/completions", **BODY | changes)).json())
 
     async def correctness(self) -> dict[str, Any]:
-        return dict((await self.http.get("/admin/health")).json()["correctness"])
+        return dict((await self.get("/admin/health"))["correctness"])
 
     async def until(self, num_replayed: int) -> dict[str, Any]:
         """Return what is said once so many replays have ended."""
@@ -86,39 +84,16 @@ class Served:
                 await asyncio.sleep(0.02)
         return said
 
-    def metric(self, name: str, **labels: str) -> float | None:
-        return self._metrics.registry.get_sample_value(f"prolepsis_{name}", labels)
-
 
 @asynccontextmanager
 async def serving(
-    client: EngineClient,
-    folder: Path,
-    *,
-    policy: str = "",
-    store: Store | None = None,
-    output: Sequence[LoadedPolicy] = (),
-    **settings: Any,
+    client: EngineClient, folder: Path, *, output: Sequence[LoadedPolicy] = (), **given: Any
 ) -> AsyncIterator[Served]:
-    config = ServerConfig(**{"replay_sample": 1.0, "controls_file": folder / "controls.json", **settings})
-    metrics = Metrics()
-    if policy:
-        (folder / "policy.yaml").write_text(policy)
-    app = build(
-        config,
-        client,
-        ByteTokenizer(),
-        metrics,
-        policy=folder / "policy.yaml" if policy else None,
-        store=store,
-        output=output,
-    )
-    transport = httpx.ASGITransport(app)
-    async with (
-        app.router.lifespan_context(app),
-        httpx.AsyncClient(transport=transport, base_url="http://localhost") as http,
-    ):
-        yield Served(app, http, metrics)
+    parts = {name: given.pop(name, None) for name in ("policy", "store")}
+    config = ServerConfig(**{"replay_sample": 1.0, "controls_file": folder / "controls.json", **given})
+    served = Served(client, config, folder=folder, output=output, **parts)
+    async with served.running():
+        yield served
 
 
 async def test_a_replay_of_sampled_tokens_matches(tmp_path: Path) -> None:
@@ -130,8 +105,8 @@ async def test_a_replay_of_sampled_tokens_matches(tmp_path: Path) -> None:
         assert said["outcomes"] == {"match": 3, "near_tie": 0, "structural": 0, "failed": 0}
         assert (said["enabled"], said["share"], said["match_rate"]) == (True, 1.0, 1.0)
         assert (said["exactness"], said["differences"], said["num_queued"]) == ("strict", [], 0)
-        assert served.metric("replays_total", outcome="match") == 3.0
-        assert served.metric("replays_total", outcome="structural") == 0.0
+        assert served.sample("replays_total", outcome="match") == 3.0
+        assert served.sample("replays_total", outcome="structural") == 0.0
 
 
 async def test_a_corrupted_emission_is_structural_and_on_record(tmp_path: Path, store: Store) -> None:
@@ -142,8 +117,8 @@ async def test_a_corrupted_emission_is_structural_and_on_record(tmp_path: Path, 
         assert (said["match_rate"], said["outcomes"]["structural"]) == (0.0, 1)
         assert (difference["kind"], difference["mode"], difference["route"]) == ("structural", "on", "/v1/completions")
         assert difference["margin"] is None or difference["margin"] > difference["tolerance"]
-        assert served.metric("replays_total", outcome="structural") == 1.0
-        assert served.metric("speculation_killed", source="operator") == 0.0
+        assert served.sample("replays_total", outcome="structural") == 1.0
+        assert served.sample("speculation_killed", source="operator") == 0.0
     assert store.writer.flush(20.0)
     [entry] = entries_of(store.database)
     assert entry.action == "replay.structural"
@@ -219,7 +194,7 @@ async def test_a_replay_gives_way_and_begins_again(tmp_path: Path) -> None:
         await engine.replaying.wait()
         engine.delay_s = 0.1  # the next request is in the engine for longer than it takes to look
         await served.ask(**FAKE)
-        assert served.metric("replay_interrupted_total") == 1.0
+        assert served.sample("replay_interrupted_total") == 1.0
         engine.go_on.set()
         said = await served.until(2)
         assert (said["outcomes"]["match"], said["dropped"]["interrupted"]) == (2, 0)
@@ -238,7 +213,7 @@ async def test_a_replay_that_is_interrupted_too_often_is_dropped_and_counted(tmp
             gate.draining = False
         said = await served.when(lambda said: said["dropped"]["interrupted"] > 0)
         assert (said["dropped"]["interrupted"], sum(said["outcomes"].values())) == (1, 0)
-        assert served.metric("replay_interrupted_total") == MAX_TRIES - 1
+        assert served.sample("replay_interrupted_total") == MAX_TRIES - 1
 
 
 async def test_replays_wait_while_requests_wait_or_no_place_is_free(tmp_path: Path) -> None:
@@ -265,8 +240,8 @@ async def test_the_queue_has_a_bound_and_what_is_dropped_is_counted(tmp_path: Pa
         said = await served.correctness()
         assert said["num_queued"] + said["dropped"]["queue_full"] >= 4
         assert said["dropped"]["queue_full"] >= 2
-        assert served.metric("replay_dropped_total", reason="queue_full") == said["dropped"]["queue_full"]
-    assert served.metric("replay_dropped_total", reason="closed") == 5 - said["dropped"]["queue_full"]
+        assert served.sample("replay_dropped_total", reason="queue_full") == said["dropped"]["queue_full"]
+    assert served.sample("replay_dropped_total", reason="closed") == 5 - said["dropped"]["queue_full"]
 
 
 async def test_unfinished_and_stored_answers_are_not_replayed(tmp_path: Path) -> None:

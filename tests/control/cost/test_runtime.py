@@ -27,8 +27,8 @@ from prolepsis.core.stats import DeviceSeconds, ProposerMemory
 from prolepsis.core.telemetry.metrics import Metrics
 from tests.clock import Clock
 from tests.control.store.fakes import latest_records
-from tests.server.application import build
-from tests.server.fakes import ByteTokenizer, FakeEngine
+from tests.server.fakes import FakeEngine
+from tests.world.site import Site
 
 BOOK = """
 version: "1"
@@ -63,19 +63,11 @@ class Charging(FakeEngine):
         return [ProposerMemory("draft_head", weights=2**30, kv=2**29), ProposerMemory("suffix", index=2**20)]
 
 
-def served(folder: Path, metrics: Metrics | None = None, *, book: str = "", policy: str = "", **parts: Any) -> Any:
-    engine, metrics = Charging(), metrics or Metrics()
+def served(folder: Path, *, book: str = "", **parts: Any) -> Site:
     if book:
         (folder / "prices.yaml").write_text(book)
         parts["prices"] = PriceFile(folder / "prices.yaml")
-    if policy:
-        (folder / "policy.yaml").write_text(policy)
-        parts["policy"] = folder / "policy.yaml"
-    return build(ServerConfig(controls_file=folder / "controls.json"), engine, ByteTokenizer(), metrics, **parts)
-
-
-def client(app: Any) -> httpx.AsyncClient:
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost")
+    return Site(Charging(), ServerConfig(controls_file=folder / "controls.json"), folder=folder, **parts)
 
 
 async def costs_of(http: httpx.AsyncClient) -> Any:
@@ -84,7 +76,7 @@ async def costs_of(http: httpx.AsyncClient) -> Any:
 
 
 async def test_without_prices_there_are_device_seconds_and_no_money(tmp_path: Path) -> None:
-    async with client(served(tmp_path)) as http:
+    async with served(tmp_path).http as http:
         for _ in range(3):
             assert (await http.post("/v1/completions", json=BODY)).status_code == 200
         found = await costs_of(http)
@@ -105,8 +97,8 @@ async def test_without_prices_there_are_device_seconds_and_no_money(tmp_path: Pa
 
 
 async def test_prices_turn_seconds_and_memory_into_money(tmp_path: Path) -> None:
-    metrics = Metrics()
-    async with client(served(tmp_path, metrics, book=BOOK)) as http:
+    site = served(tmp_path, book=BOOK)
+    async with site.http as http:
         await http.post("/v1/completions", json=BODY)
         found = await costs_of(http)
     assert found.price is not None
@@ -115,7 +107,7 @@ async def test_prices_turn_seconds_and_memory_into_money(tmp_path: Path) -> None
     assert found.total.amount == pytest.approx(SPECULATING_S * 0.001)
     assert found.total.amount_per_million_tokens == pytest.approx(SPECULATING_S / 4 * 1000)
     assert found.memory[0].amount_per_hour == pytest.approx(3.6 * 0.15)
-    text = metrics.exposition().decode()
+    text = site.metrics.exposition().decode()
     assert 'prolepsis_price_per_device_second{currency="EUR",price="a",version="1@' in text
     labels = 'arm="none",proposer="suffix",route="/v1/completions",tenant="default"'
     assert f"prolepsis_request_device_seconds_total{{{labels}}} 0.05" in text
@@ -123,8 +115,7 @@ async def test_prices_turn_seconds_and_memory_into_money(tmp_path: Path) -> None
 
 
 async def test_arms_of_a_rollout_are_compared(tmp_path: Path) -> None:
-    app = served(tmp_path, policy=POLICY)
-    async with client(app) as http:
+    async with served(tmp_path, policy=POLICY).http as http:
         await http.get("/admin/rollouts")
         [rollout] = (await http.get("/admin/rollouts")).json()["rollouts"]
         await http.post(f"/admin/rollouts/{rollout['id']}/start", json={})
@@ -160,7 +151,7 @@ async def test_arms_of_a_rollout_are_compared(tmp_path: Path) -> None:
 
 
 async def test_without_a_rollout_the_sentence_says_what_is_missing_and_a_stop_is_seen_at_once(tmp_path: Path) -> None:
-    async with client(served(tmp_path)) as http:
+    async with served(tmp_path).http as http:
         assert (await costs_of(http)).routes == []
         await http.post("/v1/completions", json=BODY)
         [before] = (await costs_of(http)).routes
@@ -171,8 +162,7 @@ async def test_without_a_rollout_the_sentence_says_what_is_missing_and_a_stop_is
 
 
 async def test_prompts_that_share_a_draw_cost_and_are_not_compared(tmp_path: Path) -> None:
-    app = served(tmp_path, policy=POLICY)
-    async with client(app) as http:
+    async with served(tmp_path, policy=POLICY).http as http:
         [rollout] = (await http.get("/admin/rollouts")).json()["rollouts"]
         await http.post(f"/admin/rollouts/{rollout['id']}/start", json={})
         assert (await http.post("/v1/completions", json={**BODY, "prompt": ["a", "b"]})).status_code == 200
@@ -198,8 +188,7 @@ async def test_an_edited_book_counts_and_a_broken_one_does_not(tmp_path: Path) -
 
 
 async def test_an_edited_book_changes_no_amount_of_the_past(tmp_path: Path) -> None:
-    app = served(tmp_path, book=BOOK)
-    async with app.router.lifespan_context(app), client(app) as http:
+    async with served(tmp_path, book=BOOK).running() as http:
         await http.post("/v1/completions", json=BODY)
         before = await costs_of(http)
         (tmp_path / "prices.yaml").write_text(BOOK.replace("3.0", "6.6"))
@@ -217,8 +206,7 @@ async def test_an_edited_book_changes_no_amount_of_the_past(tmp_path: Path) -> N
 
 
 async def test_books_that_were_used_and_device_seconds_are_on_record(tmp_path: Path, store: Store) -> None:
-    app = served(tmp_path, book=BOOK, store=store)
-    async with app.router.lifespan_context(app), client(app) as http:
+    async with served(tmp_path, book=BOOK, store=store).running() as http:
         await http.post("/v1/completions", json=BODY)
         for _ in range(100):
             with store.database.read() as connection:
@@ -239,8 +227,7 @@ async def test_books_that_were_used_and_device_seconds_are_on_record(tmp_path: P
 
 
 async def test_the_records_of_a_rollout_make_a_pilot_report(tmp_path: Path, store: Store) -> None:
-    app = served(tmp_path, policy=POLICY, book=BOOK, store=store)
-    async with client(app) as http:
+    async with served(tmp_path, policy=POLICY, book=BOOK, store=store).http as http:
         [rollout] = (await http.get("/admin/rollouts")).json()["rollouts"]
         await http.post(f"/admin/rollouts/{rollout['id']}/start", json={})
         for _ in range(200):

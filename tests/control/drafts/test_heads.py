@@ -10,10 +10,9 @@ import pytest
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.engine_client import InstalledHead
 from prolepsis.core.errors import ConfigError
-from prolepsis.core.telemetry.metrics import Metrics
 from tests.fake_client import INFO
-from tests.server.application import build
-from tests.server.fakes import ByteTokenizer, FakeEngine
+from tests.server.fakes import FakeEngine
+from tests.world.site import Site
 
 FACTS: dict[str, Any] = {"target": "tiny", "misfit": None, "size": 10, "chain_of_3": 2.5}
 INSTALLED = (
@@ -33,8 +32,7 @@ def engine() -> FakeEngine:
 
 @pytest.fixture
 def http(engine: FakeEngine, tmp_path: Path) -> httpx.AsyncClient:
-    app = build(ServerConfig(controls_file=tmp_path / "controls.json"), engine, ByteTokenizer(), Metrics())
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost")
+    return Site(engine, ServerConfig(controls_file=tmp_path / "controls.json")).http
 
 
 async def test_heads_are_shown_and_swapped_by_any_of_their_names(http: httpx.AsyncClient) -> None:

@@ -11,11 +11,11 @@ from prolepsis.control.controls.file import ControlsFile
 from prolepsis.control.health.breaker import Breakers, BreakerSettings
 from prolepsis.control.health.breaker_runtime import OPENED, OVERRIDDEN, BreakerRuntime
 from prolepsis.control.store.controls import Control, control_key
+from prolepsis.control.store.migrate import migrated_in_memory
 from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.plan import DisabledProposer
 from prolepsis.core.stats import TenantCounts, TrafficClassCounts
 from tests.control.controls.test_controls import Table, server, settle
-from tests.control.rollout.stores import memory_database
 
 KEY = ("suffix", "chat")
 OUT = [DisabledProposer(*KEY)]
@@ -51,7 +51,7 @@ class Replica:
 
 @pytest.fixture
 def table() -> Table:
-    return Table(memory_database())
+    return Table(migrated_in_memory())
 
 
 @pytest.fixture

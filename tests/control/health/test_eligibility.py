@@ -20,14 +20,13 @@ from prolepsis.control.health.eligibility import (
 )
 from prolepsis.control.policy.check import InvalidPolicy
 from prolepsis.control.store.store import Store
-from prolepsis.core.config import ServerConfig, ServiceLimits
+from prolepsis.core.config import ServerConfig
 from prolepsis.core.stats import DeviceSeconds, ProposerCounts, RequestStats
-from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.server.openai.replies import MetricsReply
 from tests.control.policy.policies import policy
 from tests.fake_client import INFO
-from tests.server.application import build
-from tests.server.fakes import ByteTokenizer, FakeEngine
+from tests.server.fakes import FakeEngine
+from tests.world.site import NO_START, Site
 
 CHAT, CODE = "chat-completions/standard/free/short", "completions/standard/free/short"
 TERMS = EligibilityTerms(acceptance_rate=Threshold(min=0.7, until=0.6))
@@ -228,41 +227,19 @@ NEEDED = 22
 """Requests of the fake engine, which makes three drafts in each and has half of their tokens accepted."""
 
 
-class EligibilityApp:
-    """An application over a fake engine, with a policy if there is a text."""
-
+class EligibilityApp(Site):
     def __init__(
-        self,
-        folder: Path,
-        policy: str | None = None,
-        *,
-        config: ServerConfig | None = None,
-        engine: FakeEngine | None = None,
-        prices: PriceFile | None = None,
-        store: Store | None = None,
+        self, folder: Path, policy: str | None = None, *, config: ServerConfig = NO_START, **parts: Any
     ) -> None:
-        self.engine = engine or FakeEngine()
-        metrics = Metrics()
-        if policy is not None:
-            (folder / "policy.yaml").write_text(policy)
-        file = None if policy is None else folder / "policy.yaml"
-        config = config or ServerConfig(limits=ServiceLimits(start_drafts=0))
-        app = build(config, self.engine, ByteTokenizer(), metrics, policy=file, prices=prices, store=store)
-        self.features = [one for one in app.state.features if one.name in ("policy", "health", "learned")]
-        self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost")
+        super().__init__(parts.pop("engine", None), config, folder=folder, policy=policy, **parts)
+        self.features = [one for one in self.app.state.features if one.name in ("policy", "health", "learned")]
 
     async def ask(self, **speculation: object) -> httpx.Response:
-        body = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "speculation": speculation}
-        reply = await self.http.post("/v1/chat/completions", json=body)
-        assert reply.status_code == 200, reply.text
-        return reply
-
-    async def tick(self) -> None:
-        for feature in self.features:
-            await feature.tick()
+        asked = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "speculation": speculation}
+        return await self.post("/v1/chat/completions", **asked)
 
     async def shown(self) -> dict[str, Any]:
-        return dict((await self.http.get("/admin/health")).json()["eligibility"])
+        return dict((await self.get("/admin/health"))["eligibility"])
 
     async def modes(self, number: int) -> Sequence[str]:
         """Return the mode of each of so many requests."""
@@ -295,10 +272,10 @@ async def test_an_edit_of_the_thresholds_takes_the_old_conditions_away_and_no_ot
     await app.modes(NEEDED)
     before = await app.shown()
     (tmp_path / "policy.yaml").write_text(RULE.format(0.5, ", num_speculative_tokens: 3"))
-    await app.tick()
+    await app.tick("policy", "health", "learned")
     assert await app.shown() == before, "an edit elsewhere"
     (tmp_path / "policy.yaml").write_text(RULE.format(0.6, ""))
-    await app.tick()
+    await app.tick("policy", "health", "learned")
     assert (await app.shown())["conditions"] == []
     assert await app.modes(1) == ["shadow"]
     shown = await app.shown()
@@ -308,13 +285,13 @@ async def test_an_edit_of_the_thresholds_takes_the_old_conditions_away_and_no_ot
 
 async def test_a_restart_goes_on_with_what_was_learned(tmp_path: Path, store: Store) -> None:
     app = EligibilityApp(tmp_path, RULE.format(0.5, ""), store=store)
-    await app.tick()
+    await app.tick("policy", "health", "learned")
     assert await app.modes(NEEDED + 1) == ["shadow"] * NEEDED + ["auto"]
     before = await app.shown()
     for feature in app.features:
         await feature.close()
     again = EligibilityApp(tmp_path, RULE.format(0.5, ""), store=store)
-    await again.tick()
+    await again.tick("policy", "health", "learned")
     assert await again.shown() == before
     assert await again.modes(1) == ["auto"]
 

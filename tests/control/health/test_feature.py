@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import httpx
 import pytest
@@ -20,16 +20,15 @@ from prolepsis.control.health.drift_runtime import DriftRuntime
 from prolepsis.control.health.eligibility import Eligibility
 from prolepsis.control.health.feature import HealthFeature
 from prolepsis.control.store.controls import ControlTable
+from prolepsis.control.store.migrate import migrated_in_memory
 from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.ended import RequestEnded
 from prolepsis.core.stats import JudgedDraft, TrafficClassCounts
-from prolepsis.core.telemetry.metrics import Metrics
 from tests.control.health.ended import TRAFFIC_CLASS, ended
-from tests.control.rollout.stores import memory_database
 from tests.fake_client import INFO
-from tests.server.application import build
-from tests.server.fakes import ByteTokenizer, FakeEngine
+from tests.server.fakes import FakeEngine
+from tests.world.site import Site
 
 SETTINGS = DriftSettings(cliff_judged=20, cliff_s=1.0)
 
@@ -48,7 +47,7 @@ class Watched:
             Breakers(BreakerSettings(min_judged=10**6)),
             lambda out: self.left_out.append(len(out)),
             self.registry,
-            controls=Controls(ControlsFile(folder / "controls.json"), ControlTable(memory_database())),
+            controls=Controls(ControlsFile(folder / "controls.json"), ControlTable(migrated_in_memory())),
         )
         self.drift = DriftRuntime(
             DriftStreams(lambda _: self.version, SETTINGS),
@@ -116,7 +115,7 @@ def test_a_benefit_that_is_gone_is_a_warning(watched: Watched) -> None:
 
 
 async def test_what_was_learned_is_kept_and_read_again(tmp_path: Path) -> None:
-    store = memory_database()
+    store = migrated_in_memory()
     before = Watched(tmp_path)
     keeper = before.health.keeper(store, time.time)
     await keeper.tick()
@@ -152,17 +151,19 @@ def engine() -> FakeEngine:
     return FakeEngine(counts=(TrafficClassCounts("draft_head", TRAFFIC_CLASS, num_judged=100, num_right=60),))
 
 
+Connect = Callable[..., tuple[httpx.AsyncClient, HealthFeature]]
+
+
 @pytest.fixture
-def connect(engine: FakeEngine) -> Callable[..., tuple[httpx.AsyncClient, HealthFeature]]:
-    def make(**config: object) -> tuple[httpx.AsyncClient, HealthFeature]:
-        app = build(ServerConfig(**config), engine, ByteTokenizer(), Metrics())  # type: ignore[arg-type]
-        health = next(feature for feature in app.state.features if isinstance(feature, HealthFeature))
-        return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost"), health
+def connect(engine: FakeEngine) -> Connect:
+    def make(**config: Any) -> tuple[httpx.AsyncClient, HealthFeature]:
+        site = Site(engine, ServerConfig(**config))
+        return site.http, site.feature(HealthFeature)
 
     return make
 
 
-async def test_over_http(engine: FakeEngine, connect: Callable[..., tuple[httpx.AsyncClient, HealthFeature]]) -> None:
+async def test_over_http(engine: FakeEngine, connect: Connect) -> None:
     client, health = connect()
     async with client:
         assert (await client.get("/admin/health")).json()["drift"] == {"enabled": True, "streams": []}
@@ -186,9 +187,7 @@ async def test_over_http(engine: FakeEngine, connect: Callable[..., tuple[httpx.
         assert (refused.status_code, refused.json()["error"]["code"]) == (404, "unknown_stream")
 
 
-async def test_a_new_head_begins_again(
-    engine: FakeEngine, connect: Callable[..., tuple[httpx.AsyncClient, HealthFeature]]
-) -> None:
+async def test_a_new_head_begins_again(engine: FakeEngine, connect: Connect) -> None:
     client, health = connect()
     async with client:
         for name, judged in (("head@1", 100), ("head@1", 300), ("head@2", 400)):
@@ -199,7 +198,7 @@ async def test_a_new_head_begins_again(
         assert (stream["version"], stream["num_judged"]) == (f"head@2 {INFO.fingerprint}", 0)
 
 
-async def test_it_can_be_off(connect: Callable[..., tuple[httpx.AsyncClient, HealthFeature]]) -> None:
+async def test_it_can_be_off(connect: Connect) -> None:
     client, health = connect(drift="off")
     async with client:
         await health.tick()

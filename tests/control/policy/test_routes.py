@@ -20,41 +20,31 @@ from prolepsis.control.store.database import Database
 from prolepsis.control.store.migrate import upgrade
 from prolepsis.control.store.store import Store
 from prolepsis.control.store.writer import ItemWriter
-from prolepsis.core.config import ServerConfig
-from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.server.front.key_file import KeyFile, new_key
 from prolepsis.server.front.keys import Keys
 from tests.control.store.databases import cut_off, opened, sqlite_setting
-from tests.server.application import build, feature_of
 from tests.server.documents import read
-from tests.server.fakes import ByteTokenizer, FakeEngine
+from tests.world.site import Site
 
 ON, OFF = "version: 1\ndefault: {mode: on}\n", "version: 2\ndefault: {mode: off}\n"
 ROLLED_OUT = "default: {mode: on, rollout: {step_weights: [50]}}\n"
 
 
-class Server:
+class Server(Site):
     """One replica, whose policy is looked at by hand."""
 
     def __init__(self, source: Database | PolicyFile, keys: Keys | None = None) -> None:
-        self.engine = FakeEngine()
         parts = {"policy": source} if isinstance(source, PolicyFile) else {"store": Store(source, ItemWriter())}
-        self.app = build(ServerConfig(), self.engine, ByteTokenizer(), Metrics(), keys=keys, **parts)
-        self.policies = feature_of(self.app, Policies)
-        self.http = self.client()
-
-    def client(self, **headers: str) -> httpx.AsyncClient:
-        transport = httpx.ASGITransport(self.app)
-        return httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=headers)
+        super().__init__(keys=keys, **parts)
+        self.policies = self.feature(Policies)
 
     async def apply(self, text: str, expect: int, reason: str = "") -> httpx.Response:
         return await self.http.put("/admin/policy", json={"text": text, "expect": expect, "reason": reason})
 
     async def mode(self) -> tuple[str | None, bool]:
         """Return version in the reply of a request, and whether it may speculate."""
-        asked = {"model": "tiny", "prompt": "Hi", "speculation": {"metrics": True}}
-        reply = await self.http.post("/v1/completions", json=asked)
-        assert reply.status_code == 200, reply.text
+        asked: dict[str, Any] = {"model": "tiny", "prompt": "Hi", "speculation": {"metrics": True}}
+        reply = await self.post("/v1/completions", **asked)
         version = reply.json()["metrics"]["effective"].get("policy_version")
         return version and version.split("@")[0], self.engine.requests[-1].speculation.enabled
 
@@ -88,11 +78,11 @@ async def test_versions_are_applied_listed_and_rolled_back(setting: str) -> None
         assert (back.json()["version"], back.json()["reason"]) == (3, "rolled back to version 1: slow")
         assert await server.mode() == ("2", False)
 
-        listed = read(PolicyVersionsReply, (await server.http.get("/admin/policy/versions")).json())
+        listed = read(PolicyVersionsReply, (await server.get("/admin/policy/versions")))
         assert (listed.in_use, [one.version for one in listed.versions]) == (3, [3, 2, 1])
-        texts = [(await server.http.get(f"/admin/policy/versions/{i}")).json() for i in (1, 2, 3)]
+        texts = [(await server.get(f"/admin/policy/versions/{i}")) for i in (1, 2, 3)]
         assert [read(PolicyText, one).text for one in texts] == [OFF, ON, OFF]
-        shown = read(PolicyReply, (await server.http.get("/admin/policy")).json())
+        shown = read(PolicyReply, (await server.get("/admin/policy")))
         assert (shown.source, shown.version, shown.fault) == ("store", 3, None)
         with closing(opened(setting)) as database, database.read() as connection:
             entries = list(chain.entries(connection))
@@ -156,12 +146,12 @@ async def test_an_unusable_version_leaves_the_last_good_one_in_use(setting: str)
             for _ in range(2):
                 await server.policies.tick()
                 assert await server.mode() == ("1", True)
-            shown = (await server.http.get("/admin/policy")).json()
+            shown = await server.get("/admin/policy")
             assert shown["version"] == 1
             assert "version 2:1: default.mode is 'warp'" in shown["fault"]
         assert (await server.apply(OFF, 2)).status_code == 200
         assert await server.mode() == ("2", False)
-        assert (await server.http.get("/admin/policy")).json()["fault"] is None
+        assert (await server.get("/admin/policy"))["fault"] is None
 
 
 async def test_rollouts_of_a_version_come_with_it_and_go_with_it(setting: str) -> None:
@@ -169,10 +159,10 @@ async def test_rollouts_of_a_version_come_with_it_and_go_with_it(setting: str) -
         await one.apply(ROLLED_OUT, 0)
         await other.policies.tick()
         for server in (one, other):
-            [rollout] = (await server.http.get("/admin/rollouts")).json()["rollouts"]
+            [rollout] = (await server.get("/admin/rollouts"))["rollouts"]
             assert rollout["rule"] == "default"
         await one.apply(ON, 1)
-        assert (await one.http.get("/admin/rollouts")).json() == {"rollouts": []}
+        assert (await one.get("/admin/rollouts")) == {"rollouts": []}
 
 
 async def test_a_database_that_is_gone_leaves_the_last_version(postgresql: str) -> None:
@@ -183,13 +173,13 @@ async def test_a_database_that_is_gone_leaves_the_last_version(postgresql: str) 
             assert await server.mode() == ("2", False)
             refused = await server.apply(ON, 1)
             assert (refused.status_code, refused.json()["error"]["code"]) == (503, "store_unavailable")
-            assert "not currently accepting connections" in (await server.http.get("/admin/policy")).json()["fault"]
+            assert "not currently accepting connections" in (await server.get("/admin/policy"))["fault"]
             # a server that starts now does not know what may speculate: nothing does
             async with replicas(postgresql, 1) as [late]:
                 assert await late.mode() == ("not-read", False)
-                assert (await late.http.get("/admin/policy")).json()["version"] is None
+                assert (await late.get("/admin/policy"))["version"] is None
         await server.policies.tick()
-        assert (await server.http.get("/admin/policy")).json()["fault"] is None
+        assert (await server.get("/admin/policy"))["fault"] is None
         assert (await server.apply(ON, 1)).status_code == 200
 
 
@@ -208,25 +198,24 @@ async def test_a_store_that_was_emptied_takes_no_policy_away(tmp_path: Path) -> 
             assert file.exists()
         await server.policies.tick()
         assert await server.mode() == ("2", False)
-        assert "has no policy any longer; version 1 stays" in (await server.http.get("/admin/policy")).json()["fault"]
+        assert "has no policy any longer; version 1 stays" in (await server.get("/admin/policy"))["fault"]
 
 
 async def test_a_file_as_source_is_reported(tmp_path: Path) -> None:
     (tmp_path / "policy.yaml").write_text(ON)
     server = Server(PolicyFile(tmp_path / "policy.yaml"))
-    shown = read(PolicyReply, (await server.http.get("/admin/policy")).json())
+    shown = read(PolicyReply, (await server.get("/admin/policy")))
     assert (shown.source, shown.version, shown.name) == ("file", None, str(tmp_path / "policy.yaml"))
     for reply in (await server.apply(OFF, 0), await server.http.get("/admin/policy/versions")):
         assert (reply.status_code, reply.json()["error"]["code"]) == (409, "policy_not_in_store")
         assert "policy.yaml" in reply.json()["error"]["message"]
     (tmp_path / "policy.yaml").write_text("default: {mode: warp}")
     await server.policies.tick()
-    assert "'warp'" in (await server.http.get("/admin/policy")).json()["fault"]
+    assert "'warp'" in (await server.get("/admin/policy"))["fault"]
 
 
 async def test_without_store_and_file_there_is_none() -> None:
-    app = build(ServerConfig(), FakeEngine(), ByteTokenizer(), Metrics())
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
+    async with Site().http as http:
         assert read(PolicyReply, (await http.get("/admin/policy")).json()).source == "none"
         refused = await http.put("/admin/policy", json={"text": ON, "expect": 0})
         assert (refused.status_code, "serve with --store" in refused.json()["error"]["message"]) == (409, True)

@@ -12,9 +12,8 @@ import httpx
 import pytest
 
 from prolepsis.control.policy.runtime import Policies
-from prolepsis.control.policy.source import PolicyFile
 from prolepsis.control.web.caller import ROLES
-from prolepsis.core.config import EngineConfig, ServerConfig, ServiceLimits
+from prolepsis.core.config import EngineConfig, ServerConfig
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.facts import MAX_CLASS_RULES, OTHER_RULES
 from prolepsis.core.requests import GenerateRequest, SpeculationChoice
@@ -23,8 +22,8 @@ from prolepsis.server.front.key_file import KeyFile, new_key
 from prolepsis.server.front.keys import Keys
 from prolepsis.server.openai.replies import MetricsReply
 from prolepsis.server.run import StartedEngine, serve
-from tests.server.application import build, feature_of
-from tests.server.fakes import ByteTokenizer, FakeEngine
+from tests.server.fakes import FakeEngine
+from tests.world.site import NO_START, Site
 
 CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
 POLICY = """
@@ -53,20 +52,10 @@ class PolicyApp:
         file = KeyFile(self.folder / "keys.json")
         record, key = new_key(tenant, roles=roles, budget=budget)
         file.add(record)
-        held = PolicyFile(self.folder / "policy.yaml")
-        metrics = Metrics()
-        app = build(
-            ServerConfig(limits=ServiceLimits(start_drafts=0)),
-            self.engine,
-            ByteTokenizer(),
-            metrics,
-            keys=Keys(file),
-            policy=held,
-        )
-        self.policies = feature_of(app, Policies)
+        site = Site(self.engine, NO_START, keys=Keys(file), policy=self.folder / "policy.yaml")
+        self.policies = site.feature(Policies)
         self.policies.now = lambda: self.time
-        headers = {"authorization": f"Bearer {key}"}
-        return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost", headers=headers)
+        return site.client(authorization=f"Bearer {key}")
 
     @property
     def last(self) -> GenerateRequest:

@@ -17,10 +17,10 @@ from prolepsis.control.replicas.registry import (
 )
 from prolepsis.control.store.database import Database
 from prolepsis.control.store.documents import Documents, StoredDocument
+from prolepsis.control.store.migrate import migrated_in_memory
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.engine_client import EngineHealth, EngineMember
 from prolepsis.core.errors import StoreUnavailable
-from tests.control.rollout.stores import memory_database
 from tests.fake_client import INFO, FakeEngineClient, answer
 
 
@@ -60,7 +60,7 @@ class Server:
 
 
 async def test_each_sees_all_with_their_states_and_groups() -> None:
-    store = Store(memory_database())
+    store = Store(migrated_in_memory())
     first, second, third = Server(store, region="north"), Server(store, port=8001), Server(store, model="other")
     third.client.reported = EngineHealth(alive=True, ready=False, detail="loading")
     for server in (first, second, third):
@@ -85,7 +85,7 @@ async def test_each_sees_all_with_their_states_and_groups() -> None:
 
 
 async def test_a_killed_replica_is_shown_as_lost_and_a_stopped_one_is_removed() -> None:
-    store = Store(memory_database())
+    store = Store(migrated_in_memory())
     first, killed, stopped = Server(store), Server(store), Server(store)
     for server in (first, killed, stopped):
         await server.registry.tick()
@@ -102,7 +102,7 @@ async def test_a_killed_replica_is_shown_as_lost_and_a_stopped_one_is_removed() 
 
 
 async def test_without_the_store_what_was_seen_last_is_shown_and_counted() -> None:
-    store = Store(memory_database())
+    store = Store(migrated_in_memory())
     first, second = Server(store), Server(store)
     for server in (second, first):
         await server.registry.tick()
@@ -123,7 +123,7 @@ async def test_without_the_store_what_was_seen_last_is_shown_and_counted() -> No
 
 
 async def test_engines_behind_a_front_door_are_shown_beneath_it() -> None:
-    store = Store(memory_database())
+    store = Store(migrated_in_memory())
     ours, theirs = Server(store), Server(store)
     engine = EngineMember(
         name="engine-1", exact_group="abc", ready=True, detail="", num_running=3, num_waiting=1, kv_usage=0.5
@@ -136,7 +136,7 @@ async def test_engines_behind_a_front_door_are_shown_beneath_it() -> None:
 
 
 async def test_a_row_of_another_version_of_the_software_is_counted_and_left_out() -> None:
-    database = memory_database()
+    database = migrated_in_memory()
     with database.write() as connection:
         Documents("replica", str, str).put(connection, [StoredDocument("later", '{"described": "otherwise"}', 1000.0)])
     server = Server(Store(database))

@@ -2,10 +2,12 @@
 
 from prolepsis.control.rollout.machine import Command, RolloutState, command
 from prolepsis.control.rollout.settings import RolloutSettings, Stage
+from prolepsis.control.rollout.store import RolloutStore
 from prolepsis.control.statistics.arms import ArmScores, ScoreHistogram
 from prolepsis.control.statistics.guardrail import Guardrail
 from prolepsis.control.statistics.judge import StageEvidence
 from prolepsis.control.statistics.means import Limit, MeanDifference
+from prolepsis.control.store.migrate import migrated_in_memory
 
 ERRORS = Guardrail(name="errors", metric="error", measure=MeanDifference(margin=0.05, baseline=0.01))
 SHADOW_ERRORS = Guardrail(name="errors", metric="error", measure=Limit(limit=0.05))
@@ -35,3 +37,7 @@ def by_hand(state: RolloutState, what: Command, now: float) -> RolloutState:
 
 def running_in(stage: int, since: float = 0.0) -> RolloutState:
     return RolloutState("r1", policy_version="7", version=3, run=1, phase="running", stage=stage, stage_since=since)
+
+
+def memory_store() -> RolloutStore:
+    return RolloutStore(migrated_in_memory())

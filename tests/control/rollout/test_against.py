@@ -19,7 +19,7 @@ from prolepsis.core.ended import Assignment
 from prolepsis.core.facts import RequestFacts
 from tests.control.health.ended import ended
 from tests.control.policy.policies import policy
-from tests.control.rollout.stores import memory_store
+from tests.control.rollout.rollout import memory_store
 
 RULE = """
     rules:

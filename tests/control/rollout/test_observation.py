@@ -4,21 +4,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from prolepsis.control.rollout.observation import observed, values_of
 from prolepsis.control.rollout.runtime import Rollouts, RolloutView
-from prolepsis.core.config import ServerConfig, ServiceLimits
 from prolepsis.core.ended import End, PromptEnded, RequestAbout, RequestEnded
 from prolepsis.core.errors import EngineError, InvalidParameter
 from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams
 from prolepsis.core.stats import DeviceSeconds, EffectiveMode, ProposerCounts, RequestStats
-from prolepsis.core.telemetry.metrics import Metrics
 from tests.fake_client import INFO
-from tests.server.application import build, feature_of
-from tests.server.fakes import ByteTokenizer, FakeEngine
+from tests.server.fakes import FakeEngine
 from tests.server.openai.test_tools import CALL, TOOL, USER
+from tests.world.site import NO_START, Site
 
 POLICY = """
 default:
@@ -138,14 +135,12 @@ def test_unfinished_requests_count_as_errors_or_not_at_all(end: End, values: dic
 
 async def seen(folder: Path, engine: FakeEngine, **body: Any) -> RolloutView:
     """Ask 60 times and return what the rollout saw of it."""
-    (folder / "policy.yaml").write_text(POLICY)
-    metrics = Metrics()
-    app = build(ServerConfig(), engine, ByteTokenizer(), metrics, policy=folder / "policy.yaml")
-    rollouts = feature_of(app, Rollouts)
+    site = Site(engine, folder=folder, policy=POLICY)
+    rollouts = site.feature(Rollouts)
     [view] = await rollouts.views()
     for what in ("start", "promote"):
         await rollouts.command(view.id, what, "", force=what == "promote")  # out of shadow
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
+    async with site.http as http:
         for _ in range(60):
             await http.post("/v1/completions", json={"model": "tiny", "prompt": "Hi", **body})
     return await rollouts.view(view.id)
@@ -192,20 +187,13 @@ BAD_JSON = CALL.replace('"Köln"}', '"Köln",}')
 
 async def counted(folder: Path, text: str, **body: Any) -> tuple[bool, float]:
     """Ask with a tool; return whether requests of the canary counted, and the share that succeeded."""
-    (folder / "policy.yaml").write_text(CALLS_POLICY)
-    metrics, engine = Metrics(), FakeEngine(info=replace(INFO, max_model_len=4096), text=text, step=5)
-    app = build(
-        ServerConfig(limits=ServiceLimits(start_drafts=0)),
-        engine,
-        ByteTokenizer(),
-        metrics,
-        policy=folder / "policy.yaml",
-    )
-    rollouts = feature_of(app, Rollouts)
+    engine = FakeEngine(info=replace(INFO, max_model_len=4096), text=text, step=5)
+    site = Site(engine, NO_START, folder=folder, policy=CALLS_POLICY)
+    rollouts = site.feature(Rollouts)
     [view] = await rollouts.views()
     await rollouts.command(view.id, "start", "")
     asked = {"model": "tiny", "messages": USER, "tools": [TOOL], **body}
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
+    async with site.http as http:
         for i in range(16):
             reply = await http.post("/v1/chat/completions", json=asked, headers={"x-request-id": f"r{i}"})
             assert reply.status_code == 200, reply.text

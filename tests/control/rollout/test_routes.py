@@ -6,17 +6,13 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI
 
 from prolepsis.control.rollout.routes import RolloutsReply
 from prolepsis.control.rollout.runtime import RolloutView, audit_event
-from prolepsis.core.config import ServerConfig
-from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.server.front.key_file import KeyFile, new_key
 from prolepsis.server.front.keys import Keys
-from tests.server.application import build
 from tests.server.documents import read
-from tests.server.fakes import ByteTokenizer, FakeEngine
+from tests.world.site import Site
 
 POLICY = """
 default:
@@ -29,20 +25,14 @@ default:
 @pytest.fixture
 def connect(tmp_path: Path) -> Any:
     """Return a function from roles to a client of one server."""
-    policy = tmp_path / "policy.yaml"
-    policy.write_text(POLICY)
-    engine, file = FakeEngine(), KeyFile(tmp_path / "keys.json")
-    apps: list[FastAPI] = []
+    file = KeyFile(tmp_path / "keys.json")
+    keys = Keys(file, clock=count().__next__)  # it looks at the file each time
+    site = Site(folder=tmp_path, policy=POLICY, keys=keys)
 
     def client(*roles: str) -> httpx.AsyncClient:
         record, key = new_key("acme", roles=roles)
         file.add(record)
-        if not apps:
-            keys = Keys(file, clock=count().__next__)  # it looks at the file each time
-            apps.append(build(ServerConfig(), engine, ByteTokenizer(), Metrics(), keys=keys, policy=policy))
-        [app] = apps
-        headers = {"authorization": f"Bearer {key}", "x-key": record.id}
-        return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost", headers=headers)
+        return site.client(**{"authorization": f"Bearer {key}", "x-key": record.id})
 
     return client
 
@@ -115,7 +105,6 @@ async def test_promoting_without_evidence_says_what_is_missing_and_takes_force(c
 
 
 async def test_without_a_policy_there_are_none() -> None:
-    app = build(ServerConfig(), FakeEngine(), ByteTokenizer(), Metrics())
-    http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost")
+    http = Site().http
     assert (await http.get("/admin/rollouts")).json() == {"rollouts": []}
     assert (await http.post("/admin/rollouts/code@1/start", json={})).status_code == 404

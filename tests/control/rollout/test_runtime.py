@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from sqlalchemy import URL, Connection
 from structlog.testing import capture_logs
@@ -20,24 +19,21 @@ from prolepsis.control.rollout.machine import RolloutState
 from prolepsis.control.rollout.runtime import Rollouts
 from prolepsis.control.rollout.store import RolloutStore
 from prolepsis.control.store.database import Database
+from prolepsis.control.store.migrate import migrated_in_memory
 from prolepsis.control.store.store import Store
 from prolepsis.control.store.writer import ItemWriter
 from prolepsis.core.clock import SteadyClock
-from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import StoreUnavailable
 from prolepsis.core.messages import ApplyPlan
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import SamplingParams
-from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.engine.drafting.draft import Draft
 from prolepsis.engine.drafting.proposer import SequenceView
 from prolepsis.engine.sampling.noise import noise_key
 from prolepsis.engine.thread import ThreadEngineClient
 from tests import fakes
-from tests.control.rollout.stores import memory_database
 from tests.fake_proposer import Scripted
-from tests.server.application import build, feature_of
-from tests.server.fakes import ByteTokenizer
+from tests.world.site import Site
 
 POLICY = """
 rules:
@@ -58,7 +54,7 @@ class FullDatabase(Database):
     full = False
 
     def __init__(self) -> None:
-        super().__init__(URL.create("sqlite"), content=memory_database().serialized())
+        super().__init__(URL.create("sqlite"), content=migrated_in_memory().serialized())
 
     @contextmanager
     def write(self, *, urgent: bool = False) -> Iterator[Connection]:
@@ -87,21 +83,15 @@ class Server:
         engine = fakes.build(fakes.EngineSetup(proposers=[Scripted(self._draft)]))
         self.client = ThreadEngineClient(engine)
         self.client.send(ApplyPlan(SpecPlan(fixed_depth=4)))
-        (self.folder / "policy.yaml").write_text(POLICY.replace("GATE", self.gate))
-        metrics = Metrics()
-        self.metrics = metrics
         self.store = RolloutStore(self.database)
-        app = build(
-            ServerConfig(),
+        site = Site(
             self.client,
-            ByteTokenizer(),
-            metrics,
-            policy=self.folder / "policy.yaml",
+            folder=self.folder,
+            policy=POLICY.replace("GATE", self.gate),
             store=Store(self.database, ItemWriter()),
             clock=self._clock,
         )
-        self.rollouts = feature_of(app, Rollouts)
-        self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost")
+        self.metrics, self.http, self.rollouts = site.metrics, site.http, site.feature(Rollouts)
 
     def _draft(self, sequence: SequenceView, limit: int) -> Draft | None:
         return fakes.draft_chain(sequence, limit, wrong_from=0 if self.damaged else 99)

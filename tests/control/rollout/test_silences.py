@@ -26,6 +26,7 @@ from prolepsis.control.rollout.silences import (
 )
 from prolepsis.control.rollout.store import RolloutStore
 from prolepsis.control.store.controls import ControlTable
+from prolepsis.control.store.migrate import migrated_in_memory
 from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.errors import ConfigError
 from prolepsis.ops.monitoring.files import RUNBOOK_URL, monitoring_files, shipped
@@ -33,7 +34,7 @@ from prolepsis.ops.monitoring.objectives import parse_objectives
 from tests.commands import free_port, serving
 from tests.control.policy.policies import policy
 from tests.control.rollout.alertmanager import FakeAlertmanager, fake_alertmanager
-from tests.control.rollout.stores import memory_database, memory_store
+from tests.control.rollout.rollout import memory_store
 
 ALERTMANAGER = shutil.which("prometheus-alertmanager")
 NOW = 1_800_000_000.0
@@ -341,11 +342,11 @@ async def real_alertmanager(folder: Path) -> AsyncIterator[httpx.AsyncClient]:
 
 
 def test_the_servers_of_a_store_have_one_name_and_another_store_has_another() -> None:
-    table = ControlTable(memory_database())
+    table = ControlTable(migrated_in_memory())
     name = deployment_id(table)
     assert len(name) == 12
     assert deployment_id(table) == name
-    assert deployment_id(ControlTable(memory_database())) != name
+    assert deployment_id(ControlTable(migrated_in_memory())) != name
 
 
 def test_servers_are_called_as_prometheus_may_call_them() -> None:

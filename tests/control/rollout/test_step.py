@@ -12,8 +12,17 @@ from pydantic import ValidationError
 from prolepsis.control.rollout.machine import Command, Phase, RolloutEvent, RolloutState, canary_share, command, step
 from prolepsis.control.rollout.settings import RolloutSettings, stages
 from prolepsis.core.errors import InvalidParameter
-from tests.control.rollout.rollout import ERRORS, NEW, SETTINGS, SHADOW_ERRORS, STAGES, by_hand, counts, running_in
-from tests.control.rollout.stores import memory_store
+from tests.control.rollout.rollout import (
+    ERRORS,
+    NEW,
+    SETTINGS,
+    SHADOW_ERRORS,
+    STAGES,
+    by_hand,
+    counts,
+    memory_store,
+    running_in,
+)
 
 
 def test_from_off_to_on() -> None:

@@ -16,11 +16,12 @@ from prolepsis.control.rollout.units import MAX_COUNTED, MAX_OPEN, WINDOW_S, Uni
 from prolepsis.control.statistics.guardrail import Guardrail
 from prolepsis.control.statistics.judge import StageEvidence, outcome_of
 from prolepsis.control.statistics.means import MeanDifference
+from prolepsis.control.store.migrate import migrated_in_memory
 from prolepsis.core.ended import Assignment
 from prolepsis.core.errors import StoreUnavailable
 from prolepsis.core.facts import RequestFacts
 from tests.control.policy.policies import policy
-from tests.control.rollout.stores import memory_database, memory_store
+from tests.control.rollout.rollout import memory_store
 
 CANARY = Assignment("r@1", 1, 0, "canary", "on", 0.5, "aa")
 RULE = """
@@ -81,7 +82,7 @@ def test_units_that_wait_for_a_store_are_bounded_and_those_beyond_are_counted() 
 
 
 def test_replicas_count_a_unit_once_between_them() -> None:
-    database = memory_database()
+    database = migrated_in_memory()
     first, second = RolloutStore(database), RolloutStore(database)
     a, b = (UnitKey("r@1", 1, 0, unit, late=False) for unit in ("aa", "bb"))
     assert first.claim([a], -float("inf"), 10.0) == {a}
@@ -187,7 +188,7 @@ class Unavailable(RolloutStore):
     away = True
 
     def __init__(self) -> None:
-        super().__init__(memory_database())
+        super().__init__(migrated_in_memory())
 
     def claim(self, keys: object, again_before: float, now: float) -> frozenset[UnitKey]:
         if self.away:

@@ -8,10 +8,10 @@ from sqlalchemy import Connection
 
 from prolepsis.control.store.allowances import AllowanceKey, AllowanceTable, Lease, LeaseRequest
 from prolepsis.control.store.database import Database
+from prolepsis.control.store.migrate import migrated_in_memory
 from prolepsis.core.errors import StoreUnavailable
 from prolepsis.core.token_bucket import TokenBucket
 from prolepsis.server.admission.leased_buckets import EXCHANGE_S, IDLE_S, LeasedBucket, LeasedBuckets
-from tests.control.rollout.stores import memory_database
 
 LIMIT = 60
 OWNER = "tenant:acme"
@@ -58,7 +58,7 @@ class Doors:
     """Front doors of one store, all asked by one owner."""
 
     def __init__(self, number: int, kind: type[Store] = Store) -> None:
-        self.store = kind(memory_database())
+        self.store = kind(migrated_in_memory())
         self.all = [LeasedBuckets(self.store, lambda: number, clock=lambda: self.store.time) for _ in range(number)]
 
     async def tick(self) -> None:
