@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
-from threading import Thread
+from threading import Barrier, Thread
 
 LIMIT_S = 60.0
 
@@ -27,3 +27,17 @@ def ended(*threads: Thread) -> None:
     for thread in threads:
         thread.join(LIMIT_S)
         assert not thread.is_alive(), f"{thread.name} has not ended in {LIMIT_S:g} s"
+
+
+def at_once(*calls: Callable[[], object]) -> None:
+    """Make all calls at the same time, each in a thread of its own."""
+    start = Barrier(len(calls))
+
+    def run(call: Callable[[], object]) -> None:
+        start.wait()
+        call()
+
+    threads = [Thread(target=run, args=(call,), daemon=True) for call in calls]
+    for thread in threads:
+        thread.start()
+    ended(*threads)

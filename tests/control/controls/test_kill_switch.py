@@ -20,7 +20,8 @@ from prolepsis.control.store.migrate import migrated_in_memory
 from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.kill_scope import EVERYTHING
-from prolepsis.core.plan import SpecPlan
+from prolepsis.core.plan import DisabledProposer, SpecPlan
+from prolepsis.server.admission.load_shedding import PLAIN, SHALLOW, plan_at
 from tests.control.controls.test_controls import Table, server, settle
 
 BASE = SpecPlan(version=3, num_speculative_tokens=8)
@@ -59,10 +60,6 @@ def command(file: Path, scope: str, *, on: bool, by: str = "ann", reason: str = 
     known = kill_status(server(None, file.parent, file.stem).local(KILL), {})
     control = act(known, scope, on=on, by=by, reason=reason, at=datetime.now(UTC))
     ControlsFile(file).set(control_key(KILL, scope), control)
-
-
-def stopped_by(switch: KillSwitch) -> set[str]:
-    return {*switch.status.killed}
 
 
 def test_scopes_are_turned_one_by_one_and_the_last_release_is_known(tmp_path: Path) -> None:
@@ -114,9 +111,9 @@ async def test_a_stop_that_the_engine_did_not_take_is_sent_again(tmp_path: Path)
 
     switch = KillSwitch(controls, EffectivePlan(BASE, lambda plan: kill(plan.killed)).kill, CollectorRegistry())
     switch.turn(on=True, by="kim", reason="drill", scope="tenant:bank")
-    assert stopped_by(switch) == set(), "it says what holds"
+    assert switch.status.killed == (), "it says what holds"
     await controls.tick()
-    assert killed == [stopped_by(switch)] == [{"tenant:bank"}]
+    assert killed == [{*switch.status.killed}] == [{"tenant:bank"}]
 
 
 async def test_a_stop_reaches_all_replicas_and_any_of_them_lifts_it(pair: tuple[Stops, Stops]) -> None:
@@ -239,3 +236,36 @@ def test_many_names_are_cut() -> None:
     many = KnownScopes(names={"tenant": lambda: [f"t{number:02}" for number in range(14)]})
     assert many.warning("tenant:x").endswith("t10, t11 and 2 more")
     assert not ANYTHING.warning("tenant:x")
+
+
+OUT = (DisabledProposer("head", "chat"),)
+
+
+def test_each_has_its_say_and_the_kill_switch_the_last_word() -> None:
+    applied: list[SpecPlan] = []
+    plan = EffectivePlan(BASE, applied.append)
+    plan.disable(OUT)
+    plan.shed(plan_at(SHALLOW, BASE, 99))
+    plan.kill(frozenset({EVERYTHING, "tenant:bank"}))
+    plan.shed(plan_at(PLAIN, BASE, 99))
+    plan.disable(())
+    plan.kill(frozenset({"tenant:bank"}))
+    assert applied[-1].killed == {"tenant:bank"}
+    plan.kill(frozenset())
+    assert [(p.version, p.num_speculative_tokens, p.reason, p.disabled) for p in applied] == [
+        (4, 8, "default", OUT),
+        (5, 2, "overload_shallow", OUT),
+        (6, 0, "killed", ()),
+        (7, 0, "killed", ()),
+        (8, 0, "killed", ()),
+        (9, 0, "overload_plain", ()),
+        (10, 0, "overload_plain", ()),
+    ]
+
+
+def test_no_plan_is_applied_without_a_change() -> None:
+    applied: list[SpecPlan] = []
+    plan = EffectivePlan(BASE, applied.append)
+    plan.disable(())
+    plan.kill(frozenset())
+    assert applied == []

@@ -9,6 +9,8 @@ from prolepsis.control.cost.comparison import CALIBRATION, MAX_GROUPS, ArmCompar
 from prolepsis.control.cost.meter import MAX_VALUES, OTHER, Experiment, RequestCost, Usage
 from prolepsis.core.stats import DeviceSeconds
 from prolepsis.core.traffic_sums import Interval
+from tests.simulation.edit_costs import EditTraffic
+from tests.simulation.live_control import quantile, run
 
 CONTEST = Experiment("code@1", run=1, stage=0, share=0.5)
 
@@ -149,3 +151,15 @@ def test_values_of_a_dimension_are_bounded() -> None:
     assert len(tenants) == MAX_GROUPS + 1
     every = next(comparison.compared())
     assert sum(one.num_speculating for one in tenants) == every.num_speculating
+
+
+def test_a_saving_of_a_quarter_shows_within_two_hundred_requests() -> None:
+    runs = [run(EditTraffic(), seed, 200) for seed in range(15)]
+    assert quantile(runs, 0.5) <= 200
+    assert sum(one.missed for one in runs) <= 1
+
+
+def test_bounds_are_right_where_nothing_is_saved_or_drafts_cost_more() -> None:
+    for traffic in (EditTraffic(saving=0.0), EditTraffic(saving=-0.15), EditTraffic(noise=0.5, outliers=0.03)):
+        runs = [run(traffic, seed, 200) for seed in range(8)]
+        assert sum(one.missed for one in runs) <= 1

@@ -1,11 +1,16 @@
 """Price books: what they say, what is wrong with them, and how a file that is edited takes effect."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from prolepsis.control.cost.history import store_prices, stored_prices
 from prolepsis.control.cost.prices import InvalidPrices, PriceBook, PriceFile, parse_prices, read_prices
+from prolepsis.control.store.database import Database
 from prolepsis.core.errors import ConfigError
+from tests.waiting import at_once
 
 BOOK = """
 version: 2026-11
@@ -103,3 +108,26 @@ def test_another_currency_needs_a_restart(tmp_path: Path) -> None:
     assert prices.value.currency == "EUR"
     path.write_text(BOOK.replace("3.6", "7.2"))
     assert prices.reload().changed
+
+
+def test_a_book_is_kept_when_another_was_in_use_before(database: Database) -> None:
+    with database.write() as connection:
+        first = store_prices(connection, "a@1", '{"currency": "EUR"}')
+        assert store_prices(connection, "a@1", '{"currency": "EUR"}') == first
+        store_prices(connection, "b@2", "{}")
+        again = store_prices(connection, "a@1", '{"currency": "EUR"}')
+    assert (first.number, again.number) == (1, 3)
+    with database.read() as connection:
+        assert [book.version for book in stored_prices(connection, 10)] == ["a@1", "b@2", "a@1"]
+        assert stored_prices(connection, 1) == [again]
+
+
+def test_replicas_that_start_at_once_keep_their_book_once(connect: Callable[[], Database]) -> None:
+    numbers: list[int] = []
+
+    def keep(database: Database) -> None:
+        with database.write() as connection:
+            numbers.append(store_prices(connection, "a@1", "{}").number)
+
+    at_once(*(partial(keep, connect()) for _ in range(4)))
+    assert numbers == [1, 1, 1, 1]

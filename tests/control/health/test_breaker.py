@@ -102,6 +102,7 @@ def half_open() -> Watched:
 
 def test_a_proposer_that_fares_well_is_let_be() -> None:
     watched = Watched()
+    assert watched.breaker.disabled(SETTINGS.probes) is None
     assert watched.draft(5000, 0.6) == []
     assert watched.breaker.disabled(SETTINGS.probes) is None
 
@@ -116,14 +117,13 @@ def test_it_opens_where_the_first_token_is_surely_wrong_and_says_by_which_number
     assert watched.breaker.disabled(SETTINGS.probes) == DisabledProposer("suffix", "chat", compared=True)
 
 
-def test_little_evidence_opens_nothing() -> None:
-    watched = Watched()
-    assert watched.draft(SETTINGS.min_judged - 4, 0.0) == []
-
-
-def test_acceptance_near_the_threshold_opens_nothing() -> None:
-    watched = Watched(settings=patient())
-    assert watched.draft(3000, 0.1) == []
+@pytest.mark.parametrize(
+    ("settings", "number", "acceptance"), [(SETTINGS, SETTINGS.min_judged - 4, 0.0), (patient(), 3000, 0.1)]
+)
+def test_little_evidence_and_acceptance_near_the_threshold_open_nothing(
+    settings: BreakerSettings, number: int, acceptance: float
+) -> None:
+    assert Watched(settings=settings).draft(number, acceptance) == []
 
 
 def test_good_results_long_ago_do_not_hide_bad_ones_now() -> None:
@@ -276,15 +276,11 @@ def test_faults_of_before_do_not_end_a_half_open_round() -> None:
 
 def test_a_round_that_brings_too_little_to_judge_is_repeated_as_soon() -> None:
     watched = half_open()
+    assert watched.poll(10_000.0) == [], "a round that brings nothing waits"
     asked = watched.counts.num_asked + SETTINGS.probes
     watched.counts = replace(watched.counts, num_asked=asked)
     [event] = watched.poll()
     assert (event.after, event.reason, event.open_s) == ("open", "no_evidence", SETTINGS.open_s)
-
-
-def test_a_round_that_brings_nothing_waits() -> None:
-    watched = half_open()
-    assert watched.poll(10_000.0) == []
 
 
 @pytest.mark.parametrize("to", ["forced_open", "forced_closed"])
@@ -369,10 +365,6 @@ def test_any_counts_lead_to_allowed_changes_of_state_only(
     for event in watched.events:
         assert event.after in may_follow[event.before]
     assert [event.before for event in watched.events[1:]] == [event.after for event in watched.events[:-1]]
-
-
-def test_a_breaker_begins_closed() -> None:
-    assert Breaker("suffix", "chat").disabled(9) is None
 
 
 def reading(proposer: str, traffic_class: str, judged: int, right: int) -> TrafficClassCounts:

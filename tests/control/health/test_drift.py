@@ -104,10 +104,13 @@ def test_a_version_that_begins_at_nothing_is_a_cliff_of_its_traffic_class_by_its
     assert streams.all[HEAD].recent_acceptance == pytest.approx(50 / 300)
 
 
-def test_few_requests_of_a_version_are_not_a_cliff() -> None:
+@pytest.mark.parametrize(
+    ("version", "number"), [("damaged@9 fp", DriftSettings().cliff_requests - 1), ("other@1 another", 300)]
+)
+def test_few_requests_and_the_level_of_another_target_show_no_cliff(version: str, number: int) -> None:
     streams = learned("head@1 fp")
-    exchanged(streams)
-    assert requests(streams, DriftSettings().cliff_requests - 1, WRONG, version="damaged@9 fp") == []
+    exchanged(streams, version)
+    assert requests(streams, number, WRONG, version=version) == []
 
 
 def test_a_version_that_begins_at_nothing_is_a_cliff_by_the_counts_too() -> None:
@@ -146,12 +149,6 @@ def test_a_level_goes_through_versions_that_nothing_is_known_of() -> None:
     exchanged(streams, "none fp")
     exchanged(streams)
     assert [alarm.kind for alarm in requests(streams, 60, WRONG, version="damaged@9 fp")] == ["cliff"]
-
-
-def test_the_level_of_another_target_says_nothing() -> None:
-    streams = learned("head@1 fp")
-    exchanged(streams, "other@1 another")
-    assert requests(streams, 300, WRONG, version="other@1 another") == []
 
 
 @pytest.mark.parametrize("read_late", [False, True])

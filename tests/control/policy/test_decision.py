@@ -40,20 +40,23 @@ def test_the_ceiling_holds_for_every_caller(ceiling: int | None, depth: int | No
 
 
 @pytest.mark.parametrize(
-    ("rule", "arm", "reason"),
+    ("rule", "arm", "is_rolled_back", "requested", "reason"),
     [
-        ("chat", None, "rule_off"),
-        (DEFAULT_RULE, None, "no_rule"),
-        ("chat", "control", "not_drawn"),
-        ("chat", "unassigned", "not_drawn"),
-        (DEFAULT_RULE, "control", "not_drawn"),
+        ("chat", None, False, UNSTATED, "rule_off"),
+        (DEFAULT_RULE, None, False, UNSTATED, "no_rule"),
+        ("chat", "control", False, UNSTATED, "not_drawn"),
+        ("chat", "unassigned", False, UNSTATED, "not_drawn"),
+        (DEFAULT_RULE, "control", False, UNSTATED, "not_drawn"),
+        ("chat", "unassigned", True, UNSTATED, "rolled_back"),
+        ("chat", "unassigned", True, SpeculationRequest("off"), "requested_off"),
+        ("chat", "unassigned", True, SpeculationRequest(max_depth=0), "rolled_back"),
     ],
 )
-def test_the_reason_says_if_the_rule_is_off_if_none_matched_or_if_it_was_not_drawn(
-    rule: str, arm: AssignedArm | None, reason: OffReason
+def test_the_reason_says_if_the_rule_is_off_if_none_matched_if_it_was_not_drawn_or_came_after_a_rollback(
+    rule: str, arm: AssignedArm | None, is_rolled_back: bool, requested: SpeculationRequest, reason: OffReason
 ) -> None:
-    assignment = None if arm is None else Assignment("r@1", 1, 1, arm, "off")
-    choice = decide(rule, Terms(mode="off" if arm is None else "on"), UNSTATED, assignment=assignment).choice
+    assignment = None if arm is None else Assignment("r@1", 1, 1, arm, "off", is_rolled_back=is_rolled_back)
+    choice = decide(rule, Terms(mode="off" if arm is None else "on"), requested, assignment=assignment).choice
     assert (choice.mode, choice.off_reason) == ("off", reason)
 
 
@@ -62,23 +65,6 @@ def test_depth_0_turns_it_off() -> None:
         decision = decide("r", Terms(mode="on"), requested)
         assert (decision.choice.mode, decision.choice.off_reason) == ("off", "requested_off")
         assert decision.sources["mode"] == "caller"
-
-
-@pytest.mark.parametrize(
-    ("is_rolled_back", "requested", "reason"),
-    [
-        (False, UNSTATED, "not_drawn"),
-        (True, UNSTATED, "rolled_back"),
-        (True, SpeculationRequest("off"), "requested_off"),
-        (True, SpeculationRequest(max_depth=0), "rolled_back"),
-    ],
-)
-def test_a_request_that_comes_after_a_rollback_has_a_reason_of_its_own(
-    is_rolled_back: bool, requested: SpeculationRequest, reason: OffReason
-) -> None:
-    assignment = Assignment("r@1", 1, 1, "unassigned", "off", is_rolled_back=is_rolled_back)
-    choice = decide("r", Terms(mode="on"), requested, assignment=assignment).choice
-    assert (choice.mode, choice.off_reason) == ("off", reason)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 """Versions of the policy, and two changes at once."""
 
-import threading
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 
 import pytest
 
@@ -10,7 +10,7 @@ from prolepsis.control.policy import versions
 from prolepsis.control.policy.versions import PolicyText
 from prolepsis.control.store.database import Database
 from prolepsis.core.errors import InvalidParameter, StoreConflict
-from tests.waiting import ended
+from tests.waiting import at_once
 
 
 def test_versions_count_up_and_stay(database: Database) -> None:
@@ -42,11 +42,9 @@ def test_a_change_of_an_old_version_is_refused_with_the_author_of_the_new_one(da
 
 
 def test_one_of_several_simultaneous_policy_changes_wins(connect: Callable[[], Database]) -> None:
-    start = threading.Barrier(4)
     outcomes: list[str] = []
 
     def change(author: str, database: Database) -> None:
-        start.wait()
         try:
             with database.write() as connection:
                 versions.put(connection, f"by {author}", author=author, expect=versions.NO_VERSION)
@@ -54,10 +52,7 @@ def test_one_of_several_simultaneous_policy_changes_wins(connect: Callable[[], D
         except StoreConflict:
             outcomes.append("conflict")
 
-    threads = [threading.Thread(target=change, args=(name, connect()), daemon=True) for name in "abcd"]
-    for thread in threads:
-        thread.start()
-    ended(*threads)
+    at_once(*(partial(change, name, connect()) for name in "abcd"))
     [winner] = [outcome for outcome in outcomes if outcome != "conflict"]
     assert len(outcomes) == 4
     with connect().read() as connection:

@@ -1,6 +1,7 @@
-"""Redaction by kind: what is found, and what is kept."""
+"""Redaction by kind: what is found, what is kept, and what is reached on the corpus, also where no rule was tuned."""
 
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -8,6 +9,7 @@ from prolepsis.control.redaction.addresses import without_addresses
 from prolepsis.control.redaction.national_ids import without_national_ids
 from prolepsis.control.redaction.secrets import without_secrets
 from prolepsis.control.redaction.values import redacted, redacted_text
+from tests.control.redaction.score import Part, corpus, score
 
 FOUND = {
     "she was born on 23 July 1988 in Leeds": "she was born on [BIRTHDATE] in Leeds",
@@ -48,31 +50,10 @@ KEPT = [
 ]
 
 
-@pytest.mark.parametrize("text", FOUND)
-def test_each_kind_is_marked(text: str) -> None:
-    assert redacted_text(text) == FOUND[text]
-
-
-@pytest.mark.parametrize("text", KEPT)
-def test_what_only_looks_so_stays(text: str) -> None:
-    assert redacted_text(text) == text
-
-
-LONG = [
-    "1/",
-    "1 ",
-    "123-4567 ",
-    "А 号",
-    "mrn A-",
-    "Jl. A ",
-    "born 1 ",
-    "a at b dot ",
-    "a,b\n",
-    "密码 ab ",
-    "anna ",
-    "А 市",
-    "king ",
-]
+LONG = (
+    *("1/", "1 ", "123-4567 ", "А 号", "mrn A-", "Jl. A ", "born 1 "),
+    *("a at b dot ", "a,b\n", "密码 ab ", "anna ", "А 市", "king "),
+)
 
 
 def test_no_repeated_text_takes_seconds() -> None:
@@ -105,21 +86,7 @@ ADDRESS_KEPT = [
 ]
 
 
-@pytest.mark.parametrize("address", ADDRESS_FOUND)
-def test_an_address_is_marked_with_its_town(address: str) -> None:
-    assert without_addresses(f"send it to {address}.") == "send it to [ADDRESS]."
-
-
-@pytest.mark.parametrize("text", ADDRESS_KEPT)
-def test_numbers_beside_words_stay(text: str) -> None:
-    assert without_addresses(text) == text
-
-
-def test_text_after_my_address_is_redacted() -> None:
-    assert without_addresses("my address is Grössgstötten 50.") == "my address is [ADDRESS]."
-
-
-BY_CHECK_DIGITS = ["23714722C", "X9662028G", "725.466.240-08", "756.5678.3197.08", "500410-5770", "7606 3352 5153"]
+NATIONAL_IDS = ["23714722C", "X9662028G", "725.466.240-08", "756.5678.3197.08", "500410-5770", "7606 3352 5153"]
 AFTER_WORDS = {
     "NHS number 862 551 1848": "NHS number [ID]",
     "passport no. C01X00T47": "passport no. [ID]",
@@ -133,21 +100,6 @@ NATIONAL_KEPT = [
     "the passport expires in 2031",
     "a single SIN 12",
 ]
-
-
-@pytest.mark.parametrize("number", BY_CHECK_DIGITS)
-def test_a_valid_number_of_distinct_shape_is_marked(number: str) -> None:
-    assert without_national_ids(f"it is {number}, I think") == "it is [ID], I think"
-
-
-@pytest.mark.parametrize("text", AFTER_WORDS)
-def test_a_number_after_its_name_is_marked(text: str) -> None:
-    assert without_national_ids(text) == AFTER_WORDS[text]
-
-
-@pytest.mark.parametrize("text", NATIONAL_KEPT)
-def test_other_numbers_stay(text: str) -> None:
-    assert without_national_ids(text) == text
 
 
 SECRET_FOUND = {
@@ -171,16 +123,6 @@ SECRET_KEPT = [
     "token: str, tokens: 14.2 ms, token_type = word",
     "how do I set a password policy?",
 ]
-
-
-@pytest.mark.parametrize("text", SECRET_FOUND)
-def test_secrets_in_words_are_marked(text: str) -> None:
-    assert without_secrets(text) == SECRET_FOUND[text]
-
-
-@pytest.mark.parametrize("text", SECRET_KEPT)
-def test_talk_about_secrets_stays(text: str) -> None:
-    assert without_secrets(text) == text
 
 
 A20, A36, A43 = "a1B2" * 5, "a1B2" * 9, "a1B2" * 10 + "a1B"
@@ -228,24 +170,29 @@ VALUE_KEPT = [
 ]
 
 
-@pytest.mark.parametrize("text", PERSONAL)
-def test_personal_data_is_marked(text: str) -> None:
-    assert redacted_text(text) == PERSONAL[text]
+MARKED: dict[Callable[[str], str], dict[str, str]] = {
+    redacted_text: FOUND | PERSONAL | IN_CONTEXT | {f"with {one} in it": "with [SECRET] in it" for one in SECRETS},
+    without_addresses: {f"send it to {one}.": "send it to [ADDRESS]." for one in ADDRESS_FOUND}
+    | {"my address is Grössgstötten 50.": "my address is [ADDRESS]."},
+    without_national_ids: AFTER_WORDS | {f"it is {one}, I think": "it is [ID], I think" for one in NATIONAL_IDS},
+    without_secrets: SECRET_FOUND,
+}
+STAYS: dict[Callable[[str], str], list[str]] = {
+    redacted_text: KEPT + VALUE_KEPT,
+    without_addresses: ADDRESS_KEPT,
+    without_national_ids: NATIONAL_KEPT,
+    without_secrets: SECRET_KEPT,
+}
 
 
-@pytest.mark.parametrize("secret", SECRETS)
-def test_secrets_are_marked(secret: str) -> None:
-    assert redacted_text(f"with {secret} in it") == "with [SECRET] in it"
+@pytest.mark.parametrize(("redact", "text"), [(redact, text) for redact, texts in MARKED.items() for text in texts])
+def test_each_kind_is_marked(redact: Callable[[str], str], text: str) -> None:
+    assert redact(text) == MARKED[redact][text]
 
 
-@pytest.mark.parametrize("text", IN_CONTEXT)
-def test_values_of_secret_fields_are_redacted(text: str) -> None:
-    assert redacted_text(text) == IN_CONTEXT[text]
-
-
-@pytest.mark.parametrize("text", VALUE_KEPT)
-def test_ordinary_texts_of_audit_entries_are_kept(text: str) -> None:
-    assert redacted_text(text) == text
+@pytest.mark.parametrize(("redact", "text"), [(redact, text) for redact, texts in STAYS.items() for text in texts])
+def test_what_only_looks_so_stays(redact: Callable[[str], str], text: str) -> None:
+    assert redact(text) == text
 
 
 def test_values_are_redacted_all_the_way_down() -> None:
@@ -266,3 +213,32 @@ def test_values_are_redacted_all_the_way_down() -> None:
 def test_redaction_is_done_once() -> None:
     for text in [*PERSONAL.values(), *IN_CONTEXT.values()]:
         assert redacted_text(text) == text
+
+
+LANGUAGES = (
+    *("ar", "cs", "de", "el", "en", "es", "fr", "he", "hi", "id", "it", "ja"),
+    *("ko", "nl", "pl", "pt", "ru", "sv", "th", "tr", "uk", "vi", "zh"),
+)
+
+
+@pytest.mark.parametrize("part", ["tuned", "held_out"])
+def test_at_least_95_of_100_are_found_and_9_of_10_marks_are_right(part: Part) -> None:
+    result = score(part)
+    assert result.recall >= 0.95, result.faults
+    assert result.precision >= 0.90, result.faults
+
+
+def test_the_corpus_has_700_lines_in_23_languages_and_a_third_is_held_out() -> None:
+    lines = list(corpus())
+    languages = {line.language for line in lines} - {"operators", "technical"}
+    held_out = [line for line in lines if line.part == "held_out"]
+    assert len(lines) >= 700
+    assert languages == set(LANGUAGES)
+    assert len(held_out) / len(lines) > 0.3
+    assert {span.kind for line in held_out for span in line.spans} == set("NASICB")
+
+
+def test_text_that_is_redacted_already_stays() -> None:
+    for line in corpus():
+        once = redacted_text(line.text)
+        assert redacted_text(once) == once

@@ -100,8 +100,10 @@ def validity(shown: RequestEnded) -> float | None:
     return values.get("validity")
 
 
-@pytest.mark.parametrize(("reason", "valid"), [("stop", 1.0), ("length", 0.0)])
-def test_a_form_that_was_cut_short_is_not_valid(reason: str, valid: float) -> None:
+@pytest.mark.parametrize(("reason", "valid"), [("stop", 1.0), ("length", 0.0), ("content_filter", None)])
+def test_a_form_that_was_cut_short_is_not_valid_and_one_that_a_policy_ended_says_nothing(
+    reason: str, valid: float | None
+) -> None:
     assert validity(ended(reason)) == valid
     assert validity(ended(reason, grammar=None)) is None
 
@@ -160,19 +162,19 @@ async def test_answers_and_failures_count_for_their_arm(tmp_path: Path) -> None:
     assert means(bad) == {"errors": (bad.num_canary, 1.0), "taken": (0, 0.0)}
 
 
-@pytest.mark.parametrize("body", [{"speculation": {"mode": "off"}}, {"speculation": {"max_depth": 2}}])
-async def test_requests_with_a_choice_of_their_own_count_for_no_arm(tmp_path: Path, body: Any) -> None:
-    view = await seen(tmp_path, FakeEngine(), **body)
+@pytest.mark.parametrize(
+    ("engine", "body"),
+    [
+        (FakeEngine(), {"speculation": {"mode": "off"}}),
+        (FakeEngine(), {"speculation": {"max_depth": 2}}),
+        (FakeEngine(error=InvalidParameter("no", param="prompt")), {}),
+    ],
+)
+async def test_requests_with_a_choice_of_their_own_or_refused_count_for_no_arm(
+    tmp_path: Path, engine: FakeEngine, body: Any
+) -> None:
+    view = await seen(tmp_path, engine, **body)
     assert (view.num_canary, view.num_control) == (0, 0)
-
-
-async def test_a_request_that_is_refused_does_not_count(tmp_path: Path) -> None:
-    view = await seen(tmp_path, FakeEngine(error=InvalidParameter("no", param="prompt")))
-    assert (view.num_canary, view.num_control) == (0, 0)
-
-
-def test_an_answer_that_an_output_policy_ended_says_nothing_of_its_form() -> None:
-    assert validity(ended("content_filter")) is None
 
 
 CALLS_POLICY = """

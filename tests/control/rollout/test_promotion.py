@@ -38,15 +38,16 @@ def test_each_guardrail_says_what_it_lacks(evidence: StageEvidence, missing: str
     assert refused.value.param == "force"
 
 
-def test_a_quantile_waits_for_the_control() -> None:
-    settings = RolloutSettings(stages=stages((replace(SLOW, minimum_samples=0),), shares=(0.5,)))
-    with pytest.raises(InvalidParameter, match="slow waits for earlier figures of the control"):
-        check(running_in(0), StageEvidence("r1", 0, run=1), settings)
-
-
-def test_without_a_deciding_guardrail_only_force_promotes() -> None:
-    settings = RolloutSettings(stages=stages((replace(SLOW, dry_run=True),), shares=(0.5,)))
-    with pytest.raises(InvalidParameter, match="no guardrail decides"):
+@pytest.mark.parametrize(
+    ("guardrail", "said"),
+    [
+        (replace(SLOW, minimum_samples=0), "slow waits for earlier figures of the control"),
+        (replace(SLOW, dry_run=True), "no guardrail decides"),
+    ],
+)
+def test_what_cannot_decide_yet_is_said(guardrail: Guardrail, said: str) -> None:
+    settings = RolloutSettings(stages=stages((guardrail,), shares=(0.5,)))
+    with pytest.raises(InvalidParameter, match=said):
         check(running_in(0), StageEvidence("r1", 0, run=1), settings)
 
 

@@ -1,10 +1,10 @@
 """Rollouts in a database: replicas share states and evidence, and continue where it is gone."""
 
 import math
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,7 @@ from prolepsis.core.errors import StoreUnavailable
 from tests.control.rollout.rollout import NEW, SETTINGS, by_hand, counts
 from tests.control.rollout.test_runtime import Server
 from tests.control.store.databases import cut_off, opened, sqlite_setting
-from tests.waiting import ended
+from tests.waiting import at_once
 
 Connect = Callable[[], RolloutStore]
 
@@ -55,17 +55,13 @@ def test_a_state_is_kept_with_its_events_only_over_the_one_before_it(replica: Co
 def test_one_of_several_simultaneous_writers_wins(replica: Connect) -> None:
     started = by_hand(NEW, "start", 0.0)
     assert replica().swap(started, ())
-    start, kept = threading.Barrier(4), []
+    kept = []
 
     def write(store: RolloutStore, number: int) -> None:
-        start.wait()
         if store.swap(replace(by_hand(started, "hold", 1.0), references={"by": float(number)}), ()):
             kept.append(float(number))
 
-    threads = [threading.Thread(target=write, args=(replica(), number), daemon=True) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    ended(*threads)
+    at_once(*(partial(write, replica(), number) for number in range(4)))
     [winner] = kept
     assert replica().states()["r1"].references == {"by": winner}
 
