@@ -47,10 +47,8 @@ class SamplingNumber(NamedTuple):
     least: float
     most: float
     allowed: str
-    has_default: bool = False
-    """An operator may set what a client leaves out."""
-    llamacpp: str | None = None
-    """Its name in llama.cpp's and Ollama's APIs, where it is another."""
+    has_default: bool = False  # an operator may set what a client leaves out
+    llamacpp: str | None = None  # its name in llama.cpp's and Ollama's APIs, where it is another
 
 
 _LEAST = math.ulp(0.0)
