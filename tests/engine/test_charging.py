@@ -1,26 +1,31 @@
-"""The time of steps, charged to requests: none is lost, none is made up, and each pays for what it used."""
+"""What a step took is charged to its requests, and its rounds are kept."""
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import count, pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from prolepsis.core.config import DRAFT_HEAD
 from prolepsis.core.events import Event, Terminal
 from prolepsis.core.messages import Abort, ApplyPlan
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
+from prolepsis.core.rounds import MAX_ROUNDS, Round
 from prolepsis.core.stats import DeviceSeconds, RequestStats
 from prolepsis.engine.accounting import charge
 from prolepsis.engine.drafting.cost import CostCurve
-from prolepsis.engine.drafting.draft import chain
+from prolepsis.engine.drafting.draft import Draft, chain
+from prolepsis.engine.drafting.proposer import SequenceView
 from prolepsis.engine.request import SequenceState, open_request
 from prolepsis.engine.rows import Row
 from prolepsis.engine.step import Engine
-from prolepsis.engine.timings import StepTiming
-from tests.fake_proposer import Scripted
-from tests.fakes import EngineSetup, build, draft_chain, drain, submit
+from prolepsis.engine.timings import StepTiming, Timings, timed
+from tests.fake_proposer import Script, Scripted
+from tests.fakes import EngineSetup, build, draft_chain, draft_tree, drain, request, run, submit, terminals
 
 CURVE = CostCurve((1, 65), (0, 1024), ((10.0, 30.48), (74.0, 94.48)))
 """9 + rows + context / 50 milliseconds: whatever is charged can be worked out by hand."""
@@ -166,3 +171,101 @@ def test_a_curve_tells_about_many_rows_what_its_table_does() -> None:
     curve = CostCurve((1, 4, 64), (64, 512), ((10.0, 12.0), (11.0, 14.0), (30.0, 40.0)))
     for rows in (1, 5, 64, 100, 700):
         assert curve.ms(rows, 512) == pytest.approx(curve.table(rows, 512)[rows])
+
+
+PROMPT = (3, 4, 5)
+
+
+def engine_of(script: Script) -> Engine:
+    engine = build(EngineSetup(proposers=[Scripted(lambda *asked: renamed(script(*asked)), DRAFT_HEAD)]))
+    engine.info = replace(engine.info, draft_head="little@3")
+    return engine
+
+
+def renamed(draft: Draft | None) -> Draft | None:
+    return replace(draft, proposer=DRAFT_HEAD) if draft else None
+
+
+def asked(num_tokens: int, *, keeps: bool = True) -> GenerateRequest:
+    params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
+    choice = SpeculationChoice("always", num_speculative_tokens=6)
+    return replace(request("a", PROMPT, params), speculation=choice, keeps_rounds=keeps)
+
+
+def stats_of(engine: Engine, source: GenerateRequest) -> RequestStats:
+    return terminals(run(engine, source))["a"].stats
+
+
+def one_wrong(sequence: SequenceView, limit: int) -> Draft:
+    return draft_chain(sequence, min(limit, 3), wrong_from=2)
+
+
+def test_rounds_say_what_was_drafted_and_what_became_of_it() -> None:
+    engine = engine_of(one_wrong)
+    stats = stats_of(engine, asked(20))
+    counts = stats.proposers[DRAFT_HEAD]
+    assert len(stats.rounds) == counts.num_drafts
+    assert sum(one.num_draft_tokens for one in stats.rounds) == counts.num_draft_tokens
+    assert sum(one.num_accepted for one in stats.rounds) == counts.num_accepted
+    assert {(one.proposer, one.version, one.sample) for one in stats.rounds} == {(DRAFT_HEAD, "little@3", 0)}
+    first, second = stats.rounds[:2]
+    assert (first.position, first.num_emitted, second.position) == (1, 3, 4)
+    assert first.outcome == "partly_accepted"
+    assert all(a.position + a.num_emitted == b.position for a, b in pairwise(stats.rounds))
+
+
+def test_rounds_follow_one_another_within_the_request() -> None:
+    stats = stats_of(engine_of(one_wrong), asked(20))
+    assert stats.arrival > 0.0
+    assert stats.first_token_s is not None
+    ends = [stats.first_token_s, *(one.ended for one in stats.rounds)]
+    for before, one in zip(ends, stats.rounds, strict=False):
+        assert before <= one.began
+        assert one.propose_s + one.forward_s + one.verify_s <= one.ended - one.began
+    assert stats.rounds[-1].ended <= stats.total_s
+
+
+def test_the_longest_path_of_a_tree_counts_as_drafted() -> None:
+    stats = stats_of(engine_of(draft_tree), asked(16))
+    assert {(one.num_nodes, one.num_draft_tokens) for one in stats.rounds} == {(6, 3)}
+
+
+def test_further_rounds_are_in_the_sums_only() -> None:
+    engine = engine_of(lambda sequence, limit: draft_chain(sequence, min(limit, 1), wrong_from=0))
+    stats = stats_of(engine, asked(MAX_ROUNDS + 20))
+    assert len(stats.rounds) == MAX_ROUNDS
+    assert stats.num_drafts > MAX_ROUNDS
+    assert {one.outcome for one in stats.rounds} == {"rejected"}
+
+
+def test_rounds_are_kept_only_on_request() -> None:
+    assert stats_of(engine_of(one_wrong), asked(20, keeps=False)).rounds == []
+
+
+@pytest.mark.parametrize(
+    ("drafted", "accepted", "outcome"), [(3, 3, "accepted"), (3, 1, "partly_accepted"), (3, 0, "rejected")]
+)
+def test_outcomes(drafted: int, accepted: int, outcome: str) -> None:
+    one = Round(0.0, 1.0, 0.1, 0.5, 0.1, 0, 1, "suffix", "", drafted, drafted, accepted, accepted + 1)
+    assert one.outcome == outcome
+
+
+class Worker:
+    """Takes one tick of its clock in each method."""
+
+    def __init__(self) -> None:
+        ticks = count()
+        self.timings = Timings(clock=lambda: float(next(ticks)))
+
+    @timed("verify")
+    def verify(self) -> str:
+        return "verified"
+
+
+def test_phases_are_timed_by_the_clock_given() -> None:
+    worker = Worker()
+    worker.timings.begin()
+    assert worker.verify() == worker.verify() == "verified"
+    step = worker.timings.finish(num_tokens=3, num_sequences=1)
+    assert (step.verify, step.outside_forward, step.forward) == (2.0, 2.0, 0.0)
+    assert worker.timings.totals.verify == 2.0

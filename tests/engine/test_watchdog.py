@@ -370,7 +370,7 @@ def test_of_a_thread_that_is_gone_only_time_counts(clock: Clock) -> None:
     steps = StepWatch(60.0, clock=clock, processor=lambda: gone)
     steps.begin()
     clock.now += 61.0
-    steps.look()
+    steps.note_progress()
     assert steps.age_s == 61.0
 
 

@@ -7,15 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from typer.testing import CliRunner
 
 from prolepsis.adapters.vllm.build import VllmEngineClient
 from prolepsis.adapters.vllm.data_plane import ComputedPass
-from prolepsis.core.requests import GenerateRequest, SamplingParams
+from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.terminal.output import BAD_INPUT, FAILED
-from prolepsis.engine.drafting.divergence import Divergence
-from prolepsis.lab.exact import Job, check, first_difference, last_logits, print_result
+from prolepsis.lab.exact import Job, check, first_difference, print_result
 from prolepsis.lab.measure.prompts import Prompt
 from prolepsis.server.cli.main import app
 from tests.adapters.vllm.table_plane import TablePlane, build
@@ -34,10 +32,6 @@ def wrong_when_sampled_in_a_batch(request: GenerateRequest, speculating: bool) -
 def short_when_speculated(request: GenerateRequest, speculating: bool) -> list[int]:
     tokens = tokens_of(request, speculating)
     return tokens[:-3] if speculating else tokens
-
-
-def near_tie(context: Sequence[int], params: SamplingParams, position: int, pair: tuple[int, int]) -> Divergence:
-    return Divergence("near_tie", 0.03, 0.25)
 
 
 def test_the_first_difference() -> None:
@@ -65,7 +59,7 @@ async def test_every_prompt_runs_greedy_and_sampled_in_three_runs() -> None:
 
 async def test_a_difference_is_shown_with_position_tokens_and_class() -> None:
     client = table_client(wrong_when_sampled_in_a_batch, 0.0, 0.0)
-    report = await check(JOB, client, ByteTokenizer(), near_tie)
+    report = await check(JOB, client, ByteTokenizer())
     told = report.as_json()
     assert (told["identical"], told["num_requests"], told["num_different"]) == (False, 4, 2)
     requests: Any = told["requests"]
@@ -85,7 +79,7 @@ async def test_a_difference_is_shown_with_position_tokens_and_class() -> None:
 
 
 async def test_an_answer_that_ends_early_is_an_unclassified_difference() -> None:
-    report = await check(JOB, table_client(short_when_speculated, 0.0, 0.0), ByteTokenizer(), near_tie)
+    report = await check(JOB, table_client(short_when_speculated, 0.0, 0.0), ByteTokenizer())
     first = report.cases[0].differences[0]
     assert (first.run, first.position, first.other, first.kind) == ("alone", 3, None, None)
 
@@ -130,7 +124,7 @@ async def test_exit_status_and_output(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], alter: Alter, status: int, as_json: bool
 ) -> None:
     monkeypatch.setenv("COLUMNS", "160")
-    report = await check(JOB, table_client(alter, 0.0, 0.0), ByteTokenizer(), near_tie)
+    report = await check(JOB, table_client(alter, 0.0, 0.0), ByteTokenizer())
     capsys.readouterr()
     assert print_result(report, as_json=as_json) == status
     printed = capsys.readouterr().out
@@ -164,12 +158,3 @@ def test_a_run_is_on_record(
     model = str(tiny_family("sentencepiece", "hermes"))
     result = CliRunner().invoke(app, ["exact", "--model", model, "--prompts", str(prompts), "--max-tokens", "4"])
     assert (result.exit_code, audit_actions()) == (0, ["exact.passed"])
-
-
-def test_contested_logits_do_not_depend_on_the_chunks() -> None:
-    from tests.fakes import TableModel
-
-    model = TableModel()
-    context = [i % 7 for i in range(40)]
-    whole = last_logits(model, context)
-    assert torch.equal(last_logits(model, context, 7), whole)

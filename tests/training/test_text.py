@@ -10,11 +10,13 @@ import torch
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.errors import ConfigError
 from prolepsis.engine.drafting.proposers.head import PROMPT_TOKENS
+from prolepsis.engine.models.heads.format import offsets
 from prolepsis.engine.models.load import load_model
 from prolepsis.engine.models.protocol import SequenceInput, pack
 from prolepsis.engine.models.targets.lean import LeanModel
 from prolepsis.training.data import HELD_OUT_EVERY, Dataset, shards_of
 from prolepsis.training.synthesis import DataRequest
+from prolepsis.training.target import choose_vocabulary, count_tokens, coverage
 from prolepsis.training.text import WrittenText, read_texts, record, recorded, write_texts
 from tests.training.targets import config_of, save_target
 
@@ -133,3 +135,23 @@ def test_the_first_invalid_line_is_named(tmp_path: Path, line: str, fault: str) 
 def test_a_file_that_is_not_compressed_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         read_texts(_file(tmp_path / "in.gz", {}), VOCAB, ())
+
+
+def test_the_most_frequent_and_the_needed_are_chosen() -> None:
+    counts = count_tokens([torch.tensor([5, 5, 5, 9, 9, 2]), torch.tensor([9, 7])], 12)
+    assert choose_vocabulary(counts, 4, [11]).tolist() == [2, 5, 9, 11]
+    assert choose_vocabulary(counts, 4, [7, 8, 10, 11]).tolist() == [2, 5, 7, 9], "at most a quarter of it"
+    assert choose_vocabulary(counts, 100, []).tolist() == list(range(12))
+
+
+def test_coverage_is_the_share_of_counted_tokens() -> None:
+    counts = count_tokens([torch.tensor([1, 1, 1, 2, 2, 3, 3, 4])], 6)
+    assert coverage(counts, [1, 2, 6], []) == {1: 3 / 8, 2: 5 / 8, 6: 1.0}
+    assert coverage(counts, [4], [5]) == {4: 7 / 8}
+
+
+def test_offsets_lead_from_draft_to_target_ids() -> None:
+    ids = torch.tensor([2, 5, 9, 11])
+    d2t, t2d = offsets(ids, 12)
+    assert (torch.arange(4) + d2t).tolist() == ids.tolist()
+    assert t2d.nonzero().flatten().tolist() == ids.tolist()

@@ -18,8 +18,6 @@ from prolepsis.core.stats import ProposerMemory, TrafficClassCounts
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """Facts about a running engine."""
-
     model: str
     forward: str
     vocab_size: int
@@ -73,8 +71,6 @@ class EngineInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineMember:
-    """One of several engines that serve as one."""
-
     name: str
     exact_group: str  # as `ExactGroup.digest`
     ready: bool
@@ -121,8 +117,6 @@ class EngineHealth:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Load that waits."""
-
     queue_age_s: float
     """Age of the oldest request that waits in front of an engine, or in one for its first pass; not of batch work."""
     num_waiting: int  # requests in front of the engines
@@ -130,8 +124,6 @@ class Demand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstalledHead:
-    """A draft head that is installed."""
-
     name: str
     version: int
     aliases: tuple[str, ...]

@@ -31,6 +31,15 @@ class Round(NamedTuple):
     num_emitted: int
 
     @property
+    def num_rejected(self) -> int:
+        return self.num_draft_tokens - self.num_accepted
+
+    @property
+    def has_next(self) -> bool:
+        """The target added a token of its own: recovered after a rejection, else the bonus."""
+        return self.num_emitted > self.num_accepted
+
+    @property
     def outcome(self) -> RoundOutcome:
         if not self.num_accepted:
             return "rejected"

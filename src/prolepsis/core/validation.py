@@ -80,7 +80,6 @@ class Finding:
         return shown_path(self.path)
 
     def plain(self) -> dict[str, object]:
-        """Return it for programs."""
         return {"severity": self.severity, "path": self.where, "line": self.line, "message": self.message}
 
     def in_file(self, name: str) -> str:
@@ -91,8 +90,6 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong with a document."""
-
     path: Path
     """Keys and list positions from the top, spelt as in the document."""
     kind: Kind
@@ -282,8 +279,6 @@ STRICT = ConfigDict(strict=True, frozen=True)
 
 
 class Part(BaseModel):
-    """A mapping of the file."""
-
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=())
 
 

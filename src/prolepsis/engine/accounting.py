@@ -99,7 +99,7 @@ def _split(cost: CostCurve, num_sequences: int, num_tokens: int, num_context: in
 
 
 def count_scheduled(request: Request, now: float) -> None:
-    """A pass has a row of the request: until now it may have waited for rows of others, also while it ran."""
+    """Count a row of the request in a pass: until now it may have waited for rows of others, also while it ran."""
     request.begun = True
     if request.queued_since is not None:
         request.stats.queue_s += now - request.queued_since
@@ -115,7 +115,7 @@ def count_started(sequence: SequenceState) -> None:
 
 
 def count_cached(row: Row) -> None:
-    """A row began behind what was known to be computed: the runner's own prefix cache held the rest."""
+    """Count a row that began behind what was known to be computed: the runner's own prefix cache held the rest."""
     sequence, stats = row.sequence, row.sequence.request.stats
     if sequence is sequence.request.sequences[0] and not sequence.num_output_tokens:
         stats.num_cached_tokens = min(row.start, sequence.num_prompt_tokens)
@@ -128,7 +128,7 @@ def count_stopped(request: Request, now: float) -> None:
 
 
 def count_emitted(row: Row, accepted: Sequence[int], tokens: Sequence[int], now: float) -> tuple[str, ...]:
-    """A pass accepted the nodes `accepted` of the row's draft and emitted `tokens`, fewer if the sequence ended.
+    """Count a pass that accepted the nodes `accepted` of the row's draft and emitted `tokens`, fewer at an end.
 
     Return the proposer that each drafted token among them counts for.
     """

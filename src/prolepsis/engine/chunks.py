@@ -27,7 +27,7 @@ _CONTEXT = 1024  # tokens of the first context band
 
 
 class ChunkLimit:
-    """One engine's. `max_tokens` before a pass, `observe` after it."""
+    """The limit of one engine: `max_tokens` is asked before a pass, `observe` called after it."""
 
     def __init__(self, limit_ms: float, cost: CostCurve) -> None:
         """`limit_ms`: longest time that prompts add to a pass in which others decode; 0: no limit, to any pass."""
@@ -51,8 +51,8 @@ class ChunkLimit:
 
     def is_short(self, num_rows: int, num_context: int) -> bool:
         """Return whether a pass of so many rows that decode is short, or takes little longer than one of them alone."""
-        factor, one = statistics.median(self._decoding), self._cost.ms(1, num_context // num_rows)
-        limit_ms = max(self.limit_ms / _SHORT, _NEARLY * factor * one)
+        factor, alone_ms = statistics.median(self._decoding), self._cost.ms(1, num_context // num_rows)
+        limit_ms = max(self.limit_ms / _SHORT, _NEARLY * factor * alone_ms)
         return not self.limit_ms or num_rows == 1 or factor * self._cost.ms(num_rows, num_context) <= limit_ms
 
     def token_ms(self, start: int) -> float:
@@ -108,11 +108,10 @@ class ReadingTurns:
     def order(self, prompts: Sequence[SequenceState]) -> list[SequenceState]:
         """Return the prompts of the next pass, first those of better priority; given by rank, which decides ties."""
         self._num_passes += 1
-        self._last = {one.key: self._last.get(one.key, self._num_passes) for one in prompts}
-        is_shortest_first = self._num_passes % 2 == 0
-        return sorted(
-            prompts, key=lambda one: (one.rank[0], one.num_pending if is_shortest_first else self._last[one.key])
-        )
+        self._last = {prompt.key: self._last.get(prompt.key, self._num_passes) for prompt in prompts}
+        if self._num_passes % 2 == 0:  # the shortest first
+            return sorted(prompts, key=lambda prompt: (prompt.rank[0], prompt.num_pending))
+        return sorted(prompts, key=lambda prompt: (prompt.rank[0], self._last[prompt.key]))
 
     def took(self, prompt: SequenceState) -> None:
         """Count its turn in the pass whose order was asked for last."""

@@ -38,7 +38,6 @@ class Containment:
         return self._blocks[part]
 
     def count(self, part: ContainedPart, error: Exception) -> None:
-        """Count a fault that was contained."""
         number = self.num_faults[part] = self.num_faults[part] + 1
         now, (logged_at, before) = self._clock(), self._logged.get(part, (-LOG_EVERY_S, 0))
         if before == 0 or now - logged_at >= LOG_EVERY_S:

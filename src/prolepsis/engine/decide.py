@@ -61,7 +61,7 @@ class _Admission:
 
 
 class Decisions:
-    """One engine's. A step: `begin`, then `note` for each row to compare; `forget` what ended."""
+    """The decisions of one engine. A step: `begin`, then `note` for each row to compare; `forget` what ended."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class Decisions:
         admission.num_samples -= admission.num_samples > 0 and row.shadow is not None
 
     def exchange(self, proposer: str) -> None:
-        """Another proposer has this name, of which no draft was decided."""
+        """Start over for another proposer of this name, of which no draft was decided."""
         self._disabled.exchange(proposer)
         self._ended = {key: ended for key, ended in self._ended.items() if key[0] != proposer}
 
@@ -174,15 +174,12 @@ class Decisions:
         able = [proposer for proposer in self._proposers.contained if proposer.name in allowed and not proposer.is_out]
         costly = [proposer for proposer in able if not proposer.free]
         now = self._clock()
-        is_seldom = any(self._is_seldom(proposer.name, sequence.traffic_class, now) for proposer in costly or able)
+        keys = [(proposer.name, sequence.traffic_class) for proposer in costly or able]
+        ended: list[Sequence[float]] = [self._ended.get(key, ()) for key in keys]
+        is_seldom = any(len(times) < _ENOUGH or now - times[0] > _MEMORY_S for times in ended)
         return is_seldom and self._shadow_budget.admit_sample(now)
 
-    def _is_seldom(self, proposer: str, traffic_class: str, now: float) -> bool:
-        ended = self._ended.get((proposer, traffic_class))
-        return ended is None or len(ended) < _ENOUGH or now - ended[0] > _MEMORY_S
-
     def _pause(self, rows: Sequence[Row], choices: Sequence[SpeculationChoice], plan: SpecPlan) -> None:
-        """Find the sequences whose drafts do not pay now."""
         decoding = [(row.sequence.key, choice.mode) for row, choice in zip(rows, choices, strict=True) if row.decodes]
         self._proposers.explore.earn(len(decoding))  # also where all drafts are only compared
         keys = [key for key, mode in decoding if mode == "auto"]

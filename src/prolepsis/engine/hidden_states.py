@@ -35,7 +35,6 @@ class _Route:
 
     @property
     def takes_any(self) -> bool:
-        """Whether the consumer takes a row of this step."""
         return True in self.takes
 
     def feed(self, rows: Sequence[Row], sampled: Sequence[SampledTokens | None], features: Tensor | None) -> None:
@@ -90,7 +89,6 @@ class HiddenStateRouter:
         return tuple(layer for route in self._routes for layer in route.consumer.aux_layers)
 
     def exchange(self, old: HiddenStateConsumer | None, new: HiddenStateConsumer | None) -> None:
-        """Between two steps, route to `new` instead of `old`."""
         others = [route for route in self._routes if route.consumer is not old]
         self._routes = [*([_Route(new)] if new is not None else []), *others]
 

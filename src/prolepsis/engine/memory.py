@@ -23,8 +23,6 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The models that were loaded for an engine."""
-
     target: ModelInfo
     draft: ModelInfo | None = None
     head: HeadInfo | None = None

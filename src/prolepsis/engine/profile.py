@@ -60,10 +60,10 @@ def measure(model: TargetModel, repeats: int = 3, counts: Sequence[int] = PROFIL
 
 def _is_disturbed(kept: CostCurve, model: TargetModel) -> bool:
     """Return whether a pass of the fewest or of the most tokens takes much less than was measured."""
-    found = {(kept.tokens[end], kept.contexts[0]): kept.profiled[end][0] for end in (0, -1)}
-    milliseconds = _timer(model, list(found))
-    looks = {point: 1 if ms > _LONG_MS else 1 + _LOOKS for point, ms in found.items()}  # the first one is cold
-    return any(ms > _DISTURBED * min(milliseconds(*at) for _ in range(looks[at])) for at, ms in found.items())
+    points = {(kept.tokens[end], kept.contexts[0]): kept.profiled[end][0] for end in (0, -1)}
+    milliseconds = _timer(model, list(points))
+    looks = {point: 1 if ms > _LONG_MS else 1 + _LOOKS for point, ms in points.items()}  # the first one is cold
+    return any(ms > _DISTURBED * min(milliseconds(*at) for _ in range(looks[at])) for at, ms in points.items())
 
 
 def _timer(model: TargetModel, points: Sequence[tuple[int, int]]) -> Callable[[int, int], float]:

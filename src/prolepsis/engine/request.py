@@ -133,7 +133,6 @@ class Request:
 
     @property
     def live(self) -> list[SequenceState]:
-        """Its sequences that have not ended."""
         return [sequence for sequence in self.sequences if not sequence.ended]
 
     @property

@@ -56,7 +56,6 @@ class Row:
 
     @property
     def proposed(self) -> Proposed | None:
-        """The draft as plain values."""
         draft = self.draft
         return None if draft is None else Proposed(draft.tokens, draft.parents, draft.proposer, draft.sources)
 

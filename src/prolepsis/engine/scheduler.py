@@ -37,6 +37,7 @@ from prolepsis.engine.accounting import (
 )
 from prolepsis.engine.chunks import MOST_READ, ChunkLimit, ReadingTurns
 from prolepsis.engine.containment import Containment
+from prolepsis.engine.drafting.cost import flat_cost
 from prolepsis.engine.ending import Ending, find_ending
 from prolepsis.engine.kv.pages import PagePool
 from prolepsis.engine.paging import Paging
@@ -115,10 +116,7 @@ class Scheduler:
         chunks: ChunkLimit | None = None,
         contained: Containment | None = None,
     ) -> None:
-        """`plan`: the engine's, named in the stats of requests that end; `chunks`: None: as large as a step.
-
-        `contained`: a fault of figures ends there.
-        """
+        """`plan`: the engine's, named in the stats of requests that end; `chunks` None: they are as large as a step."""
         assert paging.pool.num_pages >= paging.pool.pages_for(limits.max_model_len), "one sequence fits the pool"
         assert min(limits.max_step_tokens, limits.max_sequences) >= 1, "a step has room for a token of a sequence"
         self.limits = limits
@@ -131,7 +129,7 @@ class Scheduler:
         self._paging = paging
         self._detokenizer = detokenizer
         self._grammars = grammars
-        self._chunks = chunks
+        self.chunks = chunks or ChunkLimit(0.0, flat_cost())
         self._turns = ReadingTurns()
         self._events: list[Event] = []
         self._ended: list[SequenceState] = []
@@ -254,10 +252,9 @@ class Scheduler:
 
     def _keeps_short(self, step: _Step, sequence: SequenceState) -> bool:
         """Return whether a pass that is to be short is so with a sequence that decodes; else it is left out."""
-        if self._chunks is None or not (self._background.is_short and sequence.is_background):
+        if sequence.num_pending > 1 or not (self._background.is_short and sequence.is_background):
             return True
-        context = step.background_context + sequence.num_computed
-        if sequence.num_pending > 1 or self._chunks.is_short(step.num_background + 1, context):
+        if self.chunks.is_short(step.num_background + 1, step.background_context + sequence.num_computed):
             return True
         step.gate.leave_out(sequence)
         return False
@@ -309,10 +306,6 @@ class Scheduler:
         if fault is not None and ending is None:
             self.fail(row.sequence.request.request_id, fault, now)
 
-    def observe(self, rows: Sequence[Row], seconds: float) -> None:
-        if self._chunks is not None:
-            self._chunks.observe(rows, 1000.0 * seconds)
-
     def take_events(self) -> list[Event]:
         events, self._events = self._events, []
         return events
@@ -333,7 +326,7 @@ class Scheduler:
             self._emit_terminal(request, Failed(request.request_id, error, request.stats), now)
 
     def exchange_head(self, proposer: str) -> None:
-        """Another head drafts as `proposer`: pages without its states are not found again, live requests name none."""
+        """Forget what the head before left: pages without the new one's states, its name in live requests."""
         self._paging.pool.drop_cached()
         for request in self.requests.values():
             request.stats.heads[proposer] = None
@@ -346,11 +339,6 @@ class Scheduler:
     @property
     def pool(self) -> PagePool:
         return self._paging.pool
-
-    @property
-    def chunk_limit_ms(self) -> float:
-        """Longest time that prompts add to a pass in which others decode; 0: no limit."""
-        return self._chunks.limit_ms if self._chunks is not None else 0.0
 
     @property
     def kv_usage(self) -> float:
@@ -418,10 +406,9 @@ class Scheduler:
         if not prompts:
             return
         prompts = self._turns.order(prompts)
-        if self._chunks is not None:
-            is_short = self._background.is_short and prompts[0].is_background
-            rows, start = list(step.rows.values()), prompts[0].num_computed
-            step.budget = self._chunks.max_tokens(rows, start, step.budget, is_short=is_short)
+        is_short = self._background.is_short and prompts[0].is_background
+        rows, start = list(step.rows.values()), prompts[0].num_computed
+        step.budget = self.chunks.max_tokens(rows, start, step.budget, is_short=is_short)
         for prompt in prompts:
             if step.room(prompt) > 0:
                 step.add(prompt)
@@ -556,7 +543,7 @@ class Scheduler:
                 insort(self.waiting, sibling, key=_by_rank)
 
     def _end(self, sequence: SequenceState, now: float) -> None:
-        """A sequence is complete; so is its request if it was the last."""
+        """Complete a sequence, and its request if it was the last."""
         self._stop(sequence, now)
         sequence.ended = True
         self._ended.append(sequence)

@@ -129,7 +129,7 @@ class Speculation:
         return judged
 
     def exchanged(self, proposer: str) -> None:
-        """Another proposer has this name: nothing that was learned of the one before counts for it."""
+        """Forget what was learned of a proposer: another one has its name."""
         self.decisions.exchange(proposer)
         self.start_over()
 

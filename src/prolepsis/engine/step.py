@@ -52,8 +52,6 @@ MAX_FAILED_STEPS = 3  # failed steps in a row after which the engine gives up
 
 @dataclass(frozen=True, slots=True)
 class EngineParts:
-    """The parts that an engine is put together from."""
-
     info: EngineInfo
     plan: AppliedPlan  # the scheduler reads it too: the stats of a request name the plan under which it ended
     scheduler: Scheduler
@@ -352,7 +350,7 @@ class Engine:
         with self.contained.of("learning"):
             self.speculation.observe(rows, timing)
         with self.contained.of("learning"):
-            self.scheduler.observe(rows, timing.forward)
+            self.scheduler.chunks.observe(rows, 1000.0 * timing.forward)
         with self.contained.of("figures"):
             charge(rows, timing, self.speculation.proposers.cost)
             keep_rounds(rows, sampled, timing, (self.watch.began or 0.0, self._committed_at), self.info.heads)

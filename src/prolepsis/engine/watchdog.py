@@ -30,7 +30,7 @@ class StepWatch:
     """Since when the engine works: on a step, from its first message to its events, or on a message outside of one.
 
     Where the processor computes, a step counts by work: on a loaded machine a sound one takes as long as others let it.
-    Written by the engine's thread, `look` and `discount` by the watchdog's; read by any.
+    Written by the engine's thread, `note_progress` and `discount` by the watchdog's; read by any.
     """
 
     stuck_after_s: float | None = None  # seconds after which a step will not end any more; None: never
@@ -88,8 +88,8 @@ class StepWatch:
             return self._used() - self._used_before
         return 0.0
 
-    def look(self) -> None:
-        """Note whether the step has worked since the last look."""
+    def note_progress(self) -> None:
+        """Note whether the step has worked since the last call."""
         began, used, limit = self.began, self._used_s, self.stuck_after_s
         if began is None or limit is None:
             return
@@ -145,7 +145,7 @@ class Watchdog:
 
     def check(self) -> None:
         """Replace the engine's thread if its call is overdue; end all requests if its step is stuck."""
-        self._steps.look()
+        self._steps.note_progress()
         call = self._calls.take_overdue()
         if call is not None:
             self._replace(call)

@@ -1,11 +1,11 @@
 """`prolepsis exact`: speculation against plain decoding on the user's own prompts."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -26,16 +26,8 @@ from prolepsis.lab.measure.arrivals import in_flight
 from prolepsis.lab.measure.prompts import EncodedPrompt, Prompt, encode_prompts, load_prompts
 from prolepsis.server.cli.ask import TimedAnswer, ask
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from prolepsis.engine.drafting.divergence import Divergence
-    from prolepsis.engine.models.protocol import TargetModel
-
 PLAIN_SHARE = 4
 """In the mixed run every fourth request decodes plainly, so that batches hold both."""
-CHUNK = 256
-"""Tokens of one pass when a context is computed again."""
 Run = Literal["plain", "alone", "mixed"]
 _COLUMNS = {
     "requests": ("id", "category", "decoding", "temperature", "seed", "tokens=num_tokens", "identical"),
@@ -59,10 +51,6 @@ class FirstDifference:
     """None: not classified, as one of the runs had ended, or plain decoding again gave the other token too."""
     margin: float | None = None
     """Distance of the two tokens' scores, in logits."""
-
-
-Classify = Callable[[Sequence[int], SamplingParams, int, tuple[int, int]], "Divergence"]
-"""(context, sampling, output position, (plain token, other token)) -> the kind of the difference."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,13 +115,10 @@ def exact(
     job = Job(load_prompts(prompts, listed(categories)), max_tokens, temperature, seed, concurrency)
 
     async def checked() -> "Report":
-        from prolepsis.engine.runner import Runner
         from prolepsis.server.cli.engine import running
 
         async with running(settings) as engine:
-            runner = engine.client.engine.runner
-            classify = classifier(runner.model) if isinstance(runner, Runner) else None
-            return await check(job, engine.client, engine.tokenizer, classify)
+            return await check(job, engine.client, engine.tokenizer)
 
     report = asyncio.run(checked())
     verdict = "passed" if report.identical else "failed"
@@ -151,11 +136,10 @@ def print_result(report: "Report", *, as_json: bool) -> int:
     return OK if report.identical else FAILED
 
 
-async def check(job: Job, client: EngineClient, tokenizer: ChatTokenizer, classify: Classify | None = None) -> "Report":
+async def check(job: Job, client: EngineClient, tokenizer: ChatTokenizer) -> "Report":
     """Run the three runs of every case and compare them; raises the error of a request that fails.
 
-    Cases are greedy and sampled in turn, so that a mixed batch holds both. `classify` None: the model is out of reach,
-    and differences are classified by replays.
+    Cases are greedy and sampled in turn, so that a mixed batch holds both.
     """
     greedy = SamplingParams(temperature=0.0, max_tokens=job.max_tokens)
     cases = list[Case]()
@@ -174,34 +158,23 @@ async def check(job: Job, client: EngineClient, tokenizer: ChatTokenizer, classi
         for case, answer in zip(cases, answers, strict=True):
             case.answers[run] = answer
     for number, case in enumerate(cases):
-        for difference in _differences(case, classify):
-            by_replay = await _replayed(client, case, difference, number) if classify is None else difference
-            case.differences.append(by_replay)
+        plain = case.answers["plain"].token_ids
+        for run, answer in case.answers.items():
+            if (at := first_difference(plain, answer.token_ids)) is not None:
+                case.differences.append(await _classified(client, case, run, at, number))
     return Report(job, client.info, cases, tokenizer)
 
 
-def _differences(case: Case, classify: Classify | None) -> Iterator[FirstDifference]:
-    plain = case.answers["plain"].token_ids
-    for run, answer in case.answers.items():
-        at = first_difference(plain, answer.token_ids)
-        if at is None:
-            continue
-        a, b = (ids[at] if at < len(ids) else None for ids in (plain, answer.token_ids))
-        if a is None or b is None or classify is None:
-            yield FirstDifference(run, at, a, b)
-        else:
-            read = classify([*case.prompt.token_ids, *plain[:at]], case.params, at, (a, b))
-            yield FirstDifference(run, at, a, b, read.kind, read.margin)
-
-
-async def _replayed(client: EngineClient, case: Case, found: FirstDifference, number: int) -> FirstDifference:
+async def _classified(client: EngineClient, case: Case, run: Run, at: int, number: int) -> FirstDifference:
     """Return the difference with the kind that a replay of the answer gives it, by the logits of its own pass."""
-    request = case.request(found.run, f"again {number}", speculate=False)
-    recorded = Recording(request, (case.answers[found.run].token_ids,))
-    again = (await replay(client, recorded, request.request_id)).differences.get(0)
-    if again is None or again.position != found.position or None in (found.plain, found.other):
-        return found
-    return replace(found, kind=again.kind, margin=again.margin)
+    plain, answer = case.answers["plain"].token_ids, case.answers[run].token_ids
+    token, other = (ids[at] if at < len(ids) else None for ids in (plain, answer))
+    if token is not None and other is not None:
+        request = case.request(run, f"again {number}", speculate=False)
+        again = (await replay(client, Recording(request, (answer,)), request.request_id)).differences.get(0)
+        if again is not None and again.position == at:
+            return FirstDifference(run, at, token, other, again.kind, again.margin)
+    return FirstDifference(run, at, token, other)
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,38 +236,3 @@ def first_difference(plain: Sequence[int], other: Sequence[int]) -> int | None:
         if a != b:
             return i
     return None if len(plain) == len(other) else min(len(plain), len(other))
-
-
-def classifier(model: "TargetModel") -> Classify:
-    """Return a classifier of requests without penalties that computes the contested logits again.
-
-    It has its own cache and may be called only while nothing else runs the model.
-    """
-
-    def classify(context: Sequence[int], params: SamplingParams, position: int, pair: tuple[int, int]) -> "Divergence":
-        from prolepsis.engine.drafting import divergence
-        from prolepsis.engine.sampling.noise import noise_key
-        from prolepsis.engine.sampling.sampler import Sampler, SamplingRow
-
-        sampler = Sampler(model.info.vocab_size, model.info.eos_token_ids)
-        row = SamplingRow(params, noise_key(params.seed, 0), position)
-        return divergence.classify(last_logits(model, context), row, pair, sampler)
-
-    return classify
-
-
-def last_logits(model: "TargetModel", context: Sequence[int], chunk: int = CHUNK) -> "Tensor":  # [V] float32
-    """Return the target's logits after `context`, computed in passes of `chunk` tokens."""
-    import torch
-
-    from prolepsis.core.page_size import PAGE_SIZE
-    from prolepsis.engine.models.protocol import SequenceInput, pack
-
-    num_pages = -(-len(context) // PAGE_SIZE)
-    cache, pages = model.make_cache(num_pages), list(range(num_pages))
-    logits = torch.empty(0)
-    with torch.no_grad():
-        for start in range(0, len(context), chunk):
-            part = SequenceInput(list(context[start : start + chunk]), start, pages)
-            logits = model.forward(pack([part]), cache)
-    return logits[-1]

@@ -73,7 +73,6 @@ class Member:
 
     @property
     def engine(self) -> EngineClient:
-        """Its engine, where one is there."""
         assert self.client is not None, "the place is not empty"
         return self.client
 
@@ -86,19 +85,16 @@ class Member:
 
     @property
     def load(self) -> int:
-        """Requests in its engine."""
         return len(self.streams) + self.engine.health().num_elsewhere
 
     @property
     def absence(self) -> str:
-        """Why it has no engine, in words."""
         if self.listed_as:
             return self.detail
         return f"{'starting the engine again' if self.start else 'the engine stays away'}: {self.detail}"
 
     @property
     def listing(self) -> EngineMember:
-        """The engine as the front end shows it."""
         absent = EngineHealth(alive=False, ready=False, detail=self.detail)
         health = self.client.health() if self.client is not None else absent
         return EngineMember(
@@ -136,11 +132,9 @@ class ContinuationMetrics:
         self._pauses.observe(continued.pause_s)
 
     def refused(self, reason: NotContinuedReason) -> None:
-        """Count a request that ended with its engine."""
         self._refused.labels(reason).inc()
 
     def restarted(self, result: RestartResult) -> None:
-        """Count another start of an engine."""
         self._restarts.labels(result).inc()
 
 

@@ -45,8 +45,6 @@ class LogSettings:
 
 
 class Start(Tagged, frozen=True):
-    """Load the model and run an engine."""
-
     config: EngineConfig
     reserved: tuple[MemoryUse, ...]  # memory of the machine that the front end uses
     logs: LogSettings
@@ -66,8 +64,6 @@ class Status(Tagged, frozen=True):
 
 
 class EngineStarted(Tagged, frozen=True):
-    """The engine is there."""
-
     status: Status
     tokenizer: TokenizerState
     compile_seconds: tuple[float, ...]  # compilation time of each file of native code that was compiled
@@ -87,8 +83,6 @@ class Generate(Tagged, frozen=True):
 
 
 class Leave(Tagged, frozen=True):
-    """The reader of a stream has left."""
-
     number: int
 
 
@@ -97,16 +91,12 @@ class ListHeads(Tagged, frozen=True):
 
 
 class LoadHead(Tagged, frozen=True):
-    """Swap a draft head, as `EngineClient.swap_head` does."""
-
     number: int
     name: str
     proposer: HeadProposerName
 
 
 class WaitingLoad(Tagged, frozen=True):
-    """Load that waits at the front end."""
-
     demand: Demand
 
 

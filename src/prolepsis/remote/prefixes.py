@@ -41,8 +41,6 @@ def _page_hashes(tokens: tuple[int, ...], scope: str) -> Sequence[bytes]:
 
 
 class ReplicaRouter(Protocol):
-    """Chooses replicas."""
-
     def ranked(self, request: GenerateRequest, loads: Mapping[str, int]) -> Sequence[str]:
         """Return the replicas by preference, from their requests in flight."""
 

@@ -79,7 +79,6 @@ class KeptStream:
 
     @property
     def num_tokens(self) -> int:
-        """Output tokens that came so far, of all samples."""
         return sum(map(len, self._emitted))
 
     @property

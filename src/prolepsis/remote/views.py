@@ -34,7 +34,6 @@ def summed_counts(parts: Iterable[Sequence[TrafficClassCounts]]) -> list[Traffic
 
 
 def summed_memory(parts: Iterable[Sequence[ProposerMemory]]) -> list[ProposerMemory]:
-    """Return the memory of each proposer over all engines."""
     total: dict[str, ProposerMemory] = {}
     for part in parts:
         for memory in part:

@@ -1,5 +1,6 @@
 """What upstream engines cannot do is refused by name, or decoded plainly."""
 
+import json
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from prolepsis.adapters.upstream.capabilities import (
     check_config,
     check_request,
     may_speculate,
+    not_held,
     server_config,
 )
 from prolepsis.core.config import EngineConfig, ServerConfig, UpstreamApi, UpstreamTerms
@@ -97,3 +99,28 @@ def test_settings_of_the_server_that_upstreams_fix() -> None:
     assert (fixed.replay_sample, fixed.limits.start_drafts, fixed.engine_process) == (0.0, 0, "off")
     with pytest.raises(ConfigError, match=r"^replay_sample is 0\.5; allowed with engine upstream: 0\.0"):
         server_config(ServerConfig(replay_sample=0.5), {"replay_sample": "--replay-sample"})
+
+
+@pytest.mark.parametrize("pattern", [r"^\d{4}$", r"^\w+$", r"^a\b", r"^(?=a).*$", r"^\p{L}$", r"^(a)\1$"])
+def test_a_pattern_that_it_drops_is_refused_by_name(pattern: str) -> None:
+    schema = {"type": "object", "properties": {"year": {"type": "string", "pattern": pattern}}}
+    asked = request(grammar=GrammarSpec("json_schema", json.dumps(schema)))
+    with pytest.raises(InvalidGrammar, match=r"llama\.cpp drops: pattern") as refused:
+        check_request(asked, "llama.cpp")
+    assert "allowed: written out" in str(refused.value)
+    check_request(asked, "vllm")
+
+
+@pytest.mark.parametrize(
+    ("schema", "found"),
+    [
+        ({"pattern": "^[0-9]{4}$"}, False),
+        ({"pattern": r"^a\.b\-c$"}, False),
+        ({"properties": {"pattern": {"type": "string"}, "patternProperties": {"type": "object"}}}, False),
+        ({"enum": [{"pattern": r"\d"}]}, False),
+        ({"$defs": {"pattern": {"pattern": r"\d"}}}, True),
+        ({"anyOf": [{"items": {"patternProperties": {"^a": {}}}}]}, True),
+    ],
+)
+def test_what_is_held_is_not_refused(schema: Any, found: bool) -> None:
+    assert (not_held(schema) is not None) == found

@@ -1,13 +1,15 @@
-"""Where samples end, whatever the engine says."""
+"""Where samples end, whatever the engine says; requests share the time of their pool."""
 
 import pytest
 
 from prolepsis.adapters.upstream.api import Chunk
+from prolepsis.adapters.upstream.pool import SharedTime
 from prolepsis.adapters.upstream.sample import UpstreamSample
 from prolepsis.core.events import Tokens
 from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams
 from prolepsis.engine.text.stream import StopStrings
 from tests.adapters.upstream.fakes import PROMPT, request
+from tests.clock import Clock
 from tests.server.fakes import ByteTokenizer
 
 END = 256
@@ -96,3 +98,20 @@ def test_what_another_pool_can_go_on_with(asked: GenerateRequest, may: bool) -> 
     assert sample.may_continue, "nothing was emitted yet"
     taken(sample, Chunk((104,)))
     assert sample.may_continue == may
+
+
+def test_the_shares_add_up_to_the_time_with_requests() -> None:
+    clock = Clock(5.0)
+    time = SharedTime(clock)
+    clock.now = 10.0  # nobody is charged for it
+    first = time.enter()
+    clock.now = 12.0
+    second = time.enter()
+    clock.now = 16.0
+    first = time.leave() - first
+    clock.now = 17.0
+    second = time.leave() - second
+    clock.now = 30.0
+    assert (first, second) == pytest.approx((2.0 + 4.0 / 2, 4.0 / 2 + 1.0))
+    assert time.num_requests == 0
+    assert time.read() == pytest.approx(2.0 + 4.0 / 2 + 1.0)

@@ -5,8 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from prolepsis.adapters.vllm.start import VllmStart, eos_token_ids, model_folder, plan_kv, start_vllm
-from prolepsis.core.config import EngineConfig
+from prolepsis.adapters.vllm.start import (
+    CAPABILITIES,
+    VllmStart,
+    check,
+    eos_token_ids,
+    model_folder,
+    plan_kv,
+    start_vllm,
+)
+from prolepsis.core.config import EngineConfig, RemoteProposerTerms
 from prolepsis.core.errors import ConfigError, EngineDead, MemoryPlanError, ModelLoadError
 from prolepsis.core.events import Event, Failed, Finished
 from prolepsis.core.extras import Extra
@@ -106,3 +114,33 @@ async def test_no_engine_is_built_beside_a_pass_that_may_still_run() -> None:
     with pytest.raises(EngineDead, match="new process"):
         await start.again()
     await client.close()
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("strict", "on"),
+        ("forward", "native"),
+        ("weights", "q4"),
+        ("activations", "int8"),
+        ("draft_head", "smollm2-135m-instruct"),
+        ("draft_model", "some-model"),
+        ("early_exit_layer", 3),
+        ("chunk_limit_ms", 20.0),
+        ("remote_proposer", RemoteProposerTerms(address="127.0.0.1:8600")),
+        ("proposers", ("suffix", "draft_model")),
+    ],
+)
+def test_a_setting_that_vllm_cannot_follow_is_named(setting: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=f"^{setting} .*allowed with engine vllm") as refused:
+        check(EngineConfig.model_validate({"engine": "vllm", setting: value}))
+    assert refused.value.param == setting
+
+
+def test_the_defaults_are_allowed() -> None:
+    check(EngineConfig(engine="vllm"))
+    check(EngineConfig(engine="vllm", num_speculative_tokens=0, proposers=("draft_model",)))
+
+
+def test_the_table_names_settings_that_there_are() -> None:
+    assert {one.setting for one in CAPABILITIES} <= set(EngineConfig.model_fields)

@@ -1,4 +1,8 @@
+"""The sampler picks as the reference does, truncated or not, in the kernel or in torch."""
+
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -7,9 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prolepsis.core.requests import SamplingParams
+from prolepsis.engine.sampling import sampler as truncation
 from prolepsis.engine.sampling.noise import native_kernel, noise_key
 from prolepsis.engine.sampling.processors import LogitBias, TokenHistory
 from prolepsis.engine.sampling.sampler import Sampler, SamplingRow
+from tests.engine.models.kernels import team
 from tests.engine.sampling import brute_force
 
 BACKENDS = [pytest.param(True, id="native"), pytest.param(False, id="torch")]
@@ -219,3 +225,74 @@ def test_a_nucleus_is_right_where_the_smallest_differences_count(native: bool, t
     size = next(n for n in range(1, 101) if sum(weights[-n:]) >= 0.9 * sum(weights))
     probabilities = sampler(100, native).probabilities(logits, [row])[0]
     assert probabilities.nonzero()[:, 0].tolist() == list(range(100 - size, 100))
+
+
+def kept_ids(logits: list[float], params: SamplingParams) -> list[int]:
+    scaled = truncation.scale(torch.tensor(logits), params.temperature)
+    return [int(token) for token in truncation.kept(scaled, params).nonzero().squeeze(1).tolist()]
+
+
+def test_top_k_keeps_exactly_k_the_lowest_ids_among_equals() -> None:
+    assert kept_ids([1.0, 2.0, 1.0, 1.0, 2.0], SamplingParams(top_k=3)) == [0, 1, 4]
+    assert kept_ids([0.0, 0.0, 0.0], SamplingParams(top_k=2)) == [0, 1]
+    assert kept_ids([0.0, 1.0], SamplingParams(top_k=5)) == [0, 1]
+
+
+def test_nucleus_is_the_shortest_run_that_reaches_its_mass() -> None:
+    assert kept_ids([0.0, 0.0, 0.0, 0.0], SamplingParams(top_p=0.5)) == [0, 1]
+    assert kept_ids([0.0, 0.0, 0.0, 0.0], SamplingParams(top_p=0.51)) == [0, 1, 2]
+    assert kept_ids([0.0, 9.0, 0.0], SamplingParams(top_p=1e-9)) == [1]
+
+
+def test_nucleus_counts_the_mass_that_top_k_left() -> None:
+    assert kept_ids([0.0, 0.0, 0.0, 0.0], SamplingParams(top_k=2, top_p=0.5)) == [0]
+
+
+def test_min_p_is_relative_to_the_likeliest() -> None:
+    logits = torch.tensor([1.0, 0.5, 0.25]).log().tolist()
+    assert kept_ids(logits, SamplingParams(min_p=0.4)) == [0, 1]
+    assert kept_ids([3.0, 3.0, 2.9], SamplingParams(min_p=1.0)) == [0, 1]
+
+
+def test_a_wide_nucleus_needs_the_whole_row() -> None:
+    assert kept_ids([0.0] * 5000, SamplingParams(top_p=0.9)) == list(range(4500))
+
+
+@pytest.mark.parametrize("temperature", [1e-320, 1e-12, 2.0])
+def test_extreme_temperatures_stay_finite_and_keep_ties(temperature: float) -> None:
+    scaled = truncation.scale(torch.tensor([500.0, 500.0, -500.0]), temperature)
+    assert scaled[:2].tolist() == [0.0, 0.0]
+    assert scaled[2] < 0
+
+
+WITHOUT_COMPILER = """
+import torch
+from prolepsis.core.requests import SamplingParams
+from prolepsis.engine.sampling.noise import native_kernel
+from prolepsis.engine.sampling.sampler import Sampler, SamplingRow
+sampler = Sampler(50, (0,))
+assert native_kernel() is None
+print(sampler.pick(torch.arange(50.0)[None], [SamplingRow(SamplingParams(top_p=0.9), 3, 0)])[0])
+"""
+
+
+def test_torch_serves_where_no_compiler_exists() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_COMPILER],
+        env={"PATH": "", "CXX": "no-such-compiler", "PYTHONPATH": ":".join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "no C++ compiler" in done.stdout + done.stderr
+    assert 0 <= int(done.stdout.splitlines()[-1]) < 50
+
+
+def test_threads_share_rows_without_changing_tokens() -> None:
+    if native_kernel() is None:
+        pytest.skip("no compiled sampling kernel on this machine")
+    logits = torch.randn(23, 500, generator=torch.Generator().manual_seed(5))
+    rows = [SamplingRow(SamplingParams(top_p=0.9, seed=i), 100 + i, i) for i in range(23)]
+    alone = [Sampler(500, ()).pick(logits[i : i + 1], [row])[0] for i, row in enumerate(rows)]
+    for threads in (1, 2, 3, 2):
+        assert Sampler(500, (), team=team(threads)).pick(logits, rows) == alone

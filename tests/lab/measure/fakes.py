@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from prolepsis.core.engine_client import EngineInfo
-from prolepsis.core.events import Event, Finished, Tokens
+from prolepsis.core.events import Difference, Event, Finished, Tokens
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import ProposerCounts, RequestStats
@@ -63,6 +63,13 @@ def table_client(
         speculating = plan.num_speculative_tokens > 0 and request.speculation.enabled
         yield speculated_s if speculating else plain_s
         tokens = alter(request, speculating)
+        if request.emitted:  # a replay: all differences are of a kind
+            tokens, [before] = tokens_of(request, False), request.emitted
+            at = next((i for i, pair in enumerate(zip(before, tokens, strict=False)) if pair[0] != pair[1]), None)
+            found = None if at is None else Difference(at, before[at], tokens[at], "near_tie", 0.03)
+            yield Tokens(request.request_id, 0, tuple(tokens), position=0, difference=found)
+            yield Finished(request.request_id, _stats(len(tokens), speculating))
+            return
         width = 3 if speculating else 1
         for start in range(0, len(tokens), width):
             yield Tokens(request.request_id, 0, tuple(tokens[start : start + width]), position=start)

@@ -1,14 +1,20 @@
 """A machine that is fitted to steps takes what they took."""
 
+import asyncio
 import random
-from collections.abc import Iterator
+import threading
+from collections.abc import Coroutine, Iterator
 from dataclasses import replace
+from importlib.resources import files
+from typing import Any
 
 import pytest
 
 from prolepsis.engine.drafting.cost import CostCurve, flat_cost
 from prolepsis.lab.virtual_engine.machine import Machine, PassWork, ProposerCost
 from prolepsis.lab.virtual_engine.measure import MeasuredSteps, StepSample, fitted_machine
+from prolepsis.lab.virtual_engine.roofline import read_machine, shipped
+from prolepsis.lab.virtual_engine.virtual_time import VirtualTime
 
 TRUE = Machine(
     passes=CostCurve((1, 8, 64, 512), (0, 8192), [(5.0, 9.0), (6.0, 10.0), (20.0, 24.0), (140.0, 144.0)]),
@@ -52,3 +58,66 @@ def test_passes_and_steps_are_found_again_behind_the_work_of_others() -> None:
 def test_a_machine_that_served_nothing_takes_what_its_passes_do() -> None:
     machine = fitted_machine(TRUE, TRUE.passes, MeasuredSteps())
     assert machine.expected_pass_ms(PassWork(64, 0, 1, 64, 0, 0)) == pytest.approx(20.0, rel=0.1)
+
+
+SHIPPED = shipped()
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_roofline_takes_what_was_published(name: str) -> None:
+    """Its two shares are solved from the first two times; others show how good it is."""
+    one = SHIPPED[name]
+    errors = [abs(one.ms(time.tokens, time.context) / time.ms - 1.0) for time in one.times]
+    assert max(errors[:2]) < 0.01
+    assert max(errors) < 0.4
+    assert all(source.startswith("https://") for source in one.sources)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_its_machine_says_that_it_is_published(name: str) -> None:
+    one = SHIPPED[name]
+    machine = one.machine()
+    assert machine.published.startswith(one.device)
+    assert not machine.fingerprint
+    for time in one.times:
+        assert machine.passes.ms(time.tokens, time.context) == pytest.approx(
+            one.ms(time.tokens, time.context), rel=0.02
+        )
+    assert machine.proposers["suffix"].free
+    assert 0.0 < machine.proposers["draft_head"].level_ms < 0.3 * one.ms(1, 0)
+    room = machine.engine.num_pages * 32 * one.kv_bytes_per_token + 1e9 * one.weights_gb
+    assert room < 1e9 * one.memory_gb
+
+
+def test_a_file_is_measured_or_a_roofline() -> None:
+    measured = Machine(passes=flat_cost(), expected=flat_cost(), published="elsewhere")
+    assert read_machine(measured.to_json()).to_json() == measured.to_json()
+    text = (files("prolepsis.lab.virtual_engine") / "machines" / "trn2-llama-70b.json").read_text()
+    assert read_machine(text).to_json() == SHIPPED["trn2-llama-70b"].machine().to_json()
+    with pytest.raises(ValueError, match="unknown field"):
+        read_machine(text.replace("gflop_per", "gflops_per"))
+    with pytest.raises(ValueError, match="not a measured machine"):
+        read_machine("{}")
+
+
+def run(work: Coroutine[Any, Any, float]) -> float:
+    with asyncio.Runner(loop_factory=VirtualTime) as runner:
+        return runner.run(work)
+
+
+def test_an_hour_passes_at_once() -> None:
+    async def hour() -> float:
+        await asyncio.sleep(3600.0)
+        return asyncio.get_running_loop().time()
+
+    assert run(hour()) == 3600.0
+
+
+def test_work_for_a_thread_runs_at_once_in_this_one() -> None:
+    async def threads() -> float:
+        assert await asyncio.to_thread(threading.get_ident) == threading.get_ident()
+        with pytest.raises(ZeroDivisionError):
+            await asyncio.to_thread(divmod, 1, 0)
+        return asyncio.get_running_loop().time()
+
+    assert run(threads()) == 0.0

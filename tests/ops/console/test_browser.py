@@ -325,7 +325,7 @@ def test_from_an_alert_to_the_guilty_change_and_back_are_five_clicks(browser: Br
         site.requests(4)
         walk.click(page.get_by_role("link", name="Is acceptance back?"))
         expect(streams).to_contain_text(GOOD)
-        expect(streams).to_contain_text("100.0")
+        expect(streams).to_contain_text("100%")
         expect(streams).not_to_contain_text("cliff")
         assert walk.num_clicks == 5
         context.close()

@@ -19,12 +19,13 @@ from prolepsis.core.errors import EngineError
 from prolepsis.core.events import Event
 from prolepsis.core.messages import Control, OfferDraft
 from prolepsis.core.requests import GenerateRequest
+from prolepsis.server.output.policy import ALLOW
 from prolepsis.server.verify.streams import VerifyStream, VerifyStreams
 from tests.fake_client import INFO, FakeEngineClient, answer
 from tests.fakes import request
 from tests.server.conftest import Served, served
 from tests.server.fakes import FakeEngine
-from tests.server.output.policies import Look, Says, loaded
+from tests.server.output.policies import Says, loaded
 
 WITH_CLIENT = replace(INFO, proposers=("suffix", "client"))
 BODY: dict[str, Any] = {"model": "tiny", "prompt": "Hi", "max_tokens": 40, "seed": 7}
@@ -138,7 +139,7 @@ def test_a_client_that_leaves_ends_its_stream() -> None:
 def test_where_drafts_are_not_taken_the_answer_says_so(given: dict[str, Any], reason: str, tmp_path: Path) -> None:
     info = INFO if reason == "not_loaded" else WITH_CLIENT
     config = ServerConfig(controls_file=tmp_path / "controls.json")
-    output = [loaded(Says(Look()))] if reason == "output_policies" else []
+    output = [loaded(Says(lambda pending, ended: ALLOW))] if reason == "output_policies" else []
     with served(FakeEngine("abcdefgh", hold_after=1, info=info), config, output=output) as running:
         if reason == "killed":
             killed = {"on": True, "scope": "proposer:client", "reason": "a test"}

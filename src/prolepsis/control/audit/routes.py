@@ -90,10 +90,15 @@ def audit_routes(store: Store, info: Callable[[], EngineInfo], replay_now: Repla
     @routes.get("/admin/audit", roles=AUDITORS, summary="Entries of the audit log", reply=AuditReply)
     async def audit(query: Annotated[AuditQuery, read_query(AuditQuery)]) -> JSONResponse:
         head, signed, entries = await reading(lambda: _entries(store, query))
-        shown: dict[str, object] = {"head": head, "signed_head": signed and signed.plain()}
         changes = (await reading(recent.read) if store.writer.is_on else NO_CHANGES) if query.changes else None
-        shown["changes"] = None if changes is None else asdict(changes)
-        return JSONResponse({**shown, "entries": [entry.plain() for entry in entries]})
+        return JSONResponse(
+            {
+                "head": head,
+                "signed_head": signed and signed.plain(),
+                "entries": [entry.plain() for entry in entries],
+                "changes": changes and asdict(changes),
+            }
+        )
 
     @routes.get(
         "/admin/audit/{entry}",

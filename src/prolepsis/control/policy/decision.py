@@ -47,25 +47,19 @@ class Decision:
     """How one request speculates, and what decided it."""
 
     requested: SpeculationRequest
-    choice: SpeculationChoice
-    """For the engine: mode and reason, ceiling, proposers and the run of a rollout."""
+    choice: SpeculationChoice  # for the engine: mode and reason, ceiling, proposers and the run of a rollout
     emit: Emit = "block"
     sources: Mapping[str, Source] = field(default_factory=dict)
     """The source of each field; empty without a policy."""
     rule: str | None = None
     """The policy's rule that matched; None: there is no policy, and callers decide alone."""
-    class_rule: str | None = None
-    """The rule as a part of the request's traffic class; None: it has none."""
+    class_rule: str | None = None  # the rule as a part of the request's traffic class; None: it has none
     policy_version: str | None = None
     terms: Terms | None = None
-    assignment: Assignment | None = None
-    """If the rule is rolled out."""
-    limits: DraftLimits = UNLIMITED
-    """Limits from earlier drafts of the traffic class."""
-    limited_by: tuple[LimitReason, ...] = ()
-    """Those limits that took effect."""
-    rule_flags: tuple[FlagDecision, ...] = ()
-    """Decisions of the flags that rules name."""
+    assignment: Assignment | None = None  # if the rule is rolled out
+    limits: DraftLimits = UNLIMITED  # limits from earlier drafts of the traffic class
+    limited_by: tuple[LimitReason, ...] = ()  # those limits that took effect
+    rule_flags: tuple[FlagDecision, ...] = ()  # decisions of the flags that rules name
     flag: FlagDecision | None = None
     """Decision of the flag for all speculation; None: no flags are configured."""
 
@@ -185,7 +179,7 @@ def _ceiling(terms: Terms, requested: SpeculationRequest, limits: DraftLimits) -
         (requested.max_depth, "caller"),
         (limits.num_speculative_tokens, "start"),
     ]
-    return min((one for one in given if one[0] is not None), key=lambda one: one[0] or 0, default=(None, "policy"))
+    return min((known for known in given if known[0] is not None), key=lambda known: known[0] or 0, default=given[0])
 
 
 def _mode(

@@ -53,38 +53,31 @@ class PolicyRollbackBody(PolicyChangeBody):
 class PolicyReply:
     """The policy in use on this server."""
 
-    source: SourceKind
-    """none: there is neither, and callers decide alone."""
+    source: SourceKind  # none: there is neither, and callers decide alone
     name: str | None
     version: int | None
     """In the store: 0 before the first, null if it was not read yet or a file is the source."""
-    policy_version: str | None
-    """The version that requests name; null if no policy is in use."""
+    policy_version: str | None  # the version that requests name; null if no policy is in use
     rules: list[str]
-    fault: str | None
-    """Reason why the source's present content is not in use."""
+    fault: str | None  # reason why the source's present content is not in use
     content: Mapping[str, object] | None
     """Default and rules with match and terms in full; null if no policy is in use."""
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyVersionsReply:
-    in_use: int | None
-    """On this server."""
-    versions: list[PolicyVersion]
-    """The newest first, at most 100."""
+    in_use: int | None  # on this server
+    versions: list[PolicyVersion]  # the newest first, at most 100
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyCheckReply:
     """Result of checking a text as the policy of this server."""
 
-    policy_version: str | None
-    """null: it cannot be used."""
+    policy_version: str | None  # null: it cannot be used
     errors: list[str]
     warnings: list[str]
-    changes: list[Change]
-    """Changes against the compared policy; none if the text cannot be used."""
+    changes: list[Change]  # changes against the compared policy; none if the text cannot be used
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,8 +85,7 @@ class PolicyChangedReply(PolicyVersion):
     """A version that is in use now."""
 
     policy_version: str
-    warnings: list[str]
-    """Doubts about the policy that did not prevent its use."""
+    warnings: list[str]  # doubts about the policy that did not prevent its use
 
 
 def policy_routes(policies: Policies) -> Sequence[Route]:
@@ -101,8 +93,17 @@ def policy_routes(policies: Policies) -> Sequence[Route]:
     routes, large_work = Routes(), LargeWork()
 
     @routes.get("/admin/policy", roles=READERS, summary="The policy in use")
-    async def policy() -> PolicyReply:
-        return _shown(policies)
+    async def in_use() -> PolicyReply:
+        source, policy = policies.source, policies.policy
+        return PolicyReply(
+            source=source.kind,
+            name=source.name or None,
+            version=source.version if isinstance(source, StoredPolicy) else None,
+            policy_version=policy.full_version if policy else None,
+            rules=[rule.name for rule in policy.rules] if policy else [],
+            fault=source.fault or None,
+            content=policy.content() if policy else None,
+        )
 
     @routes.get("/admin/policy/versions", roles=READERS, summary="Versions of the policy", errors=(409, 504))
     async def versions() -> PolicyVersionsReply:
@@ -157,7 +158,10 @@ async def _changed(policies: Policies, work: Callable[[], tuple[PolicyText, Poli
     try:
         stored, policy = await asyncio.to_thread(work)
     except InvalidPolicy as error:
-        raise RequestRefused(_findings(error), code="invalid_policy", param="text") from None
+        named = [finding.in_file(error.name) for finding in error.findings[:_MOST_FINDINGS]]
+        left = len(error.findings) - len(named)
+        message = "; ".join([*named, *([f"and {left} more"] if left else [])])
+        raise RequestRefused(message, code="invalid_policy", param="text") from None
     await policies.tick()
     version = {name: value for name, value in asdict(stored).items() if name != "text"}
     warnings = _warnings(policy, policies.known)
@@ -177,27 +181,8 @@ def _checked(policies: Policies, body: PolicyCheckBody) -> PolicyCheckReply:
     return PolicyCheckReply(policy.full_version, [], warnings, diff(before or Policy(), policy))
 
 
-def _findings(error: InvalidPolicy) -> str:
-    shown = [finding.in_file(error.name) for finding in error.findings[:_MOST_FINDINGS]]
-    left = len(error.findings) - len(shown)
-    return "; ".join([*shown, *([f"and {left} more"] if left else [])])
-
-
 def _warnings(policy: Policy, known: Known) -> list[str]:
     return [finding.in_file("policy") for finding in check(policy, known) if finding.severity == "warning"]
-
-
-def _shown(policies: Policies) -> PolicyReply:
-    source, policy = policies.source, policies.policy
-    return PolicyReply(
-        source=source.kind,
-        name=source.name or None,
-        version=source.version if isinstance(source, StoredPolicy) else None,
-        policy_version=policy.full_version if policy else None,
-        rules=[rule.name for rule in policy.rules] if policy else [],
-        fault=source.fault or None,
-        content=policy.content() if policy else None,
-    )
 
 
 def _stored(policies: Policies) -> StoredPolicy:

@@ -30,7 +30,7 @@ ROLLOUTS = Resource(
     help="List the rollouts of the policy in use.",
     columns={
         "rollouts": (
-            *("id", "phase", "stage", "share", "counted by=unit", "canary=num_canary", "control=num_control"),
+            *("id", "phase > stage", "share > counted by=unit", "canary=num_canary", "control=num_control"),
             *("verdict=verdict.outcome > reason=verdict.reason", "since"),
         )
     },

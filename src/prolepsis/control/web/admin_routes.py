@@ -26,8 +26,7 @@ class Section(Generic[T]):
 
     value: T | None
     problem: str = ""
-    hidden: bool = False
-    """The caller's roles do not include it."""
+    hidden: bool = False  # the caller's roles do not include it
 
 
 async def call(

@@ -22,8 +22,7 @@ from prolepsis.core.json_size import size_of
 from prolepsis.core.stored_text import UNSTORABLE
 from prolepsis.core.validation import Path, first_problem, shown_path, shown_value, suggestion
 
-BODY_BYTES = "body_bytes"
-"""Where the size of a request's body stands in its scope's state."""
+BODY_BYTES = "body_bytes"  # where the size of a request's body stands in its scope's state
 
 NAMES = frozenset(
     {"model", "metadata", "user", "safety_identifier", "request_id", "previous_response_id"}
@@ -39,8 +38,7 @@ class Reader:
     """A dependency of a route that reads something of the request; `openapi` is what it adds to the document."""
 
     openapi: dict[str, Any]
-    most_bytes: int | None = None
-    """Largest body, where it is not that of all routes."""
+    most_bytes: int | None = None  # largest body, where it is not that of all routes
 
 
 class BodyReader(Reader):
@@ -162,8 +160,7 @@ def _check_storable(param: str, *values: object) -> None:
 class _Field:
     """What the annotation of a body's field says."""
 
-    bodies: tuple[type[Body], ...]
-    """Models of the objects that it holds, alone or in a list."""
+    bodies: tuple[type[Body], ...]  # models of the objects that it holds, alone or in a list
     served: frozenset[str] | None
     is_optional: bool
     has_effect: bool

@@ -16,14 +16,12 @@ ROLES: tuple[Role, ...] = ("client", "viewer", "operator", "auditor", "admin")
 class Caller:
     """The owner of a checked key; `admin` holds every role."""
 
-    key_id: str
-    """The key's public part; empty in development mode."""
+    key_id: str  # the key's public part; empty in development mode
     tenant: str
     """Drafts, caches and counts of one tenant are not visible to another; empty in development mode."""
     roles: frozenset[Role]
     tier: str
-    models: frozenset[str] = frozenset()
-    """Models the key may use; empty: all that are served."""
+    models: frozenset[str] = frozenset()  # models the key may use; empty: all that are served
     budget: str = ""
     """Class of what its requests may cost, for policies; empty: requests declare it themselves."""
 
@@ -67,5 +65,4 @@ async def _signed_in(request: Request) -> Caller:
     return caller_of(request)
 
 
-SignedIn = Annotated[Caller, Depends(_signed_in)]
-"""The caller, as parameter of a route."""
+SignedIn = Annotated[Caller, Depends(_signed_in)]  # the caller, as parameter of a route

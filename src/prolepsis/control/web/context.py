@@ -25,14 +25,12 @@ class Context:
     client: EngineClient
     metrics: Metrics
     store: Store
-    emit: Emit
-    """Takes events for the audit log."""
+    emit: Emit  # takes events for the audit log
     base_plan: SpecPlan = field(default_factory=SpecPlan)
     """The engine's plan at the lowest level of load shedding, before controls and health change it."""
     clock: Callable[[], float] = field(default_factory=SteadyClock)
     """Unix time, for what must not follow a clock that is set."""
-    monotonic: Callable[[], float] = time.monotonic
-    """For times between two moments of this process."""
+    monotonic: Callable[[], float] = time.monotonic  # for times between two moments of this process
     skipped: Skipped = field(default_factory=Skipped)
     wall: Callable[[], float] = time.time
     """Unix time by the system's clock: for what commands, other machines and people compare with theirs."""

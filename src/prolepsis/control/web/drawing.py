@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 from prolepsis.core.units import figure
 
-WIDTH, HEIGHT = 600.0, 120.0
-"""Size of a chart in its own coordinates; the style sheet scales it."""
+WIDTH, HEIGHT = 600.0, 120.0  # size of a chart in its own coordinates; the style sheet scales it
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,20 +14,17 @@ class Line:
 
     name: str
     values: Sequence[float | None]
-    band: tuple[Sequence[float], Sequence[float]] | None = None
-    """What each value may be at least and at most."""
+    band: tuple[Sequence[float], Sequence[float]] | None = None  # what each value may be at least and at most
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
     """A moment at which something was changed."""
 
-    at: float
-    """Unix time."""
+    at: float  # unix time
     name: str
     text: str
-    path: str
-    """The page that shows more."""
+    path: str  # the page that shows more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +33,7 @@ class Chart:
 
     title: str
     unit: str
-    at: Sequence[float]
-    """Unix times; none: the lines are over something else."""
+    at: Sequence[float]  # unix times; none: the lines are over something else
     lines: Sequence[Line]
     top: float | None = None
     """Highest value of the scale; None: what is needed. The lowest is 0, or what is needed below it."""
@@ -121,8 +116,7 @@ class IntervalPlaces:
     upper: float
     estimate: float
     allowed: float
-    zero: float | None
-    """None: zero is not within the scale."""
+    zero: float | None  # None: zero is not within the scale
 
     @property
     def width(self) -> float:

@@ -32,10 +32,8 @@ from prolepsis.core.errors import (
 )
 from prolepsis.core.files import NO_SPACE
 
-CLIENT_CLOSED_REQUEST = 499
-"""For logs and counters only: the client is gone and reads no status."""
-_RETRY_AFTER_S = 5
-"""Stated in every 503 without a better estimate."""
+CLIENT_CLOSED_REQUEST = 499  # for logs and counters only: the client is gone and reads no status
+_RETRY_AFTER_S = 5  # stated in every 503 without a better estimate
 
 _TEXT = {"type": "string"}
 ERROR_SCHEMA = {
@@ -107,8 +105,7 @@ class RequestRefused(UserError):
 class ErrorShape:
     """The form in which an API writes its errors."""
 
-    name: str
-    """Name of the schema in the OpenAPI document."""
+    name: str  # name of the schema in the OpenAPI document
     schema: Mapping[str, object]
     body: Callable[[RequestRefused], Mapping[str, object]]
 

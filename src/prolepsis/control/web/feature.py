@@ -19,10 +19,8 @@ log = structlog.get_logger(__name__)
 class Feature:
     """Base class with defaults: a feature overrides the parts that it needs. Belongs to one event loop."""
 
-    name: str = ""
-    """Name in logs."""
-    period_s: float | None = None
-    """Seconds between two ticks; None: the feature has no clock."""
+    name: str = ""  # name in logs
+    period_s: float | None = None  # seconds between two ticks; None: the feature has no clock
     routes: Sequence[Route] = ()
     health_parts: Mapping[str, Callable[[], object]] = MappingProxyType({})
     """Parts of /admin/health, by name; each function's annotation is the part's type."""

@@ -143,8 +143,7 @@ Priority: TypeAlias = Annotated[int, Field(ge=-(2**31), le=2**31 - 1), _WHOLE]
 TopK: TypeAlias = Annotated[int, Field(ge=-1, le=2**31 - 1), _WHOLE]
 TopLogprobs: TypeAlias = Annotated[int, Field(ge=-1, le=MAX_TOP_LOGPROBS), _WHOLE]
 """-1: all tokens of the vocabulary."""
-Token: TypeAlias = Annotated[str, Field(pattern=r"^[\x21-\x7e]{1,128}$")]
-"""A short printable name."""
+Token: TypeAlias = Annotated[str, Field(pattern=r"^[\x21-\x7e]{1,128}$")]  # a short printable name
 Name: TypeAlias = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 FunctionName: TypeAlias = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_./-]{1,64}$")]
 QualifiedName: TypeAlias = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_./-]{1,64}(\.[a-zA-Z0-9_./-]{1,64})?$")]

@@ -19,8 +19,7 @@ class ForeignField:
     """A field, and the values of it that ask for nothing, besides null, an empty text and an empty list."""
 
     asks_nothing: tuple[object, ...] = ()
-    changes_answer: bool = False
-    """Another value is refused; otherwise it is dropped and named."""
+    changes_answer: bool = False  # another value is refused; otherwise it is dropped and named
     read_as: tuple[str, str] | None = None
     """A field of this place, and a field of its object, which mean the same."""
     instead: tuple[str, ...] = ()

@@ -24,8 +24,7 @@ from prolepsis.control.web.refusals import too_large, too_many_uploads
 
 Value = TypeVar("Value")
 
-BODIES_OF_TENANT = 64
-"""How many bodies of the largest size one tenant may have waiting to be parsed."""
+BODIES_OF_TENANT = 64  # how many bodies of the largest size one tenant may have waiting to be parsed
 
 _BYTES_WITHOUT_PROMPT = 256 * 2**10
 _BYTES_OF_TOKEN = 16
@@ -62,7 +61,9 @@ class Uploads:
                 self._hold(tenant, len(chunk))
                 if size > self.most_bytes:
                     raise too_large("body", f"{self.most_bytes} bytes")
-                self._check_room(tenant)
+                limit = BODIES_OF_TENANT * self.most_bytes
+                if self._bytes_of.get(tenant, 0) > limit:
+                    raise too_many_uploads(limit)
                 chunks.append(chunk)
             yield b"".join(chunks)
         finally:
@@ -74,11 +75,6 @@ class Uploads:
             self._bytes_of[tenant] = held
         else:
             self._bytes_of.pop(tenant, None)
-
-    def _check_room(self, tenant: str) -> None:
-        limit = BODIES_OF_TENANT * self.most_bytes
-        if self._bytes_of.get(tenant, 0) > limit:
-            raise too_many_uploads(limit)
 
 
 def _decoder(request: Request, most_bytes: int) -> Callable[[bytes], bytes]:
@@ -101,8 +97,7 @@ def _decoder(request: Request, most_bytes: int) -> Callable[[bytes], bytes]:
     return decoded
 
 
-INLINE_BYTES = 4096
-"""Work on at most this many bytes runs on the event loop: a thread would cost more."""
+INLINE_BYTES = 4096  # work on at most this many bytes runs on the event loop: a thread would cost more
 PAID_BACK = 3
 """A tenant's next large work waits this many times as long as its last one took of the processor."""
 
@@ -116,29 +111,13 @@ class _TenantQueue:
         """Pieces that wait, run, or still block the next one."""
 
 
-NICENESS = 10
-"""Added to the niceness of threads whose work gives way, on Linux."""
+NICENESS = 10  # added to the niceness of threads whose work gives way, on Linux
 
 
 def _give_way() -> None:
     if sys.platform == "linux":
         thread = threading.get_native_id()
         os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + NICENESS)
-
-
-class _Timed(Generic[Value]):
-    """A function that measures what it takes of the processor."""
-
-    def __init__(self, work: Callable[[], Value]) -> None:
-        self._work = work
-        self.seconds = 0.0
-
-    def __call__(self) -> Value:
-        begun = time.thread_time()
-        try:
-            return self._work()
-        finally:
-            self.seconds = time.thread_time() - begun
 
 
 class LargeWork:
@@ -170,19 +149,25 @@ class LargeWork:
         except BaseException:
             self._leave(tenant, queue)
             raise
-        timed = _Timed(work)
-        running = asyncio.ensure_future(self._in_thread(timed, gives_way=gives_way))
-        running.add_done_callback(lambda _: self._pay_back(timed, tenant, queue))
+        took_s, loop = 0.0, asyncio.get_running_loop()
+
+        def timed() -> Value:
+            nonlocal took_s
+            begun = time.thread_time()
+            try:
+                return work()
+            finally:
+                took_s = time.thread_time() - begun
+
+        async def in_thread() -> Value:
+            if not gives_way:
+                return await to_thread.run_sync(timed, limiter=self._threads)
+            async with self._threads:
+                return await loop.run_in_executor(self._patient, timed)
+
+        running = asyncio.ensure_future(in_thread())
+        running.add_done_callback(lambda _: loop.call_later(PAID_BACK * took_s, self._end, tenant, queue))
         return await asyncio.shield(running)  # a client that leaves does not end the thread's work, nor the turn
-
-    async def _in_thread(self, timed: _Timed[Value], *, gives_way: bool) -> Value:
-        if not gives_way:
-            return await to_thread.run_sync(timed, limiter=self._threads)
-        async with self._threads:
-            return await asyncio.get_running_loop().run_in_executor(self._patient, timed)
-
-    def _pay_back(self, timed: _Timed[Value], tenant: str, queue: _TenantQueue) -> None:
-        asyncio.get_running_loop().call_later(PAID_BACK * timed.seconds, self._end, tenant, queue)
 
     def _end(self, tenant: str, queue: _TenantQueue) -> None:
         queue.turn.release()
@@ -234,18 +219,14 @@ class RoundRobin:
         await granted
 
     def _grant(self) -> None:
-        while self._waiting and not self._grant_one():
-            pass
+        """Let the next request of the next client continue whose client is not gone."""
+        while self._waiting:
+            granted = self._waiting.take()
+            if not granted.done():
+                granted.set_result(None)
+                break
         if self._waiting:
             asyncio.get_running_loop().call_soon(self._grant)
-
-    def _grant_one(self) -> bool:
-        """Let the next request of the next client continue; return False if it had been given up."""
-        granted = self._waiting.take()
-        if granted.done():  # its client is gone
-            return False
-        granted.set_result(None)
-        return True
 
 
 SLICE_S, PERIOD_S = 0.003, 0.010
@@ -317,7 +298,6 @@ class Intake:
     """The bounds that all routes of one application share."""
 
     uploads: Uploads
-    strict_parameters: bool = False
-    """Fields of clients' bodies that change nothing are refused."""
+    strict_parameters: bool = False  # fields of clients' bodies that change nothing are refused
     round_robin: RoundRobin = field(default_factory=RoundRobin)
     large_work: LargeWork = field(default_factory=LargeWork)

@@ -27,15 +27,13 @@ class Notice:
 class Session:
     """One browser that is signed in. Times are of a monotonic clock."""
 
-    signed_in: bytes
-    """Value that `KeyRing.sign_in` returned; empty for the developer."""
+    signed_in: bytes  # value that `KeyRing.sign_in` returned; empty for the developer
     opened_at: float
     used_at: float
     csrf: str = field(default_factory=lambda: secrets.token_urlsafe(24))
     """Every form that changes something carries it."""
     notices: list[Notice] = field(default_factory=list)
-    draft: str | None = None
-    """A policy that was edited and not applied."""
+    draft: str | None = None  # a policy that was edited and not applied
 
     def notify(self, kind: Literal["done", "failed"], text: str) -> None:
         self.notices = [*self.notices[-3:], Notice(kind, text)]
@@ -53,8 +51,7 @@ class Page:
     template: str
     title: str
     values: Mapping[str, object] = field(default_factory=dict)
-    live: bool = True
-    """The browser fetches it again every few seconds; not where people write longer texts."""
+    live: bool = True  # the browser fetches it again every few seconds; not where people write longer texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +67,12 @@ class Visit:
 
     caller: Caller
     session: Session
-    admin: Mapping[tuple[str, str], Route]
-    """The routes of the features, by method and path pattern."""
+    admin: Mapping[tuple[str, str], Route]  # the routes of the features, by method and path pattern
     url: str
-    names: Mapping[str, str]
-    """Parts of the path, by name."""
+    names: Mapping[str, str]  # parts of the path, by name
     query: Mapping[str, str]
     form: Mapping[str, str]
-    is_update: bool
-    """The browser itself fetches the page again: a person may not have seen what it showed."""
+    is_update: bool  # the browser itself fetches the page again: a person may not have seen what it showed
 
     async def read(self, kind: type[T], path: str, query: Mapping[str, object] | None = None, **names: str) -> T:
         """Return what an admin route replies; raises as that does."""
@@ -139,8 +133,7 @@ class FeaturePages:
     """What a feature adds to the console; its templates are in its own folder."""
 
     routes: Sequence[PageRoute]
-    acts: Mapping[str, Act] = field(default_factory=dict)
-    """By the last part of the form's address."""
+    acts: Mapping[str, Act] = field(default_factory=dict)  # by the last part of the form's address
 
 
 def listed(path: str, title: str, *resources: Resource, values: Values | None = None) -> FeaturePages:

@@ -4,8 +4,7 @@ import re
 
 from starlette.requests import HTTPConnection
 
-REPLY_HEADERS = "reply_headers"
-"""Where they stand in a request's state."""
+REPLY_HEADERS = "reply_headers"  # where they stand in a request's state
 WARNING = "warning"
 _NOT_QUOTED = re.compile(r"[^ !#-\[\]-~]")
 

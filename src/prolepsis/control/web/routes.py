@@ -19,11 +19,9 @@ from prolepsis.control.web.body_reader import BodyReader, QueryReader, Reader
 from prolepsis.control.web.caller import ROLES, Role
 from prolepsis.control.web.errors import OPENAI_ERRORS, ErrorShape, install_error_handlers
 
-Roles = frozenset[Role]
-"""Any of these roles may use a route; `admin` has every role."""
+Roles = frozenset[Role]  # any of these roles may use a route; `admin` has every role
 
-PUBLIC: None = None
-"""In place of roles: a route that needs no key."""
+PUBLIC: None = None  # in place of roles: a route that needs no key
 OPEN: Roles = frozenset()
 """In place of roles: a route that needs no key, and says more to the caller of one (`Known`)."""
 ANY_ROLE: Roles = frozenset(ROLES)

@@ -14,8 +14,7 @@ from prolepsis.core.clock import SteadyClock
 from prolepsis.core.errors import ProlepsisError, StoreUnavailable
 from prolepsis.core.telemetry.declare import gauge
 
-KINDS = ("corpora", "batches", "responses", "silences")
-"""What goes over items of all owners."""
+KINDS = ("corpora", "batches", "responses", "silences")  # what goes over items of all owners
 FIRST_WAIT_S, LONGEST_WAIT_S = 2.0, 3600.0
 T = TypeVar("T")
 R = TypeVar("R")
@@ -26,15 +25,12 @@ log = structlog.get_logger(__name__)
 class SkippedItem:
     """Times are Unix times."""
 
-    kind: str
-    """One of `KINDS`."""
+    kind: str  # one of `KINDS`
     item: str
-    owner: str
-    """Its tenant; of a silence the rollout's rule."""
+    owner: str  # its tenant; of a silence the rollout's rule
     error: str
     since: float
-    due: float
-    """Time of the next attempt; the waits grow up to an hour."""
+    due: float  # time of the next attempt; the waits grow up to an hour
 
 
 class Skipped:

@@ -32,8 +32,7 @@ class Given:
     """The value given for a field, and its origin."""
 
     value: object
-    origin: str
-    """As in error messages: '--port', 'PROLEPSIS_PORT', 'port in prolepsis.yaml'."""
+    origin: str  # as in error messages: '--port', 'PROLEPSIS_PORT', 'port in prolepsis.yaml'
 
 
 @dataclass(frozen=True, slots=True)

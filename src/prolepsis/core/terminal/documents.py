@@ -16,17 +16,14 @@ A list may have several tables, PATH and PATH:TITLE. Names of fields state units
 states one. A > B is a column with another: on a page B stands small below A.
 """
 
-FINDINGS = ("severity", "line", "where=path", "what=message")
-"""Columns of what is wrong with a file."""
+FINDINGS = ("severity", "line", "where=path", "what=message")  # columns of what is wrong with a file
 WARNINGS = ("fault", "not_saved", "warnings")
 """Fields of replies that say what is wrong; a text, a list of texts or nothing."""
 _TIMES = ("at", "since")
 _PERCENTAGES = ("share", "rate", "holdout")
 _SECONDS = re.compile(r"_s(?=_per|_ago|\.|$)")
-_EMPTY = {"tenants": "all"}
-"""What an empty list of these stands for."""
-_GROUPED = 10_000
-"""Whole numbers from here on are written with commas."""
+_EMPTY = {"tenants": "all"}  # what an empty list of these stands for
+_GROUPED = 10_000  # whole numbers from here on are written with commas
 _NAMES = ("seed", "seq", "entry", "port")
 """Numbers that name something: they are pasted into the next command."""
 
@@ -49,7 +46,7 @@ def warnings_of(document: Mapping[str, Any]) -> list[str]:
 
 def print_document(document: Mapping[str, Any], columns: Columns) -> None:
     """Print `document` without its warnings, the tables in the order of its fields."""
-    read = Document({path: [part for name in names for part in name.split(" > ")] for path, names in columns.items()})
+    read = ReadReply({path: [part for name in names for part in name.split(" > ")] for path, names in columns.items()})
     read.collect({name: value for name, value in document.items() if name not in WARNINGS})
     if read.facts:
         print_facts([(label, shown(name, value)) for label, name, value in read.facts])
@@ -60,12 +57,11 @@ def print_document(document: Mapping[str, Any], columns: Columns) -> None:
 
 
 @dataclass(slots=True)
-class Document:
+class ReadReply:
     """The lines and tables of a document."""
 
     columns: Columns
-    facts: list[tuple[str, str, object]] = field(default_factory=list)
-    """Label, field and value."""
+    facts: list[tuple[str, str, object]] = field(default_factory=list)  # label, field and value
     tables: list[tuple[str, Sequence[Mapping[str, Any]]]] = field(default_factory=list)
 
     def collect(self, document: Mapping[str, Any], prefix: str = "") -> None:

@@ -64,8 +64,7 @@ def exit_status(error: ProlepsisError) -> int:
     return next(status for kind, status in _STATUS_OF if isinstance(error, kind))
 
 
-_WIDTH = 150
-"""Characters of a line where nothing says how wide a terminal is."""
+_WIDTH = 150  # characters of a line where nothing says how wide a terminal is
 
 
 def stdout() -> Console:

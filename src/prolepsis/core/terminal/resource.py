@@ -37,27 +37,20 @@ class Act:
     method: Literal["PUT", "POST", "DELETE"]
     path: str
     """A parameter in braces goes into the path, the others into the body, or for DELETE into the query."""
-    command: str = ""
-    """Name of the command; empty: there is none."""
+    command: str = ""  # name of the command; empty: there is none
     help: str = ""
     parameters: Parameters = ()
     columns: Columns = field(default_factory=dict)
     prepare: Callable[[dict[str, Any], Callable[[str], Any]], dict[str, Any]] = lambda given, get: given
     """Makes the parameters of the request from those given; its second argument gets a path from the server."""
-    note: str = ""
-    """Printed after the reply."""
-    done: str = ""
-    """On the page that follows the form; fields of the form, and the `reply`, are in braces."""
-    then: str = ""
-    """That page; empty: the one that the form names."""
-    button: str = ""
-    """Of the form in each row; empty: rows have none."""
+    note: str = ""  # printed after the reply
+    done: str = ""  # on the page that follows the form; fields of the form, and the `reply`, are in braces
+    then: str = ""  # that page; empty: the one that the form names
+    button: str = ""  # of the form in each row; empty: rows have none
     row: Mapping[str, str] = field(default_factory=dict)
     """Hidden fields of that form; fields of the row are in braces. The first says what the row is about."""
-    unless: str = ""
-    """Field of a row that has no form where it says something."""
-    choices: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Fields of it that a person selects."""
+    unless: str = ""  # field of a row that has no form where it says something
+    choices: Mapping[str, Sequence[str]] = field(default_factory=dict)  # fields of it that a person selects
 
     @property
     def asks_reason(self) -> bool:
@@ -69,21 +62,18 @@ class Resource:
     """What GET `path` replies, and how it is shown."""
 
     path: str
-    part: str = ""
-    """Field of the reply that it is; empty: the reply."""
+    part: str = ""  # field of the reply that it is; empty: the reply
     help: str
     command: str = "list"
     parameters: Parameters = ()
     columns: Columns = field(default_factory=dict)
-    fails: Callable[[Any], bool] = lambda _: False
-    """Whether the exit status of the command is 1."""
-    acts: Mapping[str, Act] = field(default_factory=dict)
-    """By the last part of the address of their forms."""
+    fails: Callable[[Any], bool] = lambda _: False  # whether the exit status of the command is 1
+    acts: Mapping[str, Act] = field(default_factory=dict)  # by the last part of the address of their forms
     title: str = ""
-    hint: str = ""
-    """Below the title."""
-    empty: str = ""
-    """In place of tables without rows."""
+    hint: str = ""  # below the title
+    empty: str = ""  # in place of tables without rows
+    words: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """What the words of a column mean, on a page."""
     links: Mapping[str, str] = field(default_factory=dict)
     """Pages by the column that leads there; fields of the row are in braces."""
 

@@ -43,7 +43,6 @@ class WatchedCall:
 
     @property
     def is_open(self) -> bool:
-        """Whether that is not decided yet."""
         return bool(self._undecided)
 
 

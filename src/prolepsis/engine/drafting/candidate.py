@@ -15,8 +15,6 @@ from prolepsis.engine.text.grammar.matcher import Matcher
 
 @dataclass(frozen=True, slots=True)
 class ScoredDraft:
-    """A draft with its expected acceptance for one sequence."""
-
     draft: Draft
     survivals: tuple[float, ...]  # chance of each node to be accepted with all its ancestors
     gain: float  # expected accepted tokens, less the marginal cost of verifying them

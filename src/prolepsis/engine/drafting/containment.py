@@ -90,7 +90,7 @@ class ContainedProposer:
         return True
 
     def lose(self, call: WatchedCall) -> None:
-        """A call of it is overdue: count it, and do without the proposer until the call comes back, if ever."""
+        """Count an overdue call of it, and do without the proposer until the call comes back, if ever."""
         self._overdue = call
         self.num_failures += 1
         self._backoff = _OVERDUE_BACKOFF
@@ -151,11 +151,11 @@ class ContainedProposer:
         except Exception as error:  # contained: a proposer costs speed, never a request
             self._end_if_overdue(call)
             if len(asked) > 1:
-                return [draft for one in asked for draft in self._ask([one], threshold, call)]
+                return [draft for each in asked for draft in self._ask([each], threshold, call)]
             self._fail(asked[0][0], f"propose: {error!r}")
             return [None]
         self._end_if_overdue(call)
-        checked = [self._checked(draft, *one) for draft, one in zip(drafts, asked, strict=True)]
+        checked = [self._checked(draft, *each) for draft, each in zip(drafts, asked, strict=True)]
         if any(draft is not None for draft in checked):
             self._failed_in_row = 0
         return checked

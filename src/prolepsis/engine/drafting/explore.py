@@ -24,7 +24,7 @@ class Explore:
         self._credit = dict.fromkeys(SHARES, _MOST)
 
     def earn(self, num_tokens: int) -> None:
-        """A step began in which so many tokens are emitted without drafts."""
+        """Credit a step in which so many tokens are emitted without drafts."""
         for kind, share in SHARES.items():
             self._credit[kind] = min(_MOST, self._credit[kind] + share * num_tokens)
 
@@ -36,6 +36,6 @@ class Explore:
         return True
 
     def charge(self, kind: Kind, cost: float) -> None:
-        """Something of this kind cost so much more than was granted; below 0: less. Surprises owe little."""
+        """Charge what something of this kind cost beyond its grant; below 0: less. Surprises owe little."""
         before = self._credit[kind]
         self._credit[kind] = min(_MOST, max(min(before, -_MOST_OWED), before - cost))

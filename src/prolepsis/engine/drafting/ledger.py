@@ -223,7 +223,7 @@ class DisabledProposers:
         return "killed" if self._killed.issuperset(names) else "breaker_open"
 
     def exchange(self, proposer: str) -> None:
-        """Another proposer has this name, and its counts began again: grants to it begin now."""
+        """Let grants to another proposer of this name begin now: its counts began again."""
         self._granted_at = {grant: number for grant, number in self._granted_at.items() if grant[0] != proposer}
         self._plan = None
 

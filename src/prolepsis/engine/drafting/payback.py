@@ -18,7 +18,7 @@ _LONGEST_DECAY = 0.998  # per step in which sequences might draft
 
 
 class Payback:
-    """One engine's. A step: `begin`, `correction`, `observe` if it only decoded and `is_due`. `forget` what ended."""
+    """Of one engine. A step: `begin`, `correction`, `observe` if it only decoded and `is_due`. `forget` what ended."""
 
     def __init__(self, explore: Explore | None = None) -> None:
         self.explore = explore or Explore()

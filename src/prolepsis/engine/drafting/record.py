@@ -24,8 +24,6 @@ class _Recorded:
 
 @dataclass(frozen=True, slots=True)
 class ProposerCall:
-    """What a proposer took for some sequences."""
-
     proposer: str
     num_sequences: int
     depth: int
@@ -64,19 +62,19 @@ class DraftRecords:
                 recorded.made.append(_Made(proposer, len(sequence.tokens), depth, draft))
 
     def end(self, sequence: SequenceView, sample: int) -> dict[str, list[RecordedDraft]]:
-        recorded, found = self._sequences.pop(sequence.key, None), dict[str, list[RecordedDraft]]()
+        recorded, drafts = self._sequences.pop(sequence.key, None), dict[str, list[RecordedDraft]]()
         classes, start = dict[int, int](), -1
         for made in recorded.made if recorded else ():
             if made.start != start:
                 classes, start = {}, made.start
-            one = RecordedDraft(sample, start - sequence.num_prompt_tokens, made.depth)
+            entry = RecordedDraft(sample, start - sequence.num_prompt_tokens, made.depth)
             if (draft := made.draft) is not None:
-                one = one._replace(
+                entry = entry._replace(
                     classes=tuple([classes.setdefault(token, len(classes)) for token in draft.tokens]),
                     parents=draft.parents,
                     survival=draft.survival,
                     buckets=draft.buckets or (draft.bucket,) * len(draft.tokens),
                     path=draft.follow(sequence.tokens[start:]),
                 )
-            found.setdefault(made.proposer, []).append(one)
-        return found
+            drafts.setdefault(made.proposer, []).append(entry)
+        return drafts

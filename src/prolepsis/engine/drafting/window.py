@@ -120,7 +120,6 @@ class PayingLoads:
     measured: int  # sequences that a measured pass can hold with a draft token each
 
     def describe(self) -> str:
-        """Return where drafts cannot pay, in one sentence."""
         if not any(self.most):
             return "drafts cannot pay on this model here, at any measured size"
         if min(self.most) == self.measured:

@@ -23,8 +23,6 @@ class FreeMemory:
 
 @dataclass(frozen=True, slots=True)
 class _CgroupFiles:
-    """The names of a cgroup version's files, below `mount`."""
-
     mount: str
     limit: str
     used: str

@@ -133,7 +133,7 @@ class StepMeter:
             max_model_len=limits.max_model_len,
             num_pages=pool.num_pages,
             num_speculative_tokens=engine.plan.current.num_speculative_tokens,
-            chunk_limit_ms=engine.scheduler.chunk_limit_ms,
+            chunk_limit_ms=engine.scheduler.chunks.limit_ms,
             shadow_cost=engine.speculation.shadow_budget.share,
             prefix_cache=pool.prefix_cache,
         )

@@ -34,15 +34,12 @@ def declare_acts(pages: Pages, acts: Mapping[str, Act]) -> None:
             if "text" in form:
                 visit.session.draft = form["text"]
         else:
-            visit.session.notify("done", _outcome(act, visit.form, reply))
+            on_words = "speculation is stopped" if form.get("on") == "true" else "released"
+            words = defaultdict(str, {**form, "reply": reply, "on_words": on_words})
+            visit.session.notify("done", act.done.format_map(words))
             if "text" in form:
                 visit.session.draft = None
             return GoTo(act.then or local_page(form.get("next")))
         return GoTo(local_page(form.get("next")))
 
     pages.declare(PageRoute("/console/act/{act}", "Call an admin route", perform, method="POST"))
-
-
-def _outcome(act: Act, form: Mapping[str, str], reply: object) -> str:
-    on_words = "speculation is stopped" if form.get("on") == "true" else "released"
-    return act.done.format_map(defaultdict(str, {**form, "reply": reply, "on_words": on_words}))

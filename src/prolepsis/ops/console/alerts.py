@@ -13,8 +13,7 @@ from prolepsis.control.web.feature import Feature
 from prolepsis.control.web.routes import READERS, shown
 from prolepsis.core.bounded_replies import PLAIN, async_hooks
 
-MOST_BYTES = 4 << 20
-"""Of Alertmanager's reply."""
+MOST_BYTES = 4 << 20  # of Alertmanager's reply
 MOST_ALERTS = 100
 TIMEOUT_S = 5.0
 _PATH = "api/v2/alerts"
@@ -41,20 +40,15 @@ class FiringAlert:
     name: str
     severity: str
     summary: str
-    labels: dict[str, str]
-    """The others."""
-    since: float
-    """Unix time."""
+    labels: dict[str, str]  # the others
+    since: float  # unix time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlertsReply:
-    watched: bool
-    """An Alertmanager is named."""
-    fault: str
-    """Why its alerts are not known; empty: they are."""
-    alerts: list[FiringAlert]
-    """The first that fired first."""
+    watched: bool  # an Alertmanager is named
+    fault: str  # why its alerts are not known; empty: they are
+    alerts: list[FiringAlert]  # the first that fired first
     num_left_out: int
 
 

@@ -43,11 +43,9 @@ class Standing:
     """Whether a change is still in effect, and what can be done about it."""
 
     in_effect: bool
-    now: str
-    """The value in effect, as text."""
+    now: str  # the value in effect, as text
     undo: Undo | None = None
-    scope: str = EVERYTHING
-    """Scope of the kill switch with which speculation can be stopped instead."""
+    scope: str = EVERYTHING  # scope of the kill switch with which speculation can be stopped instead
 
 
 async def recent_changes(visit: Visit) -> Section[ChangesReply]:

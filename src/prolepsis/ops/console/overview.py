@@ -9,8 +9,8 @@ from prolepsis.control.controls.kill_switch import KillStatus
 from prolepsis.control.correctness.runtime import CorrectnessReply
 from prolepsis.control.cost.runtime import CostReport
 from prolepsis.control.health.breaker_runtime import BreakersReply
-from prolepsis.control.health.commands import HEALTH
-from prolepsis.control.health.drift_runtime import DriftReply, DriftStreamReply
+from prolepsis.control.health.commands import HEALTH, WHY
+from prolepsis.control.health.drift_runtime import DriftReply
 from prolepsis.control.policy.routes import PolicyReply
 from prolepsis.control.rollout.routes import RolloutsReply
 from prolepsis.control.store.store import Store
@@ -26,7 +26,6 @@ from prolepsis.core.traffic_sums import TrafficSums
 from prolepsis.ops.console.alerts import AlertsReply
 from prolepsis.ops.console.changes import marks, recent_changes
 from prolepsis.ops.console.pages import HOME
-from prolepsis.ops.console.proposers import WHY
 from prolepsis.ops.console.render import age
 from prolepsis.ops.console.runbook import Runbook
 
@@ -81,11 +80,10 @@ def overview_pages(
 
     async def overview(visit: Visit) -> Page:
         traffic, changes = await visit.read(TrafficReply, "/admin/traffic"), await recent_changes(visit)
-        judged = cast("Judged | None", (await visit.section(object, HEALTH)).value)
+        judged = cast("HealthParts | None", (await visit.section(object, HEALTH)).value)
         own = [
             *_of_engine(client.health(), client.info),
-            *_of_failing(failing()),
-            *_of_service(traffic.service),
+            *_of_service(failing(), traffic.service),
             *_store_attention(store),
         ]
         values = {
@@ -145,7 +143,7 @@ def charts(spans: Sequence[TimelineSpan], changes: Section[ChangesReply], width_
     ]
 
 
-class Judged(Protocol):
+class HealthParts(Protocol):
     """Parts of /admin/health."""
 
     @property
@@ -157,7 +155,7 @@ class Judged(Protocol):
 
 
 async def _attention(
-    visit: Visit, own: Sequence[Attention], health: Judged | None, runbooks: Mapping[str, Runbook]
+    visit: Visit, own: Sequence[Attention], health: HealthParts | None, runbooks: Mapping[str, Runbook]
 ) -> list[Attention]:
     """Return what asks for a person, the most urgent first; parts that the caller may not see are left out.
 
@@ -190,13 +188,10 @@ def _joined(found: Sequence[Attention], firing: Sequence[Attention]) -> Iterator
     yield from (one for one in firing if not one.alert or one.alert not in known)
 
 
-def _of_failing(failing: str) -> Iterator[Attention]:
+def _of_service(failing: str, service: ServiceReply) -> Iterator[Attention]:
     if failing:
         text = f"The server is not ready, so load balancers send it no requests: {failing}."
         yield Attention("bad", text, "/console/requests", "RequestsFail")
-
-
-def _of_service(service: ServiceReply) -> Iterator[Attention]:
     for one in service.missed:
         tier = f" of tier {one.tier}" if one.tier else ""
         text = f"{one.num_missed} of {one.num_requests} requests{tier} {one.what} in the last five minutes."
@@ -259,15 +254,11 @@ def _of_proposers(breakers: BreakersReply, drift: DriftReply) -> Iterator[Attent
             text += f": {WHY[one.reason]}." if one.reason else "."
             yield Attention("warn", text, "/console/proposers#breakers", "BreakerOpen")
     for stream in drift.streams:
-        if stream.status in ("drifted", "cliff"):
-            yield _of_stream(stream)
-
-
-def _of_stream(stream: DriftStreamReply) -> Attention:
-    where, page = f"{stream.proposer} in {stream.traffic_class}", "/console/quality#drift"
-    if stream.status == "cliff":
-        return Attention("bad", f"Drafts of {where} are hardly ever right.", page, "AcceptanceCliff")
-    return Attention("warn", f"Acceptance of {where} is lower than usual.", page, "AcceptanceDrift")
+        where, page = f"{stream.proposer} in {stream.traffic_class}", "/console/quality#drift"
+        if stream.status == "cliff":
+            yield Attention("bad", f"Drafts of {where} are hardly ever right.", page, "AcceptanceCliff")
+        elif stream.status == "drifted":
+            yield Attention("warn", f"Acceptance of {where} is lower than usual.", page, "AcceptanceDrift")
 
 
 def _store_attention(store: Store) -> Iterator[Attention]:

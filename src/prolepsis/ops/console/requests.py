@@ -37,21 +37,6 @@ MAX_DRAWN = 128
 
 
 @dataclass(frozen=True, slots=True)
-class DrawnRound:
-    """One verified draft: its tokens by fate. Times in seconds, None where they were not kept."""
-
-    proposer: str
-    sample: int
-    num_accepted: int
-    num_rejected: int
-    has_next: bool
-    """The target added a token of its own: recovered after a rejection, else the bonus."""
-    propose_s: float | None = None
-    forward_s: float | None = None
-    verify_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class ShownRequest:
     """One prompt of a request, as its page shows it."""
 
@@ -62,7 +47,7 @@ class ShownRequest:
     """Their sum: from its arrival until its answer was complete. None: what the store keeps is not all of it."""
     device_s: float | None
     amount: float | None
-    rounds: Sequence[DrawnRound]
+    rounds: Sequence[Round]
     plain_steps: Mapping[PlainReason, int]
 
 
@@ -112,7 +97,7 @@ def shown(
     device = [value for name in PARTS if name != "queue_s" and isinstance(value := record.get(name), float)]
     device_s = sum(device) if device else None
     amount = device_s * price.per_hour / 3600.0 if device_s is not None and price else None
-    rounds = [drawn(one) for one in recent.rounds] if recent else []
+    rounds = recent.rounds if recent else []
     entry = next((one for one in entries if one.details and one.details.subject == record["request_id"]), None)
     if not rounds and entry is not None:
         rounds = list(audited_rounds(entry))
@@ -137,26 +122,14 @@ def _placed(parts: Mapping[str, float]) -> Iterator[tuple[str, float, float, flo
         left += width
 
 
-def drawn(one: Round) -> DrawnRound:
-    return DrawnRound(
-        proposer=one.proposer,
-        sample=one.sample,
-        num_accepted=one.num_accepted,
-        num_rejected=one.num_draft_tokens - one.num_accepted,
-        has_next=one.num_emitted > one.num_accepted,
-        propose_s=one.propose_s,
-        forward_s=one.forward_s,
-        verify_s=one.verify_s,
-    )
-
-
-def audited_rounds(entry: AuditEntry) -> Iterator[DrawnRound]:
-    """Yield the rounds of an audited request: sample, proposer, draft tokens and emitted tokens of each."""
+def audited_rounds(entry: AuditEntry) -> Iterator[Round]:
+    """Yield the rounds of an audited request, whose times were not kept."""
     after = entry.details.after if entry.details else None
     rounds = after.get("rounds", []) if isinstance(after, dict) else []
     for sample, proposer, num_drafted, num_emitted, *_ in rounds:
         num_accepted = min(num_drafted, num_emitted - 1)
-        yield DrawnRound(proposer, sample, num_accepted, num_drafted - num_accepted, has_next=True)
+        counts = (num_drafted, num_drafted, num_accepted, num_accepted + 1)
+        yield Round(0.0, 0.0, 0.0, 0.0, 0.0, sample, 0, proposer, "", *counts)
 
 
 PAGES = FeaturePages(

@@ -18,7 +18,7 @@ from prolepsis.control.rollout.commands import ROLLOUTS
 from prolepsis.control.store.store import Store
 from prolepsis.control.traffic.feature import TrafficReply
 from prolepsis.control.web.errors import RequestRefused
-from prolepsis.control.web.page import FeaturePages, PageRoute, Visit, fixed, listed
+from prolepsis.control.web.page import FeaturePages, Page, PageRoute, Visit, fixed, listed
 from prolepsis.control.web.routes import PUBLIC, Route
 from prolepsis.core.audit_event import Emit
 from prolepsis.core.engine_client import EngineClient
@@ -32,7 +32,7 @@ from prolepsis.ops.console.overview import Load, overview_pages
 from prolepsis.ops.console.pages import HOME, Pages
 from prolepsis.ops.console.proposers import proposer_pages
 from prolepsis.ops.console.render import environment
-from prolepsis.ops.console.runbook import RUNBOOKS, by_alert, runbook_page, runbooks
+from prolepsis.ops.console.runbook import RUNBOOKS, by_alert, runbooks
 from prolepsis.ops.console.sessions import KeyRing, Sessions
 from prolepsis.ops.console.sign_in import declare_sign_in
 
@@ -52,18 +52,13 @@ class ConsoleParts:
     load: Load
     store: Store
     keys: KeyRing
-    check_local: Callable[[Headers], None]
-    """Refuses visitors from other machines where no key is asked for."""
-    observe: Callable[[Exception], None]
-    """Sees every refusal, for counters."""
+    check_local: Callable[[Headers], None]  # refuses visitors from other machines where no key is asked for
+    observe: Callable[[Exception], None]  # sees every refusal, for counters
     emit: Emit
     grafana_url: str
-    models: Sequence[str]
-    """Names of the models that are served."""
-    document: Callable[[], Mapping[str, object]]
-    """Makes the OpenAPI document."""
-    failing: Callable[[], str] = str
-    """Why the server is not ready by what requests get; empty if it is."""
+    models: Sequence[str]  # names of the models that are served
+    document: Callable[[], Mapping[str, object]]  # makes the OpenAPI document
+    failing: Callable[[], str] = str  # why the server is not ready by what requests get; empty if it is
 
 
 def console_routes(admin: Sequence[Route], parts: ConsoleParts) -> Sequence[Route]:
@@ -85,7 +80,14 @@ def console_routes(admin: Sequence[Route], parts: ConsoleParts) -> Sequence[Rout
     declare_acts(pages, {name: act for one in of_features for name, act in one.acts.items()})
     for page in shown:
         pages.declare(page)
-    _declare_assets(pages, assets)
+
+    @pages.routes.get("/console/static/{name}", roles=PUBLIC, summary="Static files", documented=False)
+    async def asset(name: str) -> Response:
+        found = assets.response(name)
+        if found is None:
+            raise RequestRefused(f"There is no file {name[:64]!r}.", code="unknown_url", status=404)
+        return found
+
     return pages.routes.all
 
 
@@ -112,7 +114,7 @@ def _listed(parts: ConsoleParts) -> Sequence[FeaturePages]:
             lambda: {"dashboards": DASHBOARDS, "grafana": "" if grafana == "none" else grafana.rstrip("/")},
         ),
         fixed(RUNBOOKS, "Runbooks", "runbooks.html", lambda: {"runbooks": manual.values()}),
-        FeaturePages((PageRoute(f"{RUNBOOKS}/{{name}}", "One runbook", runbook_page),)),
+        FeaturePages((PageRoute(f"{RUNBOOKS}/{{name}}", "One runbook", _runbook),)),
         fixed(
             "/console/playground",
             "Playground",
@@ -121,6 +123,14 @@ def _listed(parts: ConsoleParts) -> Sequence[FeaturePages]:
         ),
         fixed("/console/api", "API", "api.html", lambda: {"operations": list(operations(parts.document()))}),
     )
+
+
+async def _runbook(visit: Visit) -> Page:
+    found = runbooks().get(visit.names["name"])
+    if found is None:
+        message = f"There is no runbook {visit.names['name'][:64]!r}; allowed: {', '.join(runbooks())}."
+        raise RequestRefused(message, code="unknown_runbook", param="name", status=404)
+    return Page("runbook.html", found.title, {"runbook": found}, live=False)
 
 
 async def _with_changes(visit: Visit) -> tuple[str, Mapping[str, object]]:
@@ -164,12 +174,3 @@ async def _scopes(visit: Visit, client: EngineClient) -> list[str]:
         *(kill_scope("proposer", name) for name in client.info.proposers),
         *(kill_scope("traffic_class", name) for name in classes),
     ]
-
-
-def _declare_assets(pages: Pages, assets: Assets) -> None:
-    @pages.routes.get("/console/static/{name}", roles=PUBLIC, summary="Static files", documented=False)
-    async def asset(name: str) -> Response:
-        found = assets.response(name)
-        if found is None:
-            raise RequestRefused(f"There is no file {name[:64]!r}.", code="unknown_url", status=404)
-        return found

@@ -10,8 +10,6 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from markupsafe import Markup
 
-from prolepsis.control.web.errors import RequestRefused
-from prolepsis.control.web.page import Page, Visit
 from prolepsis.core.terminal.admin import HERE
 
 LOCAL_CONSOLE = f"{HERE}/console"
@@ -28,8 +26,7 @@ class Runbook:
     name: str
     title: str
     alerts: tuple[str, ...]
-    content: Markup
-    """Below the title."""
+    content: Markup  # below the title
 
     @property
     def path(self) -> str:
@@ -48,14 +45,6 @@ def runbooks() -> Mapping[str, Runbook]:
 def by_alert(pages: Mapping[str, Runbook]) -> Mapping[str, Runbook]:
     """Return the runbooks by the alerts that lead to them."""
     return {alert: page for page in pages.values() for alert in page.alerts}
-
-
-async def runbook_page(visit: Visit) -> Page:
-    found = runbooks().get(visit.names["name"])
-    if found is None:
-        message = f"There is no runbook {visit.names['name'][:64]!r}; allowed: {', '.join(runbooks())}."
-        raise RequestRefused(message, code="unknown_runbook", param="name", status=404)
-    return Page("runbook.html", found.title, {"runbook": found}, live=False)
 
 
 def _runbook(name: str, text: str) -> Runbook:

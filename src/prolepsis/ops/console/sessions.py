@@ -9,12 +9,9 @@ from typing import Protocol
 from prolepsis.control.web.caller import Caller
 from prolepsis.control.web.page import Session
 
-IDLE_S = 1800.0
-"""A session that is not used for so long is over."""
-LONGEST_S = 12 * 3600.0
-"""Each one is over after so long."""
-MAX_OF_KEY = 16
-"""Sessions of one key; a further one ends the oldest."""
+IDLE_S = 1800.0  # a session that is not used for so long is over
+LONGEST_S = 12 * 3600.0  # each one is over after so long
+MAX_OF_KEY = 16  # sessions of one key; a further one ends the oldest
 
 
 class KeyRing(Protocol):

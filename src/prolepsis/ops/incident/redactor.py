@@ -15,8 +15,7 @@ from prolepsis.ops.incident.fields import FIELDS, OF_TENANTS, OUR_ID, is_our_wor
 _SPELT = re.compile(r"(tenant|key):(.+)")
 _KEPT = frozenset({"", SERVER, "default", "developer", "no tenant", "other"})
 """Names that stand for no particular person."""
-_SHORTEST = 3
-"""Characters of a name that is looked for in texts."""
+_SHORTEST = 3  # characters of a name that is looked for in texts
 _HOME = re.compile(r"(/(?:home|Users)/)[^/\s\"']+")
 _NAMED_BY_CLIENTS = re.compile(
     r"""("(?:(?:http_)?request|trace|span)_id": *")((?:[^"\\]|\\.)*)|\b((?:(?:http_)?request|trace|span)_id=)(\S+)"""
@@ -27,8 +26,7 @@ _EVENT = re.compile(r"(\d{4}-\d\d-\d\dT[\d:.]+Z? \[\w+ *\] )(\w+)( +|$)")
 """How a line of the log begins: time, level and event."""
 _VALUE = re.compile(r"""(\b\w+=)('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[^\s'"]\S*)""")
 _WORD = re.compile(r"[a-zA-Z_]\w*")
-LEFT_OUT = "[LEFT OUT]"
-"""In place of a text whose field is not declared, and of a name that a client chose."""
+LEFT_OUT = "[LEFT OUT]"  # in place of a text whose field is not declared, and of a name that a client chose
 
 
 class Redactor:

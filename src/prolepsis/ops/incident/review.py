@@ -16,16 +16,12 @@ from prolepsis.ops.incident.prometheus import Firing
 from prolepsis.ops.incident.timeline import Happening, cell, shown_at
 from prolepsis.ops.incident.week import WeekFigures
 
-FELL = 0.1
-"""Acceptance that fell by this share of what it was is looked at."""
-LEAST_DRAFT_TOKENS = 500
-"""Draft tokens in each of two weeks, so that they can be compared."""
+FELL = 0.1  # acceptance that fell by this share of what it was is looked at
+LEAST_DRAFT_TOKENS = 500  # draft tokens in each of two weeks, so that they can be compared
 LEAST_REQUESTS = 50
-FAILED = 0.01
-"""A larger share of failed requests is looked at."""
+FAILED = 0.01  # a larger share of failed requests is looked at
 LOW_BUDGET = 0.25
-BUSY = 0.7
-"""Of the time that devices are held: more leaves little for a failure or a peak."""
+BUSY = 0.7  # of the time that devices are held: more leaves little for a failure or a peak
 _WATCHED = {
     "breaker.open": "a breaker opened",
     "rollout.rolled_back": "a rollout was rolled back",
@@ -35,8 +31,7 @@ _WATCHED = {
 }
 DAYS = {"day": 1, "week": 7, "month": 30, "quarter": 91}
 _MONTH, _QUARTER = (DAY_S * DAYS[name] for name in ("month", "quarter"))
-LISTED = 60
-"""Changes that are listed, the last ones."""
+LISTED = 60  # changes that are listed, the last ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,16 +80,12 @@ class Expected:
 class Review:
     period: Period
     this: WeekFigures
-    before: WeekFigures
-    """Figures of the period of the same length before."""
+    before: WeekFigures  # figures of the period of the same length before
     happened: Sequence[Happening]
-    budgets: Sequence[ErrorBudget] | None
-    """None: Prometheus was not asked."""
+    budgets: Sequence[ErrorBudget] | None  # None: Prometheus was not asked
     alerts: Sequence[Firing] = ()
-    swaps: Sequence[Happening] = ()
-    """Exchanges of draft heads, whenever they were; the last is the newest."""
-    owners: Mapping[str, str] = field(default_factory=dict)
-    """Of the policy's rules in use, by name."""
+    swaps: Sequence[Happening] = ()  # exchanges of draft heads, whenever they were; the last is the newest
+    owners: Mapping[str, str] = field(default_factory=dict)  # of the policy's rules in use, by name
 
     @property
     def is_monthly(self) -> bool:

@@ -22,8 +22,7 @@ class Source:
 
     file: str
     about: str
-    read: Callable[[], object]
-    """Returns text, or plain JSON values; raises if the source cannot be read."""
+    read: Callable[[], object]  # returns text, or plain JSON values; raises if the source cannot be read
 
 
 @dataclass(frozen=True, slots=True)

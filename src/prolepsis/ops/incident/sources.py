@@ -66,10 +66,8 @@ class Server:
         raise InvalidParameter(f"the server replies with {reply.status_code} to {path}")
 
 
-MOST_READ = 16 << 20
-"""Bytes at the end of a file that are looked at."""
-MOST_KEPT = 512 << 10
-"""Characters at the end of the period that are kept: redaction takes time."""
+MOST_READ = 16 << 20  # bytes at the end of a file that are looked at
+MOST_KEPT = 512 << 10  # characters at the end of the period that are kept: redaction takes time
 _TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d{1,6})?(?:Z|[+-]\d\d:\d\d)?")
 
 

@@ -16,8 +16,7 @@ from prolepsis.control.store.database import Database
 from prolepsis.control.store.tables import request_records
 from prolepsis.ops.incident.period import Period
 
-MOST_REQUESTS = 50
-"""Slow and failed requests, of each."""
+MOST_REQUESTS = 50  # slow and failed requests, of each
 _VERSIONS = 20
 _HOURS = 48
 

@@ -27,8 +27,7 @@ ALERTMANAGER = "Prometheus"
 class Happening:
     """One row."""
 
-    at: float
-    """Unix time."""
+    at: float  # unix time
     kind: Kind
     what: str
     who: str

@@ -60,7 +60,7 @@ class ServedModel:
 
 
 @dataclass(frozen=True, slots=True)
-class ServerLimits:
+class ServingLimits:
     most_engines: int = 64  # engines at once, which have proven that they have the key
     terms: ProposeLimits = field(default_factory=ProposeLimits)  # limits that each engine gets
     most_strangers: int = 64  # connections at once in the handshake; beyond, the oldest is closed for a new one
@@ -77,10 +77,10 @@ class _ServedSequence(SequenceFields):
 class ProposeServer:
     """Serves engines that have the key. A costly proposer works in a thread, a free one on the event loop."""
 
-    def __init__(self, model: ServedModel, key: SharedKey, limits: ServerLimits | None = None) -> None:
+    def __init__(self, model: ServedModel, key: SharedKey, limits: ServingLimits | None = None) -> None:
         self.model = model
         self.key = key
-        self.limits = limits or ServerLimits()
+        self.limits = limits or ServingLimits()
         assert self.limits.terms.most_draft_tokens <= MOST_NODES, "an engine takes no larger drafts"
         self.proposer = ContainedProposer(model.proposer, model.vocab_size)
         self.engines: set[_Engine] = set()
@@ -132,8 +132,6 @@ class ProposeServer:
 
 
 class _Engine(asyncio.Protocol):
-    """One engine's connection."""
-
     def __init__(self, server: ProposeServer) -> None:
         self._server = server
         self._number = next(server.numbers)
@@ -185,11 +183,9 @@ class _Engine(asyncio.Protocol):
             self._transport.pause_reading()
 
     def abort(self) -> None:
-        """End the connection at once."""
         self._transport.abort()
 
     def leave(self, reason: str) -> None:
-        """Give the engine up."""
         log.warning("engine_refused", engine=self._number, reason=reason)
         if self._handshake is not None:
             self._transport.write(refusal(reason))

@@ -60,7 +60,7 @@ def summed(parts: Sequence[RequestStats]) -> RequestStats:
         total.num_output_tokens += stats.num_output_tokens
         total.add(stats)
         total.continued += stats.continued
-        total.not_exact += tuple(one for one in stats.not_exact if one not in total.not_exact)
+        total.not_exact += tuple(reason for reason in stats.not_exact if reason not in total.not_exact)
     return total
 
 

@@ -168,7 +168,7 @@ def generate(
     ask = GenerateCall(
         _text(prompt), system, raw, read_text(prediction, "prediction") if prediction else None, choice, params
     )
-    answer, model = asyncio.run(_answer(ask, settings, _silent if as_json else _show))
+    answer, model = asyncio.run(_answer(ask, settings, (lambda piece: None) if as_json else _show))
     if as_json:
         print_json({"model": model, **asdict(answer), "stats": figures(answer.stats)})
         return
@@ -205,21 +205,18 @@ async def answer_to(
         last = event
         take(text.push(event.token_ids))
 
-    answer = await ask_engine(client, _request(ask, tokenizer), push)
-    take(text.finish())
-    return Answer("".join(pieces), answer.token_ids, last.finish_reason, last.stop_reason, answer.stats)
-
-
-def _request(ask: GenerateCall, tokenizer: ChatTokenizer) -> GenerateRequest:
     prompt = tokenizer.encode(ask.prompt) if ask.raw else encode_message(ask.prompt, tokenizer, system=ask.system)
     prediction = tokenizer.encode(ask.prediction, add_special_tokens=False) if ask.prediction else []
-    return GenerateRequest(
+    request = GenerateRequest(
         request_id=f"generate-{uuid.uuid4().hex}",
         prompt_token_ids=tuple(prompt),
         params=ask.params,
         prediction_token_ids=tuple(prediction),
         speculation=ask.speculation,
     )
+    answer = await ask_engine(client, request, push)
+    take(text.finish())
+    return Answer("".join(pieces), answer.token_ids, last.finish_reason, last.stop_reason, answer.stats)
 
 
 def _text(prompt: str) -> str:
@@ -235,7 +232,3 @@ def _text(prompt: str) -> str:
 
 def _show(piece: str) -> None:
     print(piece, end="", flush=True)
-
-
-def _silent(piece: str) -> None:
-    """Show nothing: the text stands in the document at the end."""

@@ -130,17 +130,13 @@ class _RepetitionReading:
         position = -len(self._line)
         for line in whole:
             position += len(line) + 1
-            if self._comes_too_often(line):
+            if len(line.strip()) < self._min_characters:
+                continue
+            self._lines.append(hash(line.strip()))
+            if self._lines.count(hash(line.strip())) >= self._max_times:
                 return stop(position, f"a line came {self._max_times} times")
         self._line = rest[-_LONGEST:]
         return ALLOW
-
-    def _comes_too_often(self, line: str) -> bool:
-        line = line.strip()
-        if len(line) < self._min_characters:
-            return False
-        self._lines.append(hash(line))
-        return self._lines.count(hash(line)) >= self._max_times
 
 
 _LONGEST = 4096

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import structlog
 from prometheus_client import CollectorRegistry
@@ -96,13 +96,13 @@ class Workers:
             self._num_busy += 1
             wanted = self._num_threads < min(self._num_busy, self._max_threads)
             self._num_threads += wanted
-        future.add_done_callback(lambda _: self._done())
+        future.add_done_callback(self._count_done)
         if wanted:
             threading.Thread(target=self._serve, name="output-policy", daemon=True).start()
         async with asyncio.timeout(timeout_s):
             return await asyncio.wrap_future(future)
 
-    def _done(self) -> None:
+    def _count_done(self, _: Future[Any]) -> None:
         with self._lock:
             self._num_busy -= 1
 
@@ -172,12 +172,8 @@ class FilterStage:
 
     def __init__(self, loaded: LoadedPolicy, reader: AnswerReader) -> None:
         self.loaded = loaded
-        self._reader: AnswerReader | None = reader
+        self.reader: AnswerReader | None = reader  # None: the policy is out
         self._held: Sequence[SourceSpan] = ()
-
-    @property
-    def reads(self) -> bool:
-        return self._reader is not None
 
     def take(self, tokens: Sequence[Sequence[SourceSpan]], *, ended: bool) -> FilterResult:
         """Take one step's tokens (at least one), each as spans (maybe none); `ended`: nothing comes after the last."""
@@ -185,17 +181,18 @@ class FilterStage:
         held, num_rewrites = list(self._held), 0
         for i, spans in enumerate(tokens):
             last = ended and i == len(tokens) - 1
-            if self._reader is None or (not spans and not last):
+            if self.reader is None or (not spans and not last):
                 passed.append(list(spans))
                 continue
             held += spans
             try:
-                decision = self._decide(self._reader, held, ended=last)
+                decision = self._decide(self.reader, held, ended=last)
             except PolicyFault as fault:
                 return self._failed(passed, held, tokens[i + 1 :], fault.kind)
             num_rewrites += len(decision.rewrites)
-            out, held = _released(held, decision)
-            passed.append(out)
+            at = sum(len(span.text) for span in held) - decision.num_held
+            out, held = cut(held, at if decision.stop_at is None else decision.stop_at)
+            passed.append(rewritten(out, decision.rewrites) if decision.rewrites else out)
             if decision.stop_at is not None:
                 return FilterResult(passed, (), decision.reason or "stopped", num_rewrites=num_rewrites)
         return FilterResult(passed, held, num_rewrites=num_rewrites)
@@ -208,7 +205,7 @@ class FilterStage:
         """Remember what waits, and that a policy with a fault is out."""
         self._held = passed.held
         if passed.fault is not None:
-            self._reader = None
+            self.reader = None
 
     def _decide(self, reader: AnswerReader, held: Sequence[SourceSpan], *, ended: bool) -> TextDecision:
         pending = text_of(held)
@@ -230,14 +227,6 @@ class FilterStage:
         if self.loaded.fails_open:
             return FilterResult([*passed, held, *(list(spans) for spans in left)], fault=kind)
         return FilterResult([*passed, []], stopped_by=kind, fault=kind)
-
-
-def _released(held: Sequence[SourceSpan], decision: TextDecision) -> tuple[list[SourceSpan], list[SourceSpan]]:
-    """Return what goes on and what waits."""
-    length = sum(len(span.text) for span in held)
-    at = length - decision.num_held if decision.stop_at is None else decision.stop_at
-    out, kept = cut(held, at)
-    return (rewritten(out, decision.rewrites) if decision.rewrites else out), kept
 
 
 def _means_something(decision: object, length: int, *, ended: bool) -> bool:
@@ -324,7 +313,7 @@ class FilterPipeline:
         current: list[list[SourceSpan]] = [list(spans) for spans in tokens]
         stopped_by: str | None = None
         for stage in self._stages:
-            if not stage.reads:
+            if stage.reader is None:
                 continue
             began = time.perf_counter()
             passed = await self._ask(stage, current, ended=ended or stopped_by is not None)

@@ -76,7 +76,7 @@ def test_the_form_is_told_by_the_text(answer: str, rendered: list[str]) -> None:
     codec = Characters()
     prompt, output = codec.encode(SOURCE), codec.encode(answer)
     copies = Copies(codec, prompt)
-    copies.look([*prompt, *output], len(prompt))
+    copies.follow([*prompt, *output], len(prompt))
     made = [codec.decode(piece) for piece in iter(copies.due, [])]
     for text in rendered:
         assert any(text in piece for piece in made)
@@ -87,7 +87,7 @@ def test_an_answer_in_the_form_of_the_prompt_makes_no_copies() -> None:
     codec = Characters()
     prompt, output = codec.encode(SOURCE), codec.encode(SOURCE)
     copies = Copies(codec, prompt)
-    copies.look([*prompt, *output], len(prompt))
+    copies.follow([*prompt, *output], len(prompt))
     assert copies.due() == []
 
 
@@ -98,7 +98,7 @@ def test_a_long_prompt_is_copied_a_piece_a_step_from_the_line_on_that_the_answer
     output = codec.encode("x\n    " + lines[1000] + "        next")
     copies = Copies(codec, prompt)
     codec.num_encoded = 0
-    copies.look([*prompt, *output], len(prompt))
+    copies.follow([*prompt, *output], len(prompt))
     assert codec.num_encoded == 0, "looking encodes nothing"
     first = codec.decode(copies.due())
     assert first.startswith("    " + lines[1000])

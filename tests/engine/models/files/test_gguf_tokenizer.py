@@ -1,16 +1,20 @@
 """Tokenizers of GGUF files: the kinds and rules that are read, what files may leave out, and what is refused."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tokenizers import Regex, pre_tokenizers
 
 from prolepsis.core.errors import ModelLoadError
 from prolepsis.engine.models.files.gguf_container import Value
-from prolepsis.engine.models.files.gguf_file import GgufFile
+from prolepsis.engine.models.files.gguf_file import USER_DEFINED, GgufFile
 from prolepsis.engine.models.files.gguf_tokenizer import gguf_parts
-from prolepsis.engine.models.files.tokenizer_files import load_tokenizer
+from prolepsis.engine.models.files.text_splits import SPLITS
+from prolepsis.engine.models.files.tokenizer_files import load_tokenizer, tokenizer_parts, with_formats
 from prolepsis.engine.text.model_tokenizer import ModelTokenizer
-from tests.engine.models.files.vocabularies import plain_fields, tokens_of, write_vocabulary
+from tests.engine.models.families import NEEDS_PUBLISHED, template_of, write_named
+from tests.engine.models.files.vocabularies import OWN, plain_fields, tokens_of, write_vocabulary
 
 TOKENS = tokens_of(plain_fields())
 TYPES = plain_fields()["tokenizer.ggml.token_type"]
@@ -89,3 +93,57 @@ def test_gemma_4_spells_spaces_and_bytes_as_sentencepiece_does(tmp_path: Path) -
     expected = ["<bos>", "ab", "\u2581", "a", "\n", "b", "<0xC3>", "<0xA9>"]
     assert ids == [spelled.index(token) for token in expected]
     assert tokenizer.decode(ids) == "ab a\nb\u00e9"
+
+
+TEXT = "Hello  World's 12345 don't\r\n\n  foo_bar(x)=y; \u00e9 \u4f60\u597d\u304b \uc548\ub155 \uff14\uff15\t<|a|>  \n"
+
+
+def parts(name: str, text: str) -> list[str]:
+    rules = [pre_tokenizers.Split(Regex(rule), behavior="isolated") for rule in SPLITS[name].rules]
+    return [part for part, _ in pre_tokenizers.Sequence([*rules]).pre_tokenize_str(text)]
+
+
+@pytest.mark.parametrize("name", SPLITS)
+def test_nothing_is_lost(name: str) -> None:
+    assert "".join(parts(name, TEXT)) == TEXT
+
+
+@pytest.mark.parametrize(
+    ("name", "digits"),
+    [
+        ("gpt-2", [" 12345"]),
+        ("smollm", [" ", "1", "2", "3", "4", "5"]),
+        ("llama-bpe", [" ", "123", "45"]),
+        ("tiny_aya", [" ", "12", "345"]),
+        ("superbpe", ["it's ", "12", "345"]),
+        ("falcon", [" ", "123", "45"]),
+    ],
+)
+def test_digits_are_split_as_the_models_do(name: str, digits: list[str]) -> None:
+    assert parts(name, "it's 12345")[-len(digits) :] == digits
+
+
+@pytest.mark.parametrize("name", ["gpt-4o", "tekken", "kimi-k2"])
+def test_words_with_capitals_inside_are_split(name: str) -> None:
+    assert parts(name, "camelCase") == ["camel", "Case"]
+    assert parts("llama-bpe", "camelCase") == ["camelCase"]
+
+
+@NEEDS_PUBLISHED
+@pytest.mark.parametrize(("vocabulary", "is_spelled"), [("byte-level", True), ("sentencepiece", False)])
+def test_a_space_of_sentencepiece_inside_a_mark_cannot_be_told_from_one(
+    tmp_path: Path, vocabulary: str, is_spelled: bool
+) -> None:
+    parts = tokenizer_parts(write_vocabulary(tmp_path / "own.gguf", OWN[vocabulary]()))
+    formats = with_formats(replace(parts, template=template_of("deepseek-ai-DeepSeek-V3.1"))).formats
+    assert (formats.tools is not None) == is_spelled
+    assert with_formats(replace(parts, template=template_of("hermes"))).formats.tools is not None
+
+
+@NEEDS_PUBLISHED
+def test_a_space_behind_an_added_token_spoils_no_form(tmp_path: Path) -> None:
+    added = {"<tool_call>": USER_DEFINED, "</tool_call>": USER_DEFINED}
+    path = write_named(tmp_path / "tiny.gguf", "llama-spm", "hermes", added)
+    formats = load_tokenizer(path).formats
+    assert formats.tools is not None
+    assert formats.tools.name == "hermes"

@@ -1,10 +1,18 @@
 """Which configurations the lean forward takes, and why it refuses the others."""
 
+import math
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
+import torch
 from transformers import AutoConfig
 
 from prolepsis.core.errors import ModelLoadError
-from prolepsis.engine.models.targets.lean_shape import LeanShape, lean_fault
+from prolepsis.engine.models.targets.lean_shape import LeanShape, Rope, lean_fault
+from prolepsis.engine.models.targets.native import angles
+from tests.engine.models.tiny import save_tiny
 
 
 def test_a_shape_holds_what_a_forward_needs() -> None:
@@ -74,3 +82,36 @@ def test_a_window_beyond_the_context_is_ignored() -> None:
     assert {layer.window for layer in LeanShape.from_config(config).layers} == {None}
     config = AutoConfig.for_model("mistral", sliding_window=4095, max_position_embeddings=4096)
     assert {layer.window for layer in LeanShape.from_config(config).layers} == {4095}
+
+
+def test_angles_are_rounded_once() -> None:
+    rope = Rope((1.0, 0.3, 1e-4), scaling=1.5)
+    cosine, sine = angles(rope, 300)
+    scaling = torch.tensor(1.5)
+    for position in range(300):
+        for i, inv_freq in enumerate(torch.tensor(rope.inv_freq)):
+            angle = float(torch.tensor(float(position)) * inv_freq)
+            assert cosine[position, i] == torch.tensor(math.cos(angle)) * scaling
+            assert sine[position, i] == torch.tensor(math.sin(angle)) * scaling
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from prolepsis.engine.models.files.source import open_model
+from prolepsis.engine.models.files.weights import open_checkpoint
+from prolepsis.engine.models.targets.lean_shape import LeanShape
+from prolepsis.engine.models.targets.lean_weights import check_names
+
+checkpoint = open_checkpoint(open_model(Path(sys.argv[1])))
+check_names(checkpoint, LeanShape.from_config(checkpoint.config))
+print([name for name in ("torch._dynamo", "transformers") if name in sys.modules])
+"""
+
+
+def test_names_are_checked_without_torchs_compiler(tmp_path: Path) -> None:
+    """It takes seconds to import, and a start needs nothing of it; a family with biases joins vectors."""
+    save_tiny(tmp_path, "qwen2", {"head_dim": None})
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "[]\n"

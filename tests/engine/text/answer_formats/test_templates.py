@@ -7,22 +7,24 @@ from typing import Any
 import llguidance
 import pytest
 
-from prolepsis.core.errors import InvalidParameter
+from prolepsis.core.errors import ConfigError, InvalidParameter
 from prolepsis.engine.text.answer_formats.answer_parser import AnswerParser
 from prolepsis.engine.text.answer_formats.choose import answer_formats
-from prolepsis.engine.text.answer_formats.formats import AnswerFormats
+from prolepsis.engine.text.answer_formats.formats import REASONING_FORMATS, AnswerFormats
+from prolepsis.engine.text.answer_formats.table import TOOL_FORMATS
 from prolepsis.engine.text.answer_formats.tool_format import Call
 from prolepsis.engine.text.chat_template import ChatTemplate
 from prolepsis.server.preparing.asked import tool_use
 from prolepsis.server.preparing.bodies import ToolBody
 from prolepsis.server.preparing.constraint import constraint
-from tests.engine.models.families import FOLDER, NEEDS_PUBLISHED
+from tests.engine.models.families import FOLDER, NEEDS_PUBLISHED, TEMPLATES
 from tests.engine.text.answer_formats.reading import read_all
+from tests.paths import ROOT
 
 pytestmark = NEEDS_PUBLISHED
 
 BYTES = llguidance.LLTokenizer("byte")
-TEMPLATES = sorted(Path(FOLDER).glob("templates/*.jinja")) if FOLDER else []
+PUBLISHED = sorted(Path(FOLDER).glob("templates/*.jinja")) if FOLDER else []
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
 NOT_KNOWN = {"MiniMax-M3", "muse-glimmer"}
 """Their forms of calls are not read, and requests with tools are refused."""
@@ -64,7 +66,7 @@ def read(formats: AnswerFormats, text: str) -> list[tuple[str, object]]:
     return [(name, json.loads(arguments)) for name, arguments in found.calls]
 
 
-@pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", PUBLISHED, ids=lambda path: path.stem)
 def test_a_call_of_the_conversation_is_one_that_the_model_may_make(path: Path) -> None:
     template, formats = of(path)
     assert formats.shows_calls != (path.stem in CONTENT)
@@ -117,7 +119,50 @@ def test_the_forms_of_well_known_families() -> None:
         "CohereForAI-c4ai-command-r7b-12-2024-tool_use": ("command-r7b", "cohere"),
         "meetkai-functionary-medium-v3.1": ("functionary-v3.1", None),
     }
-    found = {path.stem: of(path)[1] for path in TEMPLATES if path.stem in known}
+    found = {path.stem: of(path)[1] for path in PUBLISHED if path.stem in known}
     assert {
         name: (one.tools and one.tools.name, one.reasoning and one.reasoning.name) for name, one in found.items()
     } == known
+
+
+REFERENCE = ROOT / "docs" / "reference" / "tool-formats.md"
+
+
+def test_every_form_is_in_the_reference() -> None:
+    rows = {line.split("`")[1] for line in REFERENCE.read_text(encoding="utf-8").splitlines() if line.startswith("| `")}
+    assert rows == TOOL_FORMATS.keys() | REASONING_FORMATS.keys()
+
+
+UNKNOWN = (
+    "{{ tools | tojson if tools }}{% for m in messages %}{{ m.role }}: {{ m.content }}"
+    "{% for call in m.tool_calls or [] %}!!{{ call.function.name }}!{{ call.function.arguments | tojson }}"
+    "{% endfor %}\n{% endfor %}"
+)
+
+
+def test_a_template_that_writes_calls_in_another_form_has_none() -> None:
+    formats = answer_formats(ChatTemplate(UNKNOWN, {}))
+    assert (formats.tools, formats.shows_tools, formats.shows_calls) == (None, True, True)
+    named = answer_formats(ChatTemplate(UNKNOWN, {}), tools="mistral")
+    assert named.tools is not None
+    assert (named.tools.name, named.shows_tools, named.shows_calls) == ("mistral", True, False)
+
+
+def test_the_form_that_is_named_is_the_form_that_the_template_writes() -> None:
+    template = ChatTemplate(TEMPLATES["hermes"], {})
+    assert answer_formats(template, tools="hermes") == answer_formats(template)
+    assert answer_formats(template).shows_calls
+
+
+def test_reasoning_by_name() -> None:
+    template = ChatTemplate(TEMPLATES["hermes"], {})
+    found, none, named = (answer_formats(template, reasoning=one).reasoning for one in ("auto", "none", "mistral"))
+    assert found is not None
+    assert named is not None
+    assert (found.name, none, named.name) == ("think", None, "mistral")
+
+
+@pytest.mark.parametrize("name", ["tools", "reasoning"])
+def test_names_that_are_not_known_are_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"_format is 'x'; allowed: auto, "):
+        answer_formats(None, **{name: "x"})

@@ -33,7 +33,7 @@ FLAGS = Resource(
     title="Flags that are set",
     path="/admin/flags",
     help="List the flags that operators set, without flags of file or provider.",
-    columns={"flags": ("flag", "definition", "by", "reason", "at")},
+    columns={"flags": ("flag", "default=definition.defaultVariant", "definition", "by", "reason", "at")},
     hint="Flags that operators set apply to all replicas and come before those of the flag file or the provider. A flag"
     " that stops speculation always wins.",
     empty="No flag is set here. Those of the flag file or the provider apply.",

@@ -41,7 +41,7 @@ class Copies:
         self._pieces: deque[tuple[Render, int, int]] = deque()
         self._next_look = 0
 
-    def look(self, tokens: Sequence[int], num_prompt_tokens: int) -> None:
+    def follow(self, tokens: Sequence[int], num_prompt_tokens: int) -> None:
         """Look at how the answer goes on, every few tokens."""
         if len(tokens) < self._next_look or len(self._seen) >= _MOST_FORMS:
             return

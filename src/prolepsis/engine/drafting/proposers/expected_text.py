@@ -63,8 +63,8 @@ class ExpectedTextProposer(Proposer):
             for text, sequence, limit in zip(texts, sequences, limits, strict=True)
             if text is not None
         ]
-        found = iter(self._kernel.propose(None, requests))
-        nodes = [next(found) if text is not None else None for text in texts]
+        proposed = iter(self._kernel.propose(None, requests))
+        nodes = [next(proposed) if text is not None else None for text in texts]
         return [
             draft_of(self.name, each, sequence) if each is not None else None
             for each, sequence in zip(nodes, sequences, strict=True)

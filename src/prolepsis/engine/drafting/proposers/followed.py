@@ -17,7 +17,7 @@ _AHEAD, _BEHIND = 128, 32  # places looked at around the anchor
 
 
 class FollowedPlace:
-    """The place where the text `source` goes on as the sequence does; `is_own`: the text is the sequence's own."""
+    """Position in `source` from which it continues like the sequence; `is_own`: the source is the sequence itself."""
 
     def __init__(self, source: Sequence[int], anchor: int, run: int, *, is_own: bool) -> None:
         self._source = source
@@ -32,7 +32,6 @@ class FollowedPlace:
         return self._num_new == 0
 
     def follow(self, tokens: Sequence[int], first: int) -> None:
-        """Follow the sequence's tokens from `first` on."""
         for end in range(first + 1, len(tokens) + 1):
             known = min(end - 1, len(self._source)) if self.is_own else len(self._source)
             if self._num_new == 0 and self._anchor < known and self._source[self._anchor] == tokens[end - 1]:

@@ -176,7 +176,7 @@ class HeadSlots:
         return state.written, state.take(end - state.written)
 
     def miss(self, sequence: SequenceView, start: int, end: int) -> None:
-        """The tokens `start : end` of a sequence stand in its pages and are not given."""
+        """Mark the tokens `start : end` of a sequence, which stand in its pages and are not given, as unknown."""
         page, offset = divmod(start, PAGE_SIZE)
         is_inside = offset > 0 and offset + end - start <= PAGE_SIZE and sequence.key not in self._states
         if is_inside and self._valid_from[sequence.pages[page]] == _STALE:
@@ -208,7 +208,7 @@ class HeadSlots:
         self._states.pop(key, None)
 
     def copy_page(self, source: int, target: int) -> None:
-        """The page was copied: so are its last features, and its valid_from; a deferred page has nothing to copy."""
+        """Copy a page's last features and its valid_from; a deferred page has nothing to copy."""
         self._deferred.pop(target)
         self._valid_from[target] = self._valid_from[source] if source not in self._deferred else _STALE
         self._full[target] = self._full[source]

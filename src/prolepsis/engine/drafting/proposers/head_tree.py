@@ -75,7 +75,6 @@ class HeadTree:
 
     @property
     def expanding_tokens(self) -> list[int]:
-        """Tokens of the nodes that wait for their children."""
         return [self.nodes[i].token for i in self.expanded[-self.num_expanding :]]
 
     def grow(self, tokens: Tensor, logprobs: Tensor, states: Tensor | None = None) -> None:

@@ -37,8 +37,8 @@ class SuffixProposer(Proposer):
             local.add_copies(sequence)
             requests.append((local.index, sequence.tokens[len(local.index) :], local.tag, limit))
         return [
-            None if found is None else Draft(found[0], found[1], self.name, found[2], buckets=found[3])
-            for found in self._kernel.propose(self.shared, requests)
+            None if nodes is None else Draft(nodes[0], nodes[1], self.name, nodes[2], buckets=nodes[3])
+            for nodes in self._kernel.propose(self.shared, requests)
         ]
 
     def memory(self) -> ProposerMemory:
@@ -65,7 +65,7 @@ class _Local:
         if self._copies is None:
             return
         if not self.index.goes_on:
-            self._copies.look(sequence.tokens, sequence.num_prompt_tokens)
+            self._copies.follow(sequence.tokens, sequence.num_prompt_tokens)
         piece = self._copies.due()
         if piece:
             self.index.give([SEPARATOR, *piece])

@@ -29,8 +29,6 @@ TokenId = Annotated[int, Meta(ge=0, lt=1 << 32)]
 
 
 class ProposeLimits(Tagged, frozen=True):
-    """Limits of a server."""
-
     most_sequences: Count = 1024  # open at once, of one engine
     most_tokens: Count = 1 << 21  # most tokens of all sequences together
     most_draft_tokens: Annotated[int, Meta(ge=1)] = 32  # most tokens of one draft
@@ -50,8 +48,6 @@ class Open(Tagged, frozen=True):
 
 
 class Extend(Tagged, frozen=True):
-    """The next tokens of an open sequence."""
-
     number: Count
     tokens: tuple[TokenId, ...]
 

@@ -107,7 +107,6 @@ class DraftsAhead:
         self._draft = None
 
     def end(self) -> None:
-        """The sequence ended, or the server is lost."""
         self._outcomes["late"] += len(self._arrived)
         self._arrived.clear()
         self.drop()
@@ -115,8 +114,6 @@ class DraftsAhead:
 
 @dataclass(slots=True)
 class _OpenSequence:
-    """A sequence that the server knows."""
-
     number: int
     num_reserved: int  # tokens of the server that are reserved for it
     ahead: DraftsAhead
@@ -205,7 +202,7 @@ class RemoteProposer(Proposer):
         self._start_over(None)
 
     def _start_over(self, connection: Connection | None) -> None:
-        self._outcomes["failed"] += sum(len(one.sequences) for one in self._rounds)
+        self._outcomes["failed"] += sum(len(sent.sequences) for sent in self._rounds)
         for known in self._sequences.values():
             known.ahead.end()
         self._rounds.clear()
@@ -275,14 +272,14 @@ class RemoteProposer(Proposer):
 
     def _lacks(self, sequences: Iterable[SequenceView]) -> bool:
         known = ((self._sequences.get(sequence.key), sequence) for sequence in sequences)
-        return any(one is not None and one.ahead.get(sequence.tokens) is None for one, sequence in known)
+        return any(opened is not None and opened.ahead.get(sequence.tokens) is None for opened, sequence in known)
 
     def _take(self, answers: Iterable[Drafts]) -> None:
         for answer in answers:
-            answered = [one for one in self._rounds if one.number <= answer.round]
+            answered = [sent for sent in self._rounds if sent.number <= answer.round]
             if not answered or answered[-1].number != answer.round:
                 raise ProtocolError(f"an answer to round {answer.round}, which waits for none")
-            asked = Counter(number for one in answered for number in one.sequences)
+            asked = Counter(number for sent in answered for number in sent.sequences)
             drafts = {sent.number: sent for sent in answer.drafts}
             if len(drafts) < len(answer.drafts) or not drafts.keys() <= asked.keys():
                 raise ProtocolError("drafts that were not asked for")
@@ -302,10 +299,10 @@ class RemoteProposer(Proposer):
         elif known is None:  # it has ended
             self._outcomes["late"] += 1
         else:
-            bucket, *buckets = (min(max(0, one), _MOST_BUCKETS - 1) for one in (sent.draft.bucket, *sent.draft.buckets))
-            known.ahead.put(
-                sent.prefix, replace(sent.draft, proposer=self.name, bucket=bucket, buckets=tuple(buckets), sources=())
-            )
+            draft = sent.draft
+            bucket, *buckets = (min(max(0, each), _MOST_BUCKETS - 1) for each in (draft.bucket, *draft.buckets))
+            own = replace(draft, proposer=self.name, bucket=bucket, buckets=tuple(buckets), sources=())
+            known.ahead.put(sent.prefix, own)
 
     def _check(self, sent: SentDraft) -> None:
         """Raise `ProtocolError` for an invalid draft, also one for an unknown sequence."""

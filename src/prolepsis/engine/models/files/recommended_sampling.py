@@ -14,7 +14,7 @@ from prolepsis.engine.models.files.source import ModelSource, open_model
 from prolepsis.engine.models.files.store import resolve
 
 if TYPE_CHECKING:
-    from prolepsis.engine.models.files.gguf_file import GgufFile
+    pass
 
 IN_GGUF = {
     "temperature": "general.sampling.temp",
@@ -41,15 +41,10 @@ def default_sampling(
     if source is None:
         with suppress(ModelLoadError):  # it is not here: the catalogue may know it
             source = open_model(resolve(name, config.model_dir))
-    stated = None
-    if source is not None:
-        stated = generation_sampling(source) if isinstance(source, Path) else gguf_sampling(source)
+    stated = generation_sampling(source) if isinstance(source, Path) else None
+    if source is not None and not isinstance(source, Path):
+        named = {name: value for name, key in IN_GGUF.items() if (value := source.metadata.get(key)) is not None}
+        rounded = {name: round(value, 6) if isinstance(value, float) else value for name, value in named.items()}
+        stated = sampling_of(rounded, "gguf", str(source.path))
     known = catalogue_model(name, source)
     return given.over(stated or (known and known.sampling) or None)
-
-
-def gguf_sampling(file: "GgufFile") -> SamplingDefaults | None:
-    """Return the sampling parameters in a file's metadata; None if it has none. Raises `ModelLoadError` as above."""
-    named = {name: value for name, key in IN_GGUF.items() if (value := file.metadata.get(key)) is not None}
-    rounded = {name: round(value, 6) if isinstance(value, float) else value for name, value in named.items()}
-    return sampling_of(rounded, "gguf", str(file.path))

@@ -54,26 +54,11 @@ def with_formats(parts: TokenizerParts, tool_format: str = AUTO, reasoning_forma
 
 def tokenizer_parts(source: ModelSource) -> TokenizerParts:
     """Read the tokenizer of a model folder or GGUF file; raises `ModelLoadError` with file and reason."""
-    opened = open_model(source) if isinstance(source, Path) else source
-    if isinstance(opened, Path):
-        return folder_parts(opened)
-    from prolepsis.engine.models.files.gguf_tokenizer import gguf_parts
+    folder = open_model(source) if isinstance(source, Path) else source
+    if not isinstance(folder, Path):
+        from prolepsis.engine.models.files.gguf_tokenizer import gguf_parts
 
-    return gguf_parts(opened)
-
-
-def save_tokenizer(path: Path, folder: Path) -> None:
-    """Write the tokenizer of the model at `path` into `folder`, in the form of transformers."""
-    parts = tokenizer_parts(path)
-    parts.backend.save(str(folder / "tokenizer.json"))
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-    (folder / "tokenizer_config.json").write_text(json.dumps({**config, **parts.special_tokens}, indent=2))
-    if parts.template:
-        (folder / "chat_template.jinja").write_text(parts.template)
-
-
-def folder_parts(folder: Path) -> TokenizerParts:
-    """Read tokenizer.json, tokenizer_config.json and chat_template.jinja of a model folder."""
+        return gguf_parts(folder)
     backend, config = _folder_backend(folder), json_object(folder / "tokenizer_config.json")
     stated = {name: config.get(name) for name in ("bos_token", "eos_token", "unk_token", "pad_token")}
     texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in stated.items()}
@@ -85,6 +70,16 @@ def folder_parts(folder: Path) -> TokenizerParts:
     )
     ends = dict.fromkeys([*(() if eos is None else (eos,)), *named_ends(control, others)])
     return TokenizerParts(backend, one_template(_templates(folder, config.get("chat_template"))), special, tuple(ends))
+
+
+def save_tokenizer(path: Path, folder: Path) -> None:
+    """Write the tokenizer of the model at `path` into `folder`, in the form of transformers."""
+    parts = tokenizer_parts(path)
+    parts.backend.save(str(folder / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    (folder / "tokenizer_config.json").write_text(json.dumps({**config, **parts.special_tokens}, indent=2))
+    if parts.template:
+        (folder / "chat_template.jinja").write_text(parts.template)
 
 
 def _templates(folder: Path, configured: object) -> dict[str, str]:

@@ -100,7 +100,8 @@ class LeanModel:
         head = self.ends.embedding if self.ends.head is None else self.ends.head
         logits = linear(rms_norm(x, self.ends.final_norm, self.shape.eps), head[:vocab_size]).float()
         logits = logits if self.shape.logit_scale == 1.0 else logits * self.shape.logit_scale
-        return logits if self.shape.logit_cap is None else soft_cap(logits, self.shape.logit_cap)
+        cap = self.shape.logit_cap  # Gemma 2 (arXiv 2408.00118, 2.2) brings values into (-cap, cap), smoothly
+        return logits if cap is None else torch.tanh(logits / cap) * cap
 
 
 def scoring(layer: LayerShape) -> Scoring:
@@ -148,11 +149,6 @@ def activate(x: Tensor, activation: str) -> Tensor:
     """
     function = F.silu if activation == "silu" else partial(F.gelu, approximate="tanh")
     return torch.stack([function(row) for row in x]) if x.device.type == "cpu" else function(x)
-
-
-def soft_cap(x: Tensor, cap: float) -> Tensor:
-    """Bring values into (-cap, cap), smoothly (Gemma 2, arXiv 2408.00118, 2.2)."""
-    return torch.tanh(x / cap) * cap
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -41,8 +41,7 @@ From = Annotated[
 ]
 To = Annotated[str, typer.Option("--to", metavar="TIME", help="likewise, or now")]
 _COLUMNS = ["time (UTC)", "kind", "what", "who", "subject", "details"]
-_LEAST_RATE_S = 60.0
-"""Over which a rate is taken: four scrapes."""
+_LEAST_RATE_S = 60.0  # over which a rate is taken: four scrapes
 _Value = TypeVar("_Value")
 
 

@@ -23,8 +23,7 @@ from prolepsis.ops.incident.review import DAYS, Review, budgets, page
 from prolepsis.ops.incident.timeline import of_entry, timeline
 from prolepsis.ops.incident.week import WeekFigures, figures
 
-_SWAPS = 20
-"""Newest exchanges of draft heads that are read."""
+_SWAPS = 20  # newest exchanges of draft heads that are read
 _BUDGETS = "slo:period_error_budget_remaining:ratio"
 
 

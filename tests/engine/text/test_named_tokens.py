@@ -1,12 +1,40 @@
-"""The marks for filling the middle: as a file states them, by their names, and in another process."""
+"""Which tokens of a vocabulary end an answer by their names."""
 
 from pathlib import Path
+
+import pytest
 
 from prolepsis.engine.models.files.gguf_file import CONTROL, GgufFile
 from prolepsis.engine.models.files.gguf_tokenizer import gguf_parts
 from prolepsis.engine.text.model_tokenizer import ModelTokenizer
-from prolepsis.engine.text.named_tokens import FillMarks, named_marks
+from prolepsis.engine.text.named_tokens import FillMarks, named_ends, named_marks
 from tests.engine.models.files.vocabularies import Fields, plain_fields, tokens_of, with_tokens, write_vocabulary
+
+
+@pytest.mark.parametrize(
+    ("special", "others", "ends"),
+    [
+        (
+            ["<|im_end|>", "x", "<|endoftext|>"],
+            ["<|fim_pad|>", "<tool_call>"],
+            {"<|im_end|>", "<|endoftext|>", "<|fim_pad|>"},
+        ),
+        (["x"], ["</s>", "[PAD]", "<eos>"], set()),
+        (["</s>", "[PAD]", "<reponame>"], [], {"</s>", "[PAD]", "<reponame>"}),
+        (["<|end|>", "<|user|>"], [], {"<|end|>"}),
+        (["<|end|>", "<|return|>", "<|call|>"], [], {"<|return|>", "<|call|>"}),
+        (["<|end|>", "<|flush|>", "<|calls|>"], [], {"<|flush|>", "<|calls|>"}),
+        (["<turn|>"], ["<|tool_response>"], {"<turn|>", "<|tool_response>"}),
+    ],
+    ids=["qwen", "tags", "special tags", "phi", "gpt-oss", "solar", "gemma 4"],
+)
+def test_ends_are_known_by_name(special: list[str], others: list[str], ends: set[str]) -> None:
+    names = [*special, *others]
+    ids = {name: i for i, name in enumerate(names)}
+    found = named_ends({name: ids[name] for name in special}, {name: ids[name] for name in others})
+    assert {names[i] for i in found} == ends
+    assert list(found) == sorted(found)
+
 
 QWEN = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
 OWN = ("<|before|>", "<|behind|>", "<|between|>", "<|project|>", "<|file|>")

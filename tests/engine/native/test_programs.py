@@ -1,6 +1,39 @@
-"""The choice of kernels follows the processor's flags."""
+"""C++ programs around the kernels pass, and instruction sets are found as the processor names them."""
 
-from prolepsis.engine.native.processor import AMX_BF16, AVX2_FMA, AVX512_BF16, AVX512_VNNI, AVX_VNNI, instruction_sets
+from prolepsis.engine.native.bandwidth import read_bandwidth
+from prolepsis.engine.native.processor import (
+    AMX_BF16,
+    AVX2_FMA,
+    AVX512_BF16,
+    AVX512_VNNI,
+    AVX_VNNI,
+    InstructionSet,
+    instruction_sets,
+)
+from tests.engine.native.programs import each_build, needs_compiler, output_of
+
+
+@needs_compiler
+def test_every_row_count_matches_a_plain_product() -> None:
+    assert output_of("amx_product.cpp", AVX2_FMA, emulated=True) == "ok"
+
+
+@needs_compiler
+@each_build
+def test_chains_and_trees_are_as_token_by_token(instructions: InstructionSet, emulated: bool) -> None:
+    assert output_of("attention.cpp", instructions, emulated=emulated) == "ok"
+
+
+@needs_compiler
+@each_build
+def test_every_row_count_is_a_plain_sum(instructions: InstructionSet, emulated: bool) -> None:
+    assert output_of("int8_product.cpp", instructions, emulated=emulated) == "ok"
+
+
+def test_reading_takes_time_and_is_not_slow() -> None:
+    assert 1e8 < read_bandwidth(1 << 24, threads=1, seconds=0.01) < 1e12
+    assert read_bandwidth(1, threads=2, seconds=0.0) > 0
+
 
 WITH_AVX2 = frozenset(["avx2", "fma", "f16c"])
 WITH_AVX512 = WITH_AVX2 | {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "avx512_vnni"}
