@@ -22,8 +22,7 @@ from prolepsis.server.text.deltas import Delta
 class Delivery:
     """Accepted draft tokens of one prompt's answers, by proposer, on their way to the client."""
 
-    whole: bool = False
-    """The answer goes out at its end, or not at all."""
+    whole: bool = False  # the answer goes out at its end, or not at all
     delivered: Tally[str] = field(default_factory=Tally)
     lost: LostDrafts = field(default_factory=Tally)
     emitted: Tally[str] = field(default_factory=Tally)
@@ -99,8 +98,7 @@ class OutputPolicyReply(Reply):
 
 
 class DeliveryReply(Reply):
-    policies: list[OutputPolicyReply]
-    """In the order in which they read."""
+    policies: list[OutputPolicyReply]  # in the order in which they read
     delivered: list[DeliveryCounts]
 
 

@@ -84,10 +84,8 @@ class FilteredSample:
     """
 
     def __init__(self, pipeline: FilterPipeline | None, lost: LostDrafts) -> None:
-        self.stopped = False
-        """A policy ended the answer."""
-        self.num_tokens = 0
-        """Tokens read so far."""
+        self.stopped = False  # a policy ended the answer
+        self.num_tokens = 0  # tokens read so far
         self._pipeline = pipeline
         self._lost = lost
         self._alignment = TokenAlignment()
