@@ -230,10 +230,15 @@ def test_every_count_is_added_or_compared() -> None:
 
 
 def test_the_counts_of_a_tenant_are_added() -> None:
-    parts = [TenantCounts(tenant, 1, 2, 3, 4, 5.0, 6.0, 7.0) for tenant in ("bank", "shop")]
+    names = [name for name in TenantCounts.__dataclass_fields__ if name != "tenant"]
+    counts = {name: i + 1 for i, name in enumerate(names)}
+    parts = [TenantCounts(tenant, **counts) for tenant in ("bank", "shop")]
     one, other = (TrafficClassCounts("p", "c", tenants=tuple(some)) for some in (parts, parts[:1]))
     [total] = summed_counts([[one], [other]])
-    assert total.tenants == (TenantCounts("bank", 2, 4, 6, 8, 10.0, 12.0, 14.0), parts[1])
+    assert total.tenants == (
+        TenantCounts("bank", **{name: 2 * number for name, number in counts.items()}),
+        parts[1],
+    )
 
 
 def test_memory_adds_up_by_proposer() -> None:

@@ -23,7 +23,7 @@ from prolepsis.server.dialects.models import model_routes
 from prolepsis.server.dialects.ollama.routes import ollama_routes
 from prolepsis.server.features import services_of
 from prolepsis.server.front.browsers import MethodsMiddleware, OtherOriginsMiddleware, check_origins
-from prolepsis.server.front.connections import check_exposure
+from prolepsis.server.front.listener import check_exposure
 from prolepsis.server.front.sign_in import AuthMiddleware, RouteRules, check_local
 from prolepsis.server.front.tracing import RequestIdMiddleware, TraceMiddleware
 from prolepsis.server.openai.decisions import decision_routes
@@ -50,7 +50,7 @@ def build(
     intake = _shared_intake(config, context.client, others)
     services = services_of(context, sources, tokenizer, intake)
     admission = services.admission
-    models = Models([services, *(replace(one, intake=intake, responses=services.responses) for one in others)])
+    models = Models([services, *(replace(other, intake=intake, responses=services.responses) for other in others)])
     runner = BatchRunner(context, models, sources.keys)
     routes = (
         *openai_routes(models),
@@ -90,7 +90,6 @@ def build(
 def _feature_routes(
     context: Context, services: Services, names: Sequence[str], document: Callable[[], Mapping[str, object]]
 ) -> Sequence[Route]:
-    """Return the routes of all features, and the console's, which call them."""
     client, gate, service = context.client, services.admission, services.service_health
     routes = (
         *(route for feature in services.features for route in feature.routes),
@@ -115,13 +114,12 @@ def _feature_routes(
 def _shared_intake(config: ServerConfig, client: EngineClient, others: Sequence[Services]) -> Intake:
     """Return the intake of all models; a body may be as large as the largest that one of them takes."""
     limits = [config.max_body_bytes or body_limit(client.info.max_model_len)]
-    limits += [one.intake.uploads.most_bytes for one in others]
+    limits += [other.intake.uploads.most_bytes for other in others]
     return Intake(Uploads(max(limits)), "fields" not in config.lenient)
 
 
 @asynccontextmanager
 async def _while_serving(services: Services, runner: BatchRunner, _: Application) -> AsyncGenerator[None, None]:
-    """Run the clocks of the features while requests run; close the engine at the end."""
     async with running((*services.features, runner)):
         yield
     await services.client.close()

@@ -75,7 +75,6 @@ class Corpora(Feature):
         self._tokens = gauge(context.registry, "corpus_tokens", "Tokens of the corpora that the engine may draft from")
 
     async def tick(self) -> None:
-        """Send the engine what has changed."""
         if self._is_kept:
             with suppress(StoreUnavailable):
                 async with self._turn:
@@ -121,7 +120,6 @@ class Corpora(Feature):
         await self.tick()
 
     async def all(self) -> list[TenantFile]:
-        """Return the corpora of all owners, the oldest first."""
         return await asyncio.to_thread(self.files.of_purposes, PURPOSE)
 
     def shown(self, file: TenantFile) -> CorpusReply:
@@ -193,7 +191,7 @@ def _routes(feature: Corpora, context: Context) -> Sequence[Route]:
 
     @routes.delete("/admin/corpora/{file_id}", roles=OPERATORS, summary="Remove a corpus", errors=(404,))
     async def remove(file_id: str, caller: SignedIn) -> CorpusReply:
-        file = next((one for one in await feature.all() if one.file_id == file_id), None)
+        file = next((corpus for corpus in await feature.all() if corpus.file_id == file_id), None)
         if file is None:
             message = f"No such corpus: {file_id[:64]}"
             raise RequestRefused(message, code="not_found", param="file_id", status=404)

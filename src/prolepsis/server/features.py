@@ -23,7 +23,7 @@ from prolepsis.ops.tracing import start as tracing
 from prolepsis.server.admission import feature as admission
 from prolepsis.server.answering.idempotency import Idempotency
 from prolepsis.server.corpora import Corpora
-from prolepsis.server.front import key_changes
+from prolepsis.server.front.keys import key_changes
 from prolepsis.server.openai import response_routes
 from prolepsis.server.output.delivery import DeliveryFeature
 from prolepsis.server.output.pipeline import OutputMetrics, OutputPolicies
@@ -68,7 +68,7 @@ def services_of(context: Context, sources: Sources, tokenizer: Tokenizer, intake
     features: tuple[Feature, ...] = (
         *(replicas, service, gate, buckets, idempotency, stored, *control.features),
         *(records, replays, traces, control.health.keeper(context.database, context.wall)),
-        key_changes.feature(context, keys),
+        key_changes(context, keys),
         audit.feature(context, partial(tokenizer.decode, skip_special_tokens=False), replays.replay_now),
         rollout.silences(context, control.rollouts, replicas),
         rollout.shadow(context, control.policies),

@@ -34,8 +34,7 @@ from prolepsis.remote.engines import Engines
 from prolepsis.remote.members import FailoverSettings, Member, StartClient
 from prolepsis.server.admission.controller import AdmissionController
 from prolepsis.server.app import build
-from prolepsis.server.front.connections import announce, check_tls
-from prolepsis.server.front.listener import Listener
+from prolepsis.server.front.listener import Listener, announce, check_tls
 from prolepsis.server.front.protocol import gateway_protocol
 from prolepsis.server.services import Services
 from prolepsis.server.sources import read_sources

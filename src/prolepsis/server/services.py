@@ -12,7 +12,7 @@ from prolepsis.server.answering.idempotency import Idempotency
 from prolepsis.server.answering.stored_responses import StoredResponses
 from prolepsis.server.corpora import Corpora
 from prolepsis.server.front.keys import Keys
-from prolepsis.server.preparing.model_parts import ModelParts
+from prolepsis.server.preparing.prepare import ModelParts
 from prolepsis.server.status.recorder import Recorder
 from prolepsis.server.status.service_health import ServiceHealth
 
@@ -54,7 +54,6 @@ class Models:
         return list(self.by_name)
 
     def allowed(self, caller: Caller) -> Mapping[str, Services]:
-        """Return the models that the caller's key may use."""
         return {name: services for name, services in self.by_name.items() if caller.may_use(name)}
 
     def first(self, caller: Caller) -> str:

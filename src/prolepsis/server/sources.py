@@ -14,9 +14,9 @@ from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import ConfigError
 from prolepsis.ops.tracing.start import check_traces
 from prolepsis.server.admission.rate_limits import Limits
-from prolepsis.server.front.connections import check_exposure
 from prolepsis.server.front.key_file import KeyFile, default_key_file
 from prolepsis.server.front.keys import Keys
+from prolepsis.server.front.listener import check_exposure
 from prolepsis.server.known import KNOWN
 from prolepsis.server.output.file import read_output_policies
 from prolepsis.server.output.pipeline import LoadedPolicy

@@ -45,7 +45,6 @@ class SpeculationControl:
         return (*self.controls.features, self.costs, self.policies, self.rollouts, self.health)
 
     async def decision(self, requested: SpeculationRequest, facts: RequestFacts) -> Decision | Conflict:
-        """Return the decision of policy and flags on a request."""
         flags, names = self.controls.flags, self.policies.flag_names
         evaluated = await flags.named(names, facts) if names else ()
         decision = self.policies.decide(requested, facts, evaluated, limits_by(self.health.eligibility))
@@ -56,7 +55,6 @@ class SpeculationControl:
 
 
 def speculation_control(context: Context, sources: Sources) -> SpeculationControl:
-    """Return what decides on the requests of a server."""
     plan = controls.effective_plan(context)
     rollouts = rollout.feature(context)
     costs = cost.feature(context, sources.prices, lambda: operators.kill_switch.status.killed)
@@ -88,7 +86,6 @@ def speculation_control(context: Context, sources: Sources) -> SpeculationContro
 
 
 def known_scopes(client: EngineClient, keys: Keys, policies: Policies) -> KnownScopes:
-    """Return what has a scope now, by the policy in use, the keys and the engine."""
     return KnownScopes(
         names={
             "route": lambda: _ROUTES,

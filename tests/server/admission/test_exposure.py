@@ -10,9 +10,9 @@ import pytest
 from prolepsis.core.config import EngineConfig, ServerConfig
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.telemetry.metrics import Metrics
-from prolepsis.server.front.connections import check_tls, is_loopback
 from prolepsis.server.front.key_file import KeyFile, new_key
 from prolepsis.server.front.keys import Keys
+from prolepsis.server.front.listener import check_tls, is_loopback
 from prolepsis.server.run import StartedEngine, serve
 from tests.server.application import build
 from tests.server.fakes import ByteTokenizer, FakeEngine

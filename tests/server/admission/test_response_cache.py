@@ -11,7 +11,7 @@ from prolepsis.core.config import ServerConfig
 from prolepsis.core.events import Proposed, Tokens
 from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.core.stats import RequestStats
-from prolepsis.server.admission.response_cache import ResponseCache, cache_key, replayed
+from prolepsis.server.admission.group import ResponseCache, cache_key, replayed
 from tests.clock import Clock
 from tests.server.admission.conftest import KeyedApp, bearer
 from tests.server.fakes import FakeEngine

@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections.abc import Sequence
 
-from prolepsis.server.answering.followed_events import FollowedEvents
+from prolepsis.server.answering.stored_responses import FollowedEvents
 
 
 class Log:

@@ -3,7 +3,7 @@
 import pytest
 
 from prolepsis.core.errors import InvalidParameter
-from prolepsis.server.preparing.strict_schema import check_strict
+from prolepsis.server.preparing.asked import check_strict
 
 SCHEMA = {
     "type": "object",

@@ -13,7 +13,7 @@ from prolepsis.core.stats import RequestStats
 from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.server.front.key_file import KeyFile, new_key
 from prolepsis.server.front.keys import Keys
-from prolepsis.server.status.deep_check import DeepCheck
+from prolepsis.server.status.service_health import DeepCheck
 from tests.fake_client import INFO
 from tests.server.application import build
 from tests.server.fakes import ByteTokenizer, FakeEngine

@@ -16,8 +16,7 @@ from prolepsis.core.errors import (
     StepFailed,
 )
 from prolepsis.core.telemetry.declare import MetricsRegistry
-from prolepsis.server.status.deep_check import DeepCheck
-from prolepsis.server.status.service_health import LEAST_REQUESTS, WINDOW_S, FailedShare, ServiceHealth
+from prolepsis.server.status.service_health import LEAST_REQUESTS, WINDOW_S, DeepCheck, FailedShare, ServiceHealth
 from tests.clock import Clock
 from tests.ops.tracing.ended import prompt_ended, request_ended
 from tests.server.fakes import FakeEngine

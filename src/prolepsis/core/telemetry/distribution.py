@@ -13,7 +13,7 @@ from prolepsis.core.telemetry.declare import PREFIX, checked, declared, series_o
 from prolepsis.core.telemetry.labels import MetricFamily
 
 
-class Counts:
+class BucketCounts:
     """The values of one label set. One thread adds."""
 
     __slots__ = ("_buckets", "numbers", "total")
@@ -54,17 +54,17 @@ class Distribution(Collector):
         self._buckets = tuple(buckets)
         family = MetricFamily(self._name, "histogram", text, labels, most, size=series_of(buckets))
         self._sets = declared(registry, family)
-        self._counts: dict[tuple[str, ...], Counts] = {}
+        self._counts: dict[tuple[str, ...], BucketCounts] = {}
         if not labels:
             self.labels()  # shown before the first value, as the library does
         registry.register(self)
 
-    def labels(self, *labels: str) -> Counts:
+    def labels(self, *labels: str) -> BucketCounts:
         """Return the counts of a label set, to add to."""
         key = self._sets.bounded(labels) if self._sets is not None else ()
         counts = self._counts.get(key)
         if counts is None:
-            counts = self._counts[key] = Counts(self._buckets)
+            counts = self._counts[key] = BucketCounts(self._buckets)
         return counts
 
     def collect(self) -> Iterable[Metric]:

@@ -29,8 +29,8 @@ from prolepsis.engine.native.build import compiler_missing
 from prolepsis.engine.native.processor import describe_missing, instruction_sets, processor_flags
 from prolepsis.ops.incident.sources import Server
 from prolepsis.ops.monitoring.files import alert_groups
-from prolepsis.server.front.connections import is_loopback
 from prolepsis.server.front.key_file import KeyFile, default_key_file
+from prolepsis.server.front.listener import is_loopback
 
 
 def known(value: Any, reason: str) -> Any:

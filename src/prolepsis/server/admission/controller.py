@@ -24,11 +24,10 @@ from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import BACKGROUND, GenerateRequest
 from prolepsis.engine.shares import share_of
 from prolepsis.server.admission.fair_queue import FairQueue, Waiting
-from prolepsis.server.admission.group import Progress, RequestGroup
+from prolepsis.server.admission.group import Progress, RequestGroup, ResponseCache, cache_key
 from prolepsis.server.admission.load_shedding import BACKGROUND_TIER, PATIENT, TIERS, LoadShedder, ShedSettings
 from prolepsis.server.admission.metrics import AdmissionMetrics
 from prolepsis.server.admission.rate_limits import FindBucket, Limits, RateLimits
-from prolepsis.server.admission.response_cache import ResponseCache, cache_key
 
 DEFAULT_IN_ENGINE = 64
 TIMEOUT_HEADER = "x-request-timeout-ms"
@@ -38,7 +37,7 @@ FIRST, FURTHER, BATCH = 0, 1, 3
 samples than its share of the places (`engine.shares`) counts as further ones: else it could keep other tenants out."""
 _PATIENT_PRIORITY: Mapping[str, int] = {"batch": BATCH, BACKGROUND_TIER: BACKGROUND}
 _CHARGED = "charged"
-_LONGEST_WAIT_TOLD_S = 60.0
+_LONGEST_WAIT_STATED_S = 60.0
 
 
 def was_charged(http: HTTPConnection) -> bool:
@@ -147,7 +146,7 @@ class AdmissionController(Feature):
             return
         try:
             async with self._place(group, progress) as place:
-                with self._deadline_told(group, progress):
+                with self._deadline_named(group, progress):
                     yield _as_admitted(group, progress, place)
         finally:
             if progress.cache_key is not None and progress.finished is not None:
@@ -167,9 +166,8 @@ class AdmissionController(Feature):
         reply_headers(http).update(self._rates.reserve(caller, 0, self._clock()))
 
     async def tick(self) -> None:
-        """Let the ladder see the age of what waits, start what may run, set the gauges."""
         demand = self.demand
-        self.reading = {one.request_id: one for one in self._client.health().reading}
+        self.reading = {prompt.request_id: prompt for prompt in self._client.health().reading}
         if not self._config.max_in_engine:  # replicas come and go
             self._places = self._client.health().max_running or self._places
         now = self._clock()
@@ -195,7 +193,6 @@ class AdmissionController(Feature):
                 granted.set_exception(RequestAborted("The request was aborted: shutdown."))
 
     def health(self) -> EngineHealth:
-        """Return the engine's health; what waits here waits too."""
         health = self._client.health()
         return replace(health, num_waiting=health.num_waiting + len(self._queue))
 
@@ -228,7 +225,6 @@ class AdmissionController(Feature):
 
     @property
     def demand(self) -> Demand:
-        """Requests that wait now."""
         oldest = min(self._oldest_of_tenants().values(), default=None)
         return Demand(0.0 if oldest is None else self._clock() - oldest, len(self._queue))
 
@@ -295,10 +291,9 @@ class AdmissionController(Feature):
     def _wait_guess_s(self, tiers: Collection[str]) -> float:
         """Who waits longest has waited this long, so room is not to be expected much sooner."""
         oldest = self._queue.oldest(TIERS.keys() - tiers)
-        return 1.0 if oldest is None else min(max(1.0, self._clock() - oldest), _LONGEST_WAIT_TOLD_S)
+        return 1.0 if oldest is None else min(max(1.0, self._clock() - oldest), _LONGEST_WAIT_STATED_S)
 
     def _limits(self, http: HTTPConnection, request: GenerateRequest) -> Sequence[float | None]:
-        """Return the seconds the request may take by configuration, by what it says itself, and by its header."""
         is_background = caller_of(http).tier == BACKGROUND_TIER  # it has the time of its batch
         limits = [None if is_background else self._config.request_timeout_s, request.deadline_s]
         given = http.headers.get(TIMEOUT_HEADER)
@@ -310,7 +305,6 @@ class AdmissionController(Feature):
         return limits
 
     def _look_up(self, caller: Caller, request: GenerateRequest, *, deterministic: bool) -> Progress:
-        """Return the request with its stored answer, or with the client to ask."""
         if not deterministic or not self._cache.max_bytes:
             return Progress(request)
         key = cache_key(request, caller.tenant, self._client.info.fingerprint)
@@ -320,7 +314,6 @@ class AdmissionController(Feature):
 
     @asynccontextmanager
     async def _place(self, group: RequestGroup, progress: Progress) -> AsyncIterator[Waiting]:
-        """Hold the request's places in the engine, once it has them."""
         since, caller, load, request = self._clock(), group.caller, progress.load, progress.request
         waiting = Waiting(caller.tenant, caller.tier, request.priority, load, request.n, since)
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -349,7 +342,7 @@ class AdmissionController(Feature):
             self._dispatch()
 
     @contextmanager
-    def _deadline_told(self, group: RequestGroup, progress: Progress) -> Iterator[None]:
+    def _deadline_named(self, group: RequestGroup, progress: Progress) -> Iterator[None]:
         """Name the time that a late request had from its arrival on; the engine knows only what the queue left."""
         try:
             yield
@@ -373,7 +366,6 @@ class AdmissionController(Feature):
         self._dispatch()
 
     def _dispatch(self) -> None:
-        """Start those whose turn it is while there are places."""
         while (head := self._next()) is not None:
             granted = self._turns.pop(head.serial)
             if granted.done():

@@ -130,7 +130,6 @@ class FairQueue:
         return min(self.oldest_of_tenants(without).values(), default=None)
 
     def oldest_of_tenants(self, without: Collection[str] = ()) -> dict[str, float]:
-        """Return the same of each tenant that waits."""
         oldest: dict[str, float] = {}
         for (tenant, tier), flow in self._flows.items():
             if tier not in without and flow.waiting:
@@ -139,5 +138,4 @@ class FairQueue:
         return oldest
 
     def tenants(self) -> set[str]:
-        """Return the tenants that wait."""
         return {tenant for (tenant, _), flow in self._flows.items() if flow.waiting}

@@ -15,7 +15,6 @@ def buckets(context: Context, replicas: ReplicaRegistry) -> LeasedBuckets:
 
 
 def feature(context: Context, plan: EffectivePlan, shared: LeasedBuckets) -> AdmissionController:
-    """Return the admission; limits are shared where the store is, and otherwise this server's own."""
     config = context.config
     is_limited = config.requests_per_minute or config.tokens_per_minute
     return AdmissionController(

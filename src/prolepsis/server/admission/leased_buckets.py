@@ -94,7 +94,6 @@ class LeasedBucket:
         return LeaseRequest(self.per_minute, 0.0, -surplus) if surplus < 0.0 else None
 
     def take_over(self, lease: Lease, wanted: float, now: float) -> None:
-        """Take in the store's reply."""
         if self._lost_at is not None:
             self._held -= min(self._lent, self.share)  # meanwhile the store refilled by a minute's allowance at most
             self._lost_at, self._is_leased = None, False
@@ -151,7 +150,6 @@ class LeasedBuckets(Feature):
         self._exchanged_at = -EARLY_S
 
     def bucket(self, kind: str, owner: str, per_minute: int, now: float) -> LeasedBucket:
-        """Return the bucket of an owner, a new one where none is known."""
         found = self._buckets.get((kind, owner))
         if found is None:
             share = per_minute / self._num_sharing()
@@ -161,7 +159,6 @@ class LeasedBuckets(Feature):
         return found
 
     async def tick(self) -> None:
-        """Forget what is spare, and exchange the rest."""
         now, number = self._clock(), self._num_sharing()
         self._buckets = {key: one for key, one in self._buckets.items() if not one.is_spare(now)}
         for bucket in self._buckets.values():

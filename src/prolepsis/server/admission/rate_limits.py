@@ -96,7 +96,6 @@ class LocalBuckets:
         self._swept_at = now
 
     def bucket(self, kind: Kind, owner: str, per_minute: int, now: float) -> TokenBucket:
-        """Return the bucket of an owner, a new one where none is known."""
         if now - self._swept_at >= SWEEP_S:
             self._swept_at = now
             self._buckets = {name: bucket for name, bucket in self._buckets.items() if bucket.reset_s(now) > 0}
@@ -143,7 +142,6 @@ class RateLimits:
 
 
 def _check(found: list[Found], amounts: Mapping[Kind, int], now: float) -> None:
-    """Raise `Refused` for the first bucket that holds too little."""
     for kind, owner, bucket in found:
         wait_s = bucket.wait_s(amounts[kind], now)
         if wait_s > 0:

@@ -86,7 +86,6 @@ class PromptAccount:
         )
 
     def see(self, event: Event) -> None:
-        """Take in an event when it arrives."""
         self.progress.see(event)
         if isinstance(event, Tokens):
             if self._first_token_at is None:
@@ -111,7 +110,6 @@ class PromptAccount:
         return delta
 
     def sent(self, delta: Delta) -> None:
-        """Take in that the client's side has taken `delta`."""
         self._stream_s += self._clock() - self._sent_at
         self.delivery.passed(delta)
 
@@ -136,7 +134,6 @@ class PromptAccount:
         return "cut" if self.progress.ended is not None else "unreported"
 
     def ended(self) -> PromptEnded:
-        """Return what the answer came to."""
         progress, last = self.progress, self.progress.ended
         filled = self.delivery.filled(last.stats if last is not None else RequestStats())
         num_prompt_tokens = len(self._request.prompt_token_ids)
@@ -174,7 +171,6 @@ class RequestAccount:
         self._end: tuple[End, str | None] = ("finished", None)
 
     def begin(self, request: GenerateRequest, progress: Progress) -> PromptAccount:
-        """Return the account of a prompt that runs now."""
         self._prompts.append(PromptAccount(request, progress, self._check, whole=self._whole, clock=self._clock))
         return self._prompts[-1]
 
@@ -183,7 +179,6 @@ class RequestAccount:
         self._end = classified(error)
 
     def ended(self) -> RequestEnded:
-        """Return what the request came to."""
         end, error = self._end
         return RequestEnded(
             about=self.about,
@@ -195,7 +190,6 @@ class RequestAccount:
 
 
 def about(prepared: PreparedRequest) -> RequestAbout:
-    """Return the sender of a request, and what decided how it is served."""
     caller, decision = prepared.context.caller, prepared.speculation
     audit = decision.terms.audit if decision.terms else None
     return RequestAbout(

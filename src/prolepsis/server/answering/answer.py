@@ -14,8 +14,7 @@ from prolepsis.core.messages import Abort
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import RequestStats
 from prolepsis.engine.text.stream import StopStrings
-from prolepsis.server.admission.group import RequestGroup
-from prolepsis.server.admission.response_cache import CachedAnswer, replayed
+from prolepsis.server.admission.group import CachedAnswer, RequestGroup, replayed
 from prolepsis.server.answering.account import PromptAccount, RequestAccount, about
 from prolepsis.server.answering.answer_check import AnswerCheck
 from prolepsis.server.answering.pacing import Paced
@@ -24,7 +23,7 @@ from prolepsis.server.answering.usage import summed
 from prolepsis.server.front.tracing import ANNOUNCED, ANSWER_ID, FAILED
 from prolepsis.server.output.filtered import FilteredSample
 from prolepsis.server.output.policy import AnswerFacts
-from prolepsis.server.preparing.model_parts import ModelParts
+from prolepsis.server.preparing.prepare import ModelParts
 from prolepsis.server.preparing.prepared import PreparedRequest
 from prolepsis.server.text.deltas import ChoiceText, Delta, Positions
 from prolepsis.server.text.shown_tokens import ShownPrompt
@@ -80,7 +79,6 @@ class _Sample:
         self.filtered = filtered
 
     async def take(self, event: Tokens) -> Delta | None:
-        """Return what `event` adds for the client."""
         delta = self.choice.take(event)
         shown = None if delta is None else await self.filtered.take(delta)
         self.choice.finished |= self.filtered.stopped

@@ -70,7 +70,6 @@ class AnswerCheck:
                 raise AnswerBroken.of(fault)
 
     def _to_check(self) -> list[tuple[Mapping[str, object], str]]:
-        """Return each text that has to keep a schema: the arguments of calls, or the form asked for."""
         if self._arguments or self._schema is None:
             schemas = [self._tools.checked.get(self._names.get(call, "")) for call in self._arguments]
             return [(one, text) for one, text in zip(schemas, self._arguments.values(), strict=True) if one is not None]

@@ -25,7 +25,6 @@ class ChatReader:
         )
 
     def take(self, delta: Delta) -> Sequence[Piece]:
-        """Return what `delta` makes certain."""
         pieces = self._parser.push(delta.text)
         if delta.finish_reason is not None:
             pieces += self._parser.finish()

@@ -198,7 +198,6 @@ class Idempotency(Feature):
         return await self._attempt(answer, Request(request.scope, never), attend)
 
     async def tick(self) -> None:
-        """Forget what has expired."""
         now = self._clock()
         for answer in self.answers:
             if answer.is_expired(now):
@@ -241,7 +240,9 @@ class Idempotency(Feature):
     def _check_room(self, tenant: str) -> None:
         if not self.answers.is_full_for(tenant):
             return
-        oldest = next((one.expires for one in self.answers.of(tenant).values() if one.expires is not None), 0.0)
+        oldest = next(
+            (answer.expires for answer in self.answers.of(tenant).values() if answer.expires is not None), 0.0
+        )
         wait_s = max(1.0, oldest - self._clock())
         self._requests.labels("refused").inc()
         raise too_many_kept(self._max_bytes, wait_s)

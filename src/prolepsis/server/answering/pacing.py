@@ -35,7 +35,6 @@ class Pacer:
         return parts
 
     def last_due(self, now: float) -> float:
-        """Return when everything taken so far is due."""
         return max([now, *self._due.values()])
 
 
@@ -100,7 +99,6 @@ class Paced:
         return item
 
     async def aclose(self) -> None:
-        """Stop reading and close the events."""
         if self._reading is not None:
             self._reading.cancel()
             with suppress(asyncio.CancelledError):
@@ -108,7 +106,6 @@ class Paced:
         await close(self._events)
 
     async def _wait(self) -> None:
-        """Wait until something arrives, or until the first that waits is due."""
         now = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(self._waiting[0][0] - now if self._waiting else None):

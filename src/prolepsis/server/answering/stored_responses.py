@@ -12,6 +12,7 @@ from typing import cast
 from weakref import WeakValueDictionary
 
 import structlog
+from jiter import from_json
 from starlette.requests import Request
 
 from prolepsis.control.store.batches import LEASE_S
@@ -25,10 +26,68 @@ from prolepsis.control.web.reply_headers import warn
 from prolepsis.control.web.skipped import apart
 from prolepsis.core.config import DAY_S
 from prolepsis.core.errors import InvalidParameter, StoreUnavailable
-from prolepsis.server.answering.followed_events import FollowedEvents
 from prolepsis.server.answering.stream import NAMED_SSE
 from prolepsis.server.answering.usage import Json
 from prolepsis.server.front.keys import Keys
+
+_POLL_S = 0.25
+"""How often it is seen what a response has said that runs on another server."""
+_MOST_EVENTS, _MOST_BYTES = 500, 2**18
+Read = Callable[[int], tuple[str | None, Sequence[str]]]
+"""Returns the status of the response, and a page of its events behind a number. Waits for the database."""
+
+
+class FollowedEvents:
+    """Has the last events that were read; each follower has its own place. Belongs to one event loop."""
+
+    def __init__(self, read: Read, runs_here: Callable[[], bool]) -> None:
+        """`runs_here`: whether `add` gets each event."""
+        self._read = read
+        self._runs_here = runs_here
+        self._turn = asyncio.Lock()
+        self._status: str | None = None
+        self._first, self._events, self._num_bytes = 0, list[Json](), 0
+        self._has_last = False
+        """The store has no event behind these, as far as is known."""
+        self._looked = 0.0
+        self._news = asyncio.Event()
+
+    async def behind(self, number: int) -> tuple[str | None, Sequence[Json]]:
+        """Return the status of the response, None without one, and the next events behind a number."""
+        async with self._turn:
+            place, news = number + 1 - self._first, self._news
+            if not 0 <= place < len(self._events) + self._has_last:
+                self._has_last = False
+                self._status, texts = await asyncio.to_thread(self._read, number)
+                self._looked = time.monotonic()
+                if texts or place != len(self._events):
+                    self._hold(number + 1, texts)
+                self._has_last, place = not texts and news is self._news, number + 1 - self._first
+            return self._status, self._events[place:]
+
+    def add(self, first: int, texts: Sequence[str]) -> None:
+        if self._has_last and texts:
+            is_next = first == self._first + len(self._events)
+            has_room = len(self._events) < _MOST_EVENTS and self._num_bytes < _MOST_BYTES
+            self._hold(self._first if is_next and has_room else first, texts)
+        self._news.set()
+        self._news = asyncio.Event()
+
+    async def changed(self) -> None:
+        """Wait for the next events, or until the store is to be asked for them."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_POLL_S):
+                await self._news.wait()
+        if not self._runs_here() and time.monotonic() >= self._looked + _POLL_S:
+            self._has_last = False
+
+    def _hold(self, first: int, texts: Sequence[str]) -> None:
+        """Hold events behind the others, if `first` is still the first of all; else alone."""
+        if first != self._first or not self._has_last:
+            self._first, self._events, self._num_bytes = first, [], 0
+        self._events = [*self._events, *(from_json(text.encode()) for text in texts)]
+        self._num_bytes += sum(map(len, texts))
+
 
 MOST_RUNNING = 100
 """Responses of a tenant in the background that have not ended."""
@@ -74,7 +133,6 @@ class BackgroundResponse:
         self._num_bytes = num_bytes
 
     def take(self, event: Json) -> None:
-        """Take the next event; one that shows the response changes it."""
         text = json.dumps(event)
         if len(text) > MOST_BYTES:
             message = f"The response has more than {MOST_BYTES} bytes; allowed: fewer tokens, or fewer top_logprobs."
@@ -100,12 +158,10 @@ class BackgroundResponse:
             self.take({**event, "response": {**shown, "output": []}})
 
     def news(self, response_id: str) -> ResponseNews:
-        """Return what is not in the store yet."""
         document = None if self.document is self._kept_document else self.document
         return ResponseNews(response_id, document, tuple(self._unkept), self._num_bytes)
 
     def kept(self, news: ResponseNews) -> None:
-        """Drop what is in the store now."""
         del self._unkept[: len(news.events)]
         self._kept_document = news.document or self._kept_document
 
@@ -142,7 +198,6 @@ class StoredResponses(Feature):
         return store is not False and self._retention_s > 0
 
     async def conversation(self, tenant: str, previous_id: str | None) -> Sequence[StoredResponse]:
-        """Return the responses that a request continues; raises `RequestRefused` where one is missing or has no end."""
         read = partial(self.table.conversation, tenant, previous_id, MOST_BYTES)
         found = await asyncio.to_thread(read) if previous_id else []
         missing = found[0].previous_id if found else previous_id
@@ -223,13 +278,12 @@ class StoredResponses(Feature):
         finally:
             self._followers -= Counter({tenant: 1})
 
-    def look(self) -> None:
+    def poll_now(self) -> None:
         """See at once what clients have changed in the store."""
         self._renewed = 0.0
         self._wake.set()
 
     async def run(self) -> None:
-        """Work until cancelled."""
         while self._is_kept:
             with suppress(TimeoutError):
                 async with asyncio.timeout(LEASE_S / 3):
@@ -260,10 +314,9 @@ class StoredResponses(Feature):
                     await asyncio.to_thread(self.table.forget)
 
     async def close(self) -> None:
-        """Fail what runs here."""
         for running in self._running.values():
             running.task.cancel()
-        await asyncio.gather(*(one.task for one in self._running.values()), return_exceptions=True)
+        await asyncio.gather(*(running.task for running in self._running.values()), return_exceptions=True)
         for running in self._running.values():
             running.fail(RequestAborted("The server stopped before the response had ended."))
         with suppress(StoreUnavailable):

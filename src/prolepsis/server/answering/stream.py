@@ -26,13 +26,11 @@ class Closable(Protocol):
 
 
 async def close(events: AsyncIterator[object]) -> None:
-    """Close an iterator that has to be closed."""
     if isinstance(events, Closable):
         await events.aclose()
 
 
 def merged(streams: Sequence[AsyncGenerator[T, None]]) -> "AsyncGenerator[T, None] | Merged[T]":
-    """Return the streams as one."""
     return streams[0] if len(streams) == 1 else Merged(streams)
 
 
@@ -70,7 +68,6 @@ class Merged(Generic[T]):
         raise StopAsyncIteration
 
     async def aclose(self) -> None:
-        """End all streams."""
         for task in self._reading:
             task.cancel()
         await asyncio.gather(*self._reading, return_exceptions=True)

@@ -60,7 +60,7 @@ def summed(parts: Sequence[RequestStats]) -> RequestStats:
         total.num_output_tokens += stats.num_output_tokens
         total.add(stats)
         total.continued += stats.continued
-        total.not_exact += tuple(one for one in stats.not_exact if one not in total.not_exact)
+        total.not_exact += tuple(reason for reason in stats.not_exact if reason not in total.not_exact)
     return total
 
 
@@ -68,7 +68,7 @@ def _continued(stats: RequestStats) -> Json:
     """Losses of engines, and whether the tokens equal an undisturbed answer."""
     if not stats.continued:
         return {}
-    times = [{"loss": one.loss, "pause_ms": _ms(one.pause_s)} for one in stats.continued]
+    times = [{"loss": loss.loss, "pause_ms": _ms(loss.pause_s)} for loss in stats.continued]
     return {"continued": times, "not_exact": list(stats.not_exact)}
 
 
@@ -126,7 +126,7 @@ def _decided_by(decision: Decision) -> Json:
     if decision.limited_by:
         shown["limits"] = list(decision.limited_by)
     if decision.rule_flags:
-        shown["policy_flags"] = [asdict(one) for one in decision.rule_flags]
+        shown["policy_flags"] = [asdict(flag) for flag in decision.rule_flags]
     return shown if decision.flag is None else {**shown, "flag": asdict(decision.flag)}
 
 

@@ -101,7 +101,7 @@ class UploadReader(Reader):
     async def _keep_corpus(self, file: TenantFile, content: BinaryIO, caller: Caller) -> None:
         """Check a file, then keep it, and let each model that the caller may use draft from it."""
         corpora = _corpora(file, caller, self._models)
-        given = {one: await one.tokenise(file, lambda: b"".join(_parts(content))) for one in corpora}
+        given = {corpus: await corpus.tokenise(file, lambda: b"".join(_parts(content))) for corpus in corpora}
         async with self._adding:  # two that are checked at once would both take the room that is left
             for one, ids in given.items():
                 await one.check(file, ids)
@@ -232,7 +232,7 @@ def _batch_routes(context: Context, runner: BatchRunner, models: Models) -> Sequ
             message = f"{MOST_RUNNING} batches of this tenant have not ended; allowed: to wait for one or cancel one."
             raise RequestRefused(message, code="too_many_batches", status=429, headers={"retry-after": "60"})
         context.emit(caller.act("batch.created", batch.batch_id))
-        runner.look()
+        runner.poll_now()
         return shown_batch(batch, {})
 
     @routes.get("/v1/batches", roles=CLIENTS, summary="List batches, the newest first")
@@ -251,7 +251,7 @@ def _batch_routes(context: Context, runner: BatchRunner, models: Models) -> Sequ
         batch = await found(caller.tenant, batch_id)
         if await asyncio.to_thread(table.change, batch_id, "cancelling", ["validating", "in_progress"]):
             context.emit(caller.act("batch.cancelled", batch_id))
-            runner.look()
+            runner.poll_now()
         elif batch.status not in ("cancelling", "cancelled", "failed"):  # of a failed one there is nothing to cancel
             message = f"The batch is {batch.status}; allowed: to cancel one that has not ended"
             raise RequestRefused(message, code="batch_ended", status=409)

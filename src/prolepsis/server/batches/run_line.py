@@ -69,14 +69,12 @@ async def run_line(raw: bytes, custom_id: str, caller: Caller, models: Models) -
 
 
 def _parsed(raw: bytes, intake: Intake) -> tuple[LineBody, bytes]:
-    """Return a line, and the body that its client would send; raises `RequestRefused`."""
     line = parse_line(raw, intake.uploads)
     given = {"store": False, **line.body}  # the batch's file has the answer
     return line, json.dumps(given, ensure_ascii=False).encode()
 
 
 def not_run(code: str, message: str, custom_id: str) -> LineResult:
-    """Return the result of a line that never ran."""
     error = {"code": code, "message": message}
     return LineResult("failed", _text(f"batch_req_{uuid4().hex}", custom_id, None, error))
 

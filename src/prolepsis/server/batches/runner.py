@@ -67,13 +67,12 @@ class BatchRunner(Feature):
         self._lines = counter(context.registry, "batch_lines", "Lines of batches that ended here", "state")
         self._in_flight = gauge(context.registry, "batch_lines_in_flight", "Lines of batches that run here")
 
-    def look(self) -> None:
+    def poll_now(self) -> None:
         """Look at the store at once: something has changed there."""
         self._looked = 0.0
         self._wake.set()
 
     async def run(self) -> None:
-        """Work until cancelled."""
         while self._is_kept:
             self._wake.clear()
             await contained_tick(self)
@@ -138,7 +137,6 @@ class BatchRunner(Feature):
         return self.table.settle([(ended[0], _failed(ended[0], error))])
 
     async def _start(self) -> None:
-        """Start lines while there is room, first those of tenants that have the fewest in flight."""
         in_flight = Counter(batch.tenant for batch, _ in self._running.values())
         num_tenants = len({batch.tenant for batch in self._open})
         for batch in sorted(self._open, key=lambda one: (in_flight[one.tenant], one.created_at)):
@@ -188,7 +186,7 @@ class BatchRunner(Feature):
             pass
         finally:
             del self._reading[batch.tenant]
-            self.look()
+            self.poll_now()
 
     async def _keep_lines(self, batch: StoredBatch) -> None:
         batch_id, start, piece = batch.batch_id, 0, b"-"

@@ -54,7 +54,9 @@ class ChatSession:
                 self.usage = chunk.get("usage") or self.usage
                 for choice in chunk["choices"]:
                     answer.append(choice["delta"].get("content") or "")
-                    yield from (DraftedText(one["text"], one["drafted_by"] or "") for one in choice.get("origins", ()))
+                    yield from (
+                        DraftedText(piece["text"], piece["drafted_by"] or "") for piece in choice.get("origins", ())
+                    )
         except BaseException:
             self.messages.pop()  # a question without an answer is no part of the conversation
             raise
@@ -159,7 +161,7 @@ def _obeyed(said: str, conversation: ChatSession) -> bool:
     if said in ("/plain", "/draft"):
         conversation.drafts = said == "/draft"
     elif said == "/new":
-        conversation.messages = [one for one in conversation.messages if one["role"] == "system"]
+        conversation.messages = [message for message in conversation.messages if message["role"] == "system"]
     elif said.startswith("/") and " " not in said:
         note(COMMANDS)
     else:

@@ -95,7 +95,6 @@ class Endpoint(Generic[B]):
 
 
 async def answered(request: Request, body: B, models: Models, endpoint: Endpoint[B]) -> Response:
-    """Return the answer to a request, by the path of all requests."""
     services = models.of(body.model, caller_of(request))
     return await services.idempotency.once(request, body, partial(_answered, body, services, endpoint))
 
@@ -145,7 +144,6 @@ def tool(name: str, description: str | None, schema: Schema | None, *, strict: b
 
 
 def call(call_id: str, name: str, arguments: Schema) -> bodies.ToolCallBody:
-    """Return a call of an earlier answer."""
     written = json.dumps(arguments, ensure_ascii=False)
     function = bodies.CalledFunctionBody.model_construct(name=name, arguments=written)
     return bodies.ToolCallBody(id=call_id, function=function)
@@ -158,6 +156,5 @@ def arguments_of(written: str) -> Json:
 
 
 def form_of(schema: Schema) -> bodies.ResponseFormat:
-    """Return the form of an answer by its schema."""
     named = bodies.JsonSchemaBody.model_construct(name="answer", schema_=schema)
     return bodies.ResponseFormat(type="json_schema", json_schema=named)

@@ -15,7 +15,7 @@ from prolepsis.control.web.intake import Reading
 from prolepsis.control.web.refusals import headers_too_slow, invalid_http, too_many_connections
 from prolepsis.core.config import ServerConfig
 from prolepsis.server.admission.metrics import AdmissionMetrics
-from prolepsis.server.front.connections import connection_limit
+from prolepsis.server.front.listener import connection_limit
 from prolepsis.server.front.request_head import StrictConnection
 
 LOOK_FOR_RESET_S = 0.1
@@ -77,7 +77,7 @@ class GatewayProtocol(H11Protocol):
 
     def _take_place(self) -> bool:
         """Close the connection that has been silent for longest; return whether there was one."""
-        longest = next((one for one in self.silent if not one._goes_on), None)
+        longest = next((connection for connection in self.silent if not connection._goes_on), None)
         if longest is None:
             return False
         del self.silent[longest]

@@ -61,7 +61,6 @@ class StrictConnection(h11.Connection):
 
 
 def unfit(request: h11.Request) -> Refused | None:
-    """Return why a request is refused by its head alone."""
     headers = list(request.headers)
     return _unfit_version(request) or _unfit_fields(headers) or _unfit_body(request, dict(headers))
 

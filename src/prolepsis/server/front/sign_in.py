@@ -18,8 +18,8 @@ from prolepsis.control.web.routes import OPEN, Roles, Route
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.stored_text import UNSTORABLE
 from prolepsis.server.admission.metrics import AdmissionMetrics
-from prolepsis.server.front.connections import is_loopback
 from prolepsis.server.front.keys import Keys
+from prolepsis.server.front.listener import is_loopback
 
 
 @dataclass(slots=True)

@@ -21,7 +21,6 @@ Parts = AsyncGenerator[Delta | RequestStats, None]
 async def whole_completion(
     parts: Parts, prepared: PreparedRequest, services: Services, form: Format
 ) -> tuple[Json, RequestStats]:
-    """Return the document and the request's stats."""
     deltas: list[list[Delta]] = [[] for _ in range(prepared.num_choices)]
     stats = await consumed(parts, lambda delta: deltas[delta.index].append(delta))
     size, tenant = prepared.reply_bytes(stats.num_output_tokens), prepared.context.caller.tenant
@@ -63,7 +62,6 @@ class CompletionChunks(Voice):
         self._of_first, self._num_tokens = _prompts(prepared), 0
 
     async def of(self, parts: Parts) -> AsyncGenerator[Json, None]:
-        """Yield a chunk per delta, and the last one."""
         async with aclosing(parts):
             async for part in parts:
                 if isinstance(part, Delta):
@@ -132,6 +130,5 @@ async def _accounts(prepared: PreparedRequest, services: Services, stats: Reques
 
 
 async def num_tokens(text: str, prepared: PreparedRequest, services: Services) -> int:
-    """Return how many tokens a part of an answer has."""
     encode = partial(services.tokenizer.encode, text, add_special_tokens=False)
     return len(await services.intake.large_work.run(prepared.context.caller.tenant, len(text), encode))

@@ -93,14 +93,14 @@ async def _decided(body: DecisionsBody, services: Services, request: Request) ->
     asked = CompletionBody.model_construct(prompt=prompts, max_tokens=0, **shared)
     prepared = await prepare_completion(asked, context, services)
     requests = [
-        replace(one, params=replace(one.params, prompt_logprobs=0, scored_from=len(begin))) for one in prepared.requests
+        replace(generate, params=replace(generate.params, prompt_logprobs=0, scored_from=len(begin)))
+        for generate in prepared.requests
     ]
     prepared = replace(prepared, requests=tuple(requests), one_prefix=True)
     return await whole_reply(request, prepared, services, _scored(request, body, prepared, services))
 
 
 def _tokens(body: DecisionsBody, tokenizer: Tokenizer) -> tuple[list[int], list[list[int]]]:
-    """Return the tokens of the prompt, and those of each candidate behind it."""
     begin = templated(body, tokenizer) if body.prompt is None else tokenizer.encode(body.prompt)
     if not begin:
         raise InvalidParameter("prompt has no tokens; allowed: 1 or more", param="prompt")
@@ -118,7 +118,7 @@ async def _scored(
         if not found:
             message = "candidates are given, and this engine does not score prompts; allowed: no /v1/decisions"
             raise InvalidParameter(message, param="candidates")
-        scores[delta.index] = max(LOWEST_LOGPROB, math.fsum(one.logprob for one in found))
+        scores[delta.index] = max(LOWEST_LOGPROB, math.fsum(token.logprob for token in found))
         numbers[delta.index] = len(found)
 
     stats = await consumed(answer(request, prepared, services), take)
@@ -135,5 +135,5 @@ async def _scored(
 def shares(logprobs: Sequence[float]) -> Sequence[float]:
     """Return the probabilities that add up to 1 and have the ratios of these."""
     most = max(logprobs)
-    weights = [math.exp(one - most) for one in logprobs]
+    weights = [math.exp(logprob - most) for logprob in logprobs]
     return [weight / math.fsum(weights) for weight in weights]

@@ -115,7 +115,6 @@ def explained(policy: Policy, sample: Sample) -> ExplainedRequest:
 
 
 def explain_routes(policies: Policies, defaults: Callable[[], SamplingDefaults]) -> Sequence[Route]:
-    """Return the route that explains a request."""
     routes, large_work = Routes(), LargeWork()
 
     @routes.post("/admin/policy/explain", roles=READERS, summary="What a policy makes of a request")

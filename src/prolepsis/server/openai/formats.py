@@ -160,7 +160,6 @@ def _chat_ending(deltas: Sequence[Delta], answer: ChatReader, prepared: Prepared
 
 
 def _tokens(deltas: Sequence[Delta], prepared: PreparedRequest) -> Json:
-    """Return what is shown of single tokens, where it is asked for."""
     ids = [token for delta in deltas for token in delta.token_ids]
     return {**({"token_ids": ids} if prepared.body.return_token_ids else {}), **_origins(deltas, prepared)}
 
@@ -170,7 +169,7 @@ def _origins(deltas: Sequence[Delta], prepared: PreparedRequest) -> Json:
     speculation = prepared.body.speculation
     if speculation is None or not speculation.origins:
         return {}
-    tokens = [(one.by, one.text) for delta in deltas for one in delta.tokens] or [("", d.text) for d in deltas]
+    tokens = [(token.by, token.text) for delta in deltas for token in delta.tokens] or [("", d.text) for d in deltas]
     runs = groupby(tokens, key=itemgetter(0))
     pieces = ((by, "".join(text for _, text in run)) for by, run in runs)
     return {"origins": [{"text": text, "drafted_by": by or None} for by, text in pieces if text]}

@@ -38,7 +38,6 @@ class _OpenItem:
     logprobs: list[Json] = field(default_factory=list)
 
     def shown(self, status: str) -> Json:
-        """Return the item as it is now."""
         item: Json = {"id": self.item_id, "type": self.kind, "status": status}
         parts = [] if status == "in_progress" else [self.part()]
         if self.kind == "message":

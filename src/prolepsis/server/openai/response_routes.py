@@ -92,7 +92,7 @@ def _routes(responses: StoredResponses, emit: Emit, ping_s: float) -> Sequence[R
         if not await asyncio.to_thread(table.remove, caller.tenant, response_id):
             _not_found(response_id)
         emit(caller.act("response.deleted", response_id))
-        responses.look()
+        responses.poll_now()
         return ResponseDeletedReply(id=response_id)
 
     @routes.post(
@@ -109,7 +109,7 @@ def _routes(responses: StoredResponses, emit: Emit, ping_s: float) -> Sequence[R
             raise RequestRefused(message, code="response_ended")
         if before.status != "cancelled":
             emit(caller.act("response.cancelled", response_id))
-            responses.look()
+            responses.poll_now()
         return JSONResponse(response.document)
 
     @routes.get("/v1/responses/{response_id}/input_items", roles=CLIENTS, summary="List what a response was given")

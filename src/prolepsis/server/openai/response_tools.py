@@ -116,7 +116,6 @@ class NamedCall:
 
     @property
     def function(self) -> str:
-        """The function's name in the chat."""
         return f"{self.namespace}.{self.name}" if self.namespace else self.name
 
 
@@ -142,7 +141,7 @@ ResponseTool: TypeAlias = Annotated[
 
 def callable_tools(tools: Sequence[CallableTool | NamespaceBody]) -> list[tuple[NamedCall, CallableTool]]:
     """Return tools that may be called, each with what its calls are called; raises `InvalidParameter` for too many."""
-    groups = [(one.name, one.tools) if isinstance(one, NamespaceBody) else (None, [one]) for one in tools]
+    groups = [(tool.name, tool.tools) if isinstance(tool, NamespaceBody) else (None, [tool]) for tool in tools]
     found = [(NamedCall(tool.name, space, tool.type == "custom"), tool) for space, some in groups for tool in some]
     if len(found) > MAX_TOOLS:
         raise InvalidParameter(f"tools holds {len(found)} tools; allowed: at most {MAX_TOOLS}", param="tools")
@@ -150,12 +149,10 @@ def callable_tools(tools: Sequence[CallableTool | NamespaceBody]) -> list[tuple[
 
 
 def chat_tool(named: NamedCall, tool: CallableTool) -> ToolBody:
-    """Return the tool as the chat has it."""
     return ToolBody(type="function", function=tool.function.model_copy(update={"name": named.function}))
 
 
 def chat_choice(choice: ToolWord | NamedFunction | AllowedFunctions) -> ToolChoice:
-    """Return the choice as the chat has it."""
     if isinstance(choice, str):
         return choice
     if isinstance(choice, NamedFunction):

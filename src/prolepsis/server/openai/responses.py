@@ -40,7 +40,7 @@ async def prepare_response(
     """Check `body`, behind the conversation of `earlier`, as the chat it stands for; raises `UserError`."""
     if not all(tool.is_enforced for _, tool in body.callable):
         context.warn("tools[].format: the model reads the grammar, and may leave it")
-    num_bytes = context.num_bytes + sum(one.num_bytes for one in earlier)
+    num_bytes = context.num_bytes + sum(response.num_bytes for response in earlier)
     turn = partial(services.intake.large_work.run, context.caller.tenant, num_bytes)
     try:
         whole = await turn(lambda: _conversation(body, earlier, services))
@@ -67,8 +67,7 @@ def _conversation(body: ResponsesBody, earlier: Sequence[StoredResponse], servic
 
 
 def items_of(conversation: Sequence[StoredResponse]) -> list[Mapping[str, object]]:
-    """Return what was given and answered in a conversation."""
-    return [item for one in conversation for item in (*one.input, *one.output)]
+    return [item for response in conversation for item in (*response.input, *response.output)]
 
 
 def num_input_tokens(body: ResponsesBody, earlier: Sequence[StoredResponse], services: Services) -> int:
@@ -125,7 +124,6 @@ class ResponseShape(Voice):
         }
 
     def numbered(self, event: Json) -> Json:
-        """Return the next event."""
         numbered: Json = {**event, "sequence_number": next(self._number)}
         return padded(numbered) if self._is_padded and str(event["type"]).endswith(".delta") else numbered
 
@@ -163,13 +161,11 @@ class ResponseShape(Voice):
         return {**self.shown("failed"), "error": {"code": code, "message": str(describe_error(error))}}
 
     def shown(self, status: str = "in_progress") -> Json:
-        """Return the response as it is now."""
         state: Json = {"status": status, "error": None, "incomplete_details": None, "usage": None}
         return {**self._frame, **state, "output": list(self.items.output)}
 
 
 async def whole_response(parts: Parts, shape: ResponseShape) -> tuple[Json, RequestStats]:
-    """Return the response object and the request's stats."""
     stats = await consumed(parts, shape.items.take)
     return await shape.ended(stats), stats
 

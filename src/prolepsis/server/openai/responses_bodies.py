@@ -180,7 +180,6 @@ _FIELDS = {
 
 
 def shown_items(items: Sequence[InputItem]) -> list[Json]:
-    """Return items as clients see them, each with an id."""
     shown = list[Json]()
     for item in items:
         one: Json = {"id": item_id(item.type), "status": "completed", **item.model_dump(exclude_none=True)}

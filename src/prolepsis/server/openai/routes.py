@@ -70,7 +70,6 @@ def named(body: B, models: Models, request: Request) -> B:
 
 
 def openai_routes(models: Models) -> Sequence[Route]:
-    """Return the routes that generate, and those that tokenize."""
     routes = Routes()
     generating = partial(
         routes.post, roles=CLIENTS, errors=(409, 502, 504), streams="text/event-stream", headers=HEADERS
@@ -174,7 +173,6 @@ def streamed(
     framing: Framing,
     voice: Voice = SILENT,
 ) -> Response:
-    """Return the events of an answer as they come, with what is said meanwhile."""
     admission, request_id = services.admission, prepared.requests[0].request_id
     return AnswerStream(
         events,

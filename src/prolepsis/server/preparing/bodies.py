@@ -239,7 +239,7 @@ class SpeculationBody(Body):
     """Prolepsis' own field: what this request asks of speculation. It never changes the output."""
 
     mode: SpecMode | None = None
-    """auto: where it pays; off; on: wherever there is a draft; shadow: draft and compare, verify nothing."""
+    """auto: where it pays; off; always: wherever there is a draft; shadow: draft and compare, verify nothing."""
     max_depth: Count | None = None
     """Ceiling on drafted tokens a step."""
     proposer: str | None = None
@@ -317,7 +317,6 @@ class GenerationBody(SharedBody):
 
     @property
     def answer_tokens(self) -> int | None:
-        """Length of the answer that is asked for."""
         return self.max_tokens
 
 
@@ -388,7 +387,6 @@ class FillBody(SharedBody):
     random_seed: Seed | None = None
 
     def completion(self) -> CompletionBody:
-        """Return the completion that means the same."""
         given = {name: value for name, value in self if name != "random_seed"}
         seed = self.seed if self.random_seed is None else self.random_seed
         return CompletionBody.model_construct(**{**given, "prompt": [self.prompt], "seed": seed})

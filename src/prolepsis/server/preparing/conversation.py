@@ -249,7 +249,7 @@ def without_attribution(messages: Sequence[Message]) -> list[Message]:
 def moved(messages: Sequence[Message], names: Sequence[MovedLine]) -> tuple[list[Message], list[MovedLine]]:
     """Return messages with these lines of the first system texts behind the last message, and which there were."""
     kept, lines, found = list(messages), list[str](), list[MovedLine]()
-    first_turn = next((i for i, one in enumerate(messages) if one.role not in _SYSTEM), 0)
+    first_turn = next((i for i, message in enumerate(messages) if message.role not in _SYSTEM), 0)
     if not first_turn or messages[-1].role not in ("user", "tool"):  # the answer goes on behind what it has begun with
         return kept, found
     for name in names:
@@ -260,7 +260,7 @@ def moved(messages: Sequence[Message], names: Sequence[MovedLine]) -> tuple[list
     if lines:
         reminder = "<system-reminder>\n" + "\n".join(lines) + "\n</system-reminder>"
         kept[-1] = kept[-1].model_copy(update={"content": f"{kept[-1].content or ''}\n\n{reminder}"})
-    return [one for one in kept if one.role not in _SYSTEM or one.content], list(dict.fromkeys(found))
+    return [message for message in kept if message.role not in _SYSTEM or message.content], list(dict.fromkeys(found))
 
 
 def _without(lines: re.Pattern[str], message: Message) -> Message | None:

@@ -64,7 +64,6 @@ def request_facts(
 
 
 def tool_choice(body: GenerationBody) -> ToolChoiceKind:
-    """Return how the request lets the answer call tools; without tools it does not."""
     if not isinstance(body, ChatBody) or not body.tools:
         return "none"
     if isinstance(body.tool_choice, NamedTool):

@@ -122,15 +122,14 @@ class _Items:
     def _triggered(self, form: Format, given: object, place: str) -> str:
         tag = _checked(given, place)
         begin = str(tag.get("begin"))
-        triggers = [one for one in form["triggers"] if isinstance(one, str) and one]
-        trigger = next((one for one in triggers if begin.startswith(one)), None)
+        triggers = [text for text in form["triggers"] if isinstance(text, str) and text]
+        trigger = next((text for text in triggers if begin.startswith(text)), None)
         if trigger is None:
             raise _refused(f"{place}.begin", begin, "a text that begins with one of the triggers")
         rest = self.item({**tag, "begin": begin.removeprefix(trigger)}, "", place)
         return f"{self._text(trigger, place)} {rest}"
 
     def _text(self, end: str | None, place: str) -> str:
-        """Return an item for any text up to `end`."""
         if end is None:
             return "TEXT"
         if not end:

@@ -8,13 +8,19 @@ from typing import get_args
 from uuid import uuid4
 
 from prolepsis.control.policy.decision import SpeculationRequest
+from prolepsis.control.web.feature import Feature
 from prolepsis.control.web.fields import MAX_SAMPLES
-from prolepsis.core.config import MovedLine
+from prolepsis.control.web.intake import Intake
+from prolepsis.core.config import MovedLine, ServerConfig
+from prolepsis.core.engine_client import EngineClient
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.facts import traffic_class_of
 from prolepsis.core.kill_scope import request_scopes
 from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams
 from prolepsis.engine.text.answer_formats.fenced import Fits, skeletons
+from prolepsis.engine.text.tokenizer import Tokenizer
+from prolepsis.server.admission.controller import AdmissionController
+from prolepsis.server.output.pipeline import OutputPolicies
 from prolepsis.server.preparing.asked import Asked
 from prolepsis.server.preparing.bodies import ChatBody, CompletionBody, GenerationBody
 from prolepsis.server.preparing.constraint import constraint
@@ -22,9 +28,21 @@ from prolepsis.server.preparing.conversation import ModelPrompt, chat_conversati
 from prolepsis.server.preparing.facts import request_facts
 from prolepsis.server.preparing.fill import fill_prompt, fill_stop
 from prolepsis.server.preparing.limits import AnswerRoom, sampling_params
-from prolepsis.server.preparing.model_parts import ModelParts
 from prolepsis.server.preparing.prepared import PreparedRequest, RequestContext
 from prolepsis.server.preparing.speculation import check_allowed, requested_speculation
+from prolepsis.server.speculation_control import SpeculationControl
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelParts:
+    config: ServerConfig
+    client: EngineClient
+    tokenizer: Tokenizer
+    intake: Intake
+    admission: AdmissionController
+    speculation: SpeculationControl
+    output: OutputPolicies
+    features: Sequence[Feature]
 
 
 async def prepare_chat(
@@ -141,7 +159,6 @@ def _limits(
 def _request(
     body: GenerationBody, prompt: ModelPrompt, params: SamplingParams, max_tokens: int, grammar: GrammarSpec | None
 ) -> GenerateRequest:
-    """Return what the body says of one prompt's request."""
     return GenerateRequest(
         request_id="",
         prompt_token_ids=prompt.token_ids,

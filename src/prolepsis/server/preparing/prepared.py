@@ -105,7 +105,6 @@ class PreparedRequest:
 
     @property
     def echoes(self) -> bool:
-        """Answers begin with their prompt."""
         return isinstance(self.body, CompletionBody) and bool(self.body.echo)
 
     @property

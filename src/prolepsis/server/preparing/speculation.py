@@ -23,7 +23,6 @@ def mode_at_start(decision: Decision) -> str:
 
 
 def decided_by(decision: Decision) -> str:
-    """Return the part of a header that names rule, policy, rollout and flags."""
     text = f";rule={decision.rule};policy={decision.policy_version}" if decision.rule is not None else ""
     if decision.assignment is not None:
         text += f";rollout={decision.assignment.rollout_id};arm={decision.assignment.arm}"

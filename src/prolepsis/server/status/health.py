@@ -14,9 +14,8 @@ from prolepsis.control.web.fields import Reply
 from prolepsis.control.web.routes import ANY_ROLE, OPEN, PUBLIC, WATCHERS, Route, Routes
 from prolepsis.core.engine_client import EngineClient
 from prolepsis.server.admission.controller import AdmissionController
-from prolepsis.server.status.deep_check import DeepHealth
 from prolepsis.server.status.recorder import Recorder, StoreState
-from prolepsis.server.status.service_health import ServiceHealth
+from prolepsis.server.status.service_health import DeepHealth, ServiceHealth
 
 
 class Live(Reply):

@@ -53,7 +53,6 @@ class MetricsFeature(Feature):
             return Response(shown, media_type=content_type)
 
     async def tick(self) -> None:
-        """Note once when the engine is ready."""
         if not self._ready and self._client.health().ready:
             self._ready = True
             self._metrics.startup.ready(self._clock() - self._began)

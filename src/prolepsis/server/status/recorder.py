@@ -33,7 +33,6 @@ class Recorder(Feature):
         self._prices_version = prices_version
 
     def on_request_end(self, ended: RequestEnded) -> None:
-        """Record the prompts of a request."""
         if not self._writer.is_on:
             return
         for prompt in ended.prompts:
@@ -53,5 +52,4 @@ class Recorder(Feature):
 
 
 def feature(context: Context, costs: CostFeature) -> Recorder:
-    """Return what records requests, each with the price of its time."""
     return Recorder(context.store, context.config.store_sample, lambda: costs.price.label if costs.price else None)

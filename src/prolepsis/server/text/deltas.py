@@ -99,7 +99,7 @@ class ChoiceText:
         self._places = TokenPlaces(tokenizer, skip_special_tokens=skip_special_tokens, start=start)
         self._held: list[OutputToken] = []
         self._positions = Positions()
-        self._num_told = 0
+        self._num_sent = 0
         self._first = True
 
     def take(self, event: Tokens) -> Delta | None:
@@ -125,9 +125,9 @@ class ChoiceText:
         if not text and not self.finished:
             return None
         tokens, self._held = tuple(self._held), []
-        logprobs = tuple(one.shown for one in tokens if one.shown) if self._with_logprobs else None
-        token_ids = tuple([one.token_id for one in tokens])
-        by = tuple([one.by for one in tokens if one.by])
+        logprobs = tuple(token.shown for token in tokens if token.shown) if self._with_logprobs else None
+        token_ids = tuple([token.token_id for token in tokens])
+        by = tuple([token.by for token in tokens if token.by])
         delta = Delta(
             self._index,
             text,
@@ -137,13 +137,13 @@ class ChoiceText:
             stop_reason,
             token_ids,
             tokens,
-            position=self._num_told,
+            position=self._num_sent,
             num_tokens=len(tokens),
             delivered=by,
             prompt=self._prompt,
         )
         self._first = False
-        self._num_told += len(tokens)
+        self._num_sent += len(tokens)
         return delta
 
     def _read(self, event: Tokens) -> str:

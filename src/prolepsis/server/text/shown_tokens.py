@@ -59,7 +59,6 @@ class TokenPlaces:
         return offset
 
     def shown(self, token_id: int, logprobs: TokenLogprobs | None) -> ShownToken:
-        """Return the next token of the text."""
         raw, found = self.raw(token_id), logprobs or TokenLogprobs(0.0)
         top = tuple(
             ShownToken(other, self.raw(other), max(value, LOWEST_LOGPROB), rank=rank)

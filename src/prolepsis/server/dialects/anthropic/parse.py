@@ -147,9 +147,8 @@ class MessagesBody(CountTokensBody):
 
 
 def to_chat(body: CountTokensBody) -> ChatBody:
-    """Return the chat that means the same; raises `InvalidParameter`."""
     choice, form = body.tool_choice, body.output_config and body.output_config.format
-    tools = [tool(one.name, one.description, one.input_schema, strict=one.strict) for one in body.tools or ()]
+    tools = [tool(given.name, given.description, given.input_schema, strict=given.strict) for given in body.tools or ()]
     return ChatBody.model_construct(
         model=body.model,
         messages=list(_joined(_messages(body))),
@@ -194,7 +193,7 @@ def _message(role: Literal["user", "assistant", "system"], block: Block) -> Iter
     elif block.type == "tool_use":
         yield Message(role=role, content="", tool_calls=[call(block.id or "", block.name or "", block.input or {})])
     elif block.type == "tool_result":
-        text = _BETWEEN.join(one.text for one in block.content or ())
+        text = _BETWEEN.join(part.text for part in block.content or ())
         text = f"Error: {text}" if block.is_error else text
         yield Message(role="tool", content=text, tool_call_id=block.tool_use_id)
 
@@ -214,11 +213,11 @@ def _joined(messages: Iterator[Message]) -> Iterator[Message]:
 
 
 def _one(group: list[Message]) -> Message:
-    thoughts = [one.reasoning_content for one in group if one.reasoning_content]
+    thoughts = [message.reasoning_content for message in group if message.reasoning_content]
     joined = {
-        "content": _BETWEEN.join(one.content for one in group if one.content),
+        "content": _BETWEEN.join(message.content for message in group if message.content),
         "reasoning_content": _BETWEEN.join(thoughts) or None,
-        "tool_calls": [call for one in group for call in one.tool_calls or ()] or None,
+        "tool_calls": [call for message in group for call in message.tool_calls or ()] or None,
     }
     return group[0].model_copy(update=joined)
 

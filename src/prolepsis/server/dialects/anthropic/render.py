@@ -94,7 +94,6 @@ class MessageRendering(Rendering):
         return {"type": f"content_block_{what}", "index": len(self._blocks) - 1, **more}
 
     def _shown(self, block: dict[str, str], text: str) -> Json:
-        """Return a block with its text so far."""
         if block["type"] == "tool_use":
             return {"type": "tool_use", "id": block["id"], "name": block["name"], "input": arguments_of(text)}
         signature = {"signature": self._prepared.answer_id if text else ""} if block["type"] == "thinking" else {}

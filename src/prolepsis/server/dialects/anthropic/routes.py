@@ -69,7 +69,6 @@ class TokensCounted(Reply):
 
 
 def messages_routes(models: Models) -> Sequence[Route]:
-    """Return the routes of this dialect."""
     routes = Routes(ERRORS)
 
     @routes.post(

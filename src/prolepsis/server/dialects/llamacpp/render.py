@@ -39,7 +39,9 @@ class LlamaCppRendering(Rendering):
             return []
         self._text += delta.text
         self._token_ids += delta.token_ids
-        probs = [{**_token(one), "top_logprobs": [_token(top) for top in one.top]} for one in delta.logprobs or ()]
+        probs = [
+            {**_token(token), "top_logprobs": [_token(top) for top in token.top]} for token in delta.logprobs or ()
+        ]
         self._probs += probs
         if not (delta.text or delta.token_ids):
             return []

@@ -99,8 +99,8 @@ class OllamaGenerateBody(OllamaBody):
 
 def parse_chat(body: OllamaChatBody) -> ChatBody:
     """Return the chat that means the same."""
-    given = [one.function for one in body.tools or ()]
-    tools = [tool(one.name, one.description, one.parameters) for one in given]
+    given = [tool_given.function for tool_given in body.tools or ()]
+    tools = [tool(function.name, function.description, function.parameters) for function in given]
     return _chat(body, messages=list(_messages(body.messages or ())), tools=tools or None)
 
 
@@ -145,9 +145,11 @@ def _messages(messages: Sequence[OllamaMessage]) -> Iterator[Message]:
     number, waiting = 0, list[tuple[str, str | None]]()
     for message in messages:
         if message.role == "tool":
-            named = [one for one in waiting if one[1] == message.tool_name] or waiting or [("call_0", "")]
+            named = (
+                [open_call for open_call in waiting if open_call[1] == message.tool_name] or waiting or [("call_0", "")]
+            )
             call_id = message.tool_call_id or named[0][0]
-            waiting = [one for one in waiting if one[0] != call_id]
+            waiting = [open_call for open_call in waiting if open_call[0] != call_id]
             yield Message(role="tool", content=message.content, tool_call_id=call_id)
             continue
         calls = [
@@ -155,6 +157,6 @@ def _messages(messages: Sequence[OllamaMessage]) -> Iterator[Message]:
             for i, one in enumerate(message.tool_calls or ())
         ]
         number += len(calls)
-        waiting += [(one.id, one.function.name) for one in calls]
+        waiting += [(made.id, made.function.name) for made in calls]
         thought = message.thinking or None
         yield Message(role=message.role, content=message.content, tool_calls=calls or None, reasoning_content=thought)

@@ -41,7 +41,7 @@ class _OllamaRendering(Rendering):
             else:
                 shown[piece.kind] += piece.text
                 self._texts[piece.kind] += piece.text
-        logprobs = None if delta.logprobs is None else [chat_logprobs(one) for one in delta.logprobs]
+        logprobs = None if delta.logprobs is None else [chat_logprobs(token) for token in delta.logprobs]
         if logprobs is not None:
             self._logprobs = [*(self._logprobs or ()), *logprobs]
         calls = self._whole_calls() if delta.finish_reason is not None else []
