@@ -33,7 +33,6 @@ class Delivery:
             self.emitted[name] += 1
 
     def passed(self, delta: Delta) -> None:
-        """The client's side has taken `delta`."""
         for name in delta.delivered:
             self.delivered[name] += 1
 
@@ -84,7 +83,6 @@ class DeliveryCounts:
     lost: Tally[LossReason] = field(default_factory=Tally)
 
     def add(self, drafts: DeliveredDrafts) -> None:
-        """Count what became of a prompt's drafts."""
         self.num_verified += drafts.num_verified
         self.num_delivered += drafts.num_delivered
         self.lost += Tally(drafts.lost)
@@ -124,7 +122,6 @@ class DeliveryFeature(Feature):
         return DeliveryReply(policies=policies, delivered=[counts for _, counts in sorted(self._counts.items())])
 
     def on_request_end(self, ended: RequestEnded) -> None:
-        """Count what was delivered of a request."""
         for prompt in ended.prompts:
             for name, drafts in prompt.delivery.items():
                 key = (name, prompt.request.traffic_class)

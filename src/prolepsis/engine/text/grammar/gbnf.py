@@ -181,7 +181,6 @@ class _Reader:
 
 
 def _apart(ranges: list[tuple[int, int]], *, within: bool = False) -> tuple[tuple[int, int], ...]:
-    """Return ranges sorted and joined, or those between them."""
     joined = list[tuple[int, int]]()
     for low, high in sorted(ranges):
         if joined and low <= joined[-1][1] + 1:

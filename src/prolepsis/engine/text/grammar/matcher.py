@@ -131,7 +131,6 @@ class Matcher:
         return over
 
     def is_accepting(self, path: Sequence[int] = ()) -> bool:
-        """Say whether the answer may end after `path`."""
         if self.is_over(path):
             return True
         return self._ask(lambda parser: parser.is_accepting())
