@@ -20,7 +20,7 @@ from typer.main import get_command
 
 from prolepsis.control.store import tables
 from prolepsis.control.web.routes import Route
-from prolepsis.core.config import EngineConfig, ServerConfig, Terms
+from prolepsis.core.config import EngineConfig, ServerConfig, SettingTerms
 from prolepsis.core.stages import STAGES
 from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.core.terminal import output
@@ -105,8 +105,8 @@ def settings() -> Iterator[str]:
             yield f"  {name}.{term}: {_plain_type(inner.annotation)} = {inner.default!r}"
 
 
-def _has_terms(kind: object) -> TypeGuard[type[Terms]]:
-    return isinstance(kind, type) and issubclass(kind, Terms)
+def _has_terms(kind: object) -> TypeGuard[type[SettingTerms]]:
+    return isinstance(kind, type) and issubclass(kind, SettingTerms)
 
 
 def _plain_type(annotation: object) -> str:
