@@ -17,11 +17,16 @@ class UpstreamMetrics:
     """Belongs to one event loop."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._up = gauge(registry, "upstream_up", "1 while a pool of upstream engines answers", "pool")
-        text = "Answers that pools were asked for, by how they ended"
+        self._up = gauge(
+            registry, "upstream_up", "1 while a pool of upstream engines answers: plain, speculating", "pool"
+        )
+        text = (
+            "Answers that pools were asked for: finished, lost, busy, refused, or left by their "
+            "reader; a sample is an answer"
+        )
         self._answers = counter(registry, "upstream_answers", text, "pool", "outcome")
         texts = {
-            "drafts": "Drafts of the speculating pool, by its own metrics",
+            "drafts": "Drafts of the speculating pool over all that it serves, by its own metrics (vLLM)",
             "draft_tokens": "Draft tokens of the speculating pool, by its own metrics",
             "accepted_tokens": "Accepted draft tokens of the speculating pool, by its own metrics",
         }
