@@ -4,10 +4,13 @@ The site has them (`make docs`); `python -m docs.tables NAME` prints one.
 """
 
 import html
+import logging
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import redirect_stdout
 from functools import cache
+from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -29,7 +32,12 @@ MARKER = re.compile(r"^<!-- table: (\w+)((?: [\w*]+)*) -->$", re.MULTILINE)
 @cache
 def families() -> Mapping[str, MetricFamily]:
     """Return all families of series, of a server with every feature."""
-    with TemporaryDirectory() as folder, server_with_everything(Path(folder)) as (_, metrics):
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    with (
+        redirect_stdout(StringIO()),  # its log
+        TemporaryDirectory() as folder,
+        server_with_everything(Path(folder)) as (_, metrics),
+    ):
         return metrics.registry.families
 
 

@@ -162,6 +162,11 @@ def test_each_table_that_is_made_of_the_code_is_on_a_page() -> None:
     assert sum(page.read_text().count("<!-- table:") for page in PAGES) == len(markers), "a marker is a line of its own"
 
 
+def test_a_decision_has_at_most_forty_lines() -> None:
+    decisions = (ROOT / "docs" / "why" / "decisions").glob("0*.md")
+    assert not [page.name for page in decisions if len(page.read_text().splitlines()) > 40]
+
+
 def test_files_and_modules_that_a_page_names_are_there() -> None:
     paths = [f"/{path.relative_to(ROOT)}" for folder in FOLDERS for path in (ROOT / folder).rglob("*")]
     known = {*paths, *(path.removesuffix(".py") for path in paths)}
