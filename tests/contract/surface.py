@@ -20,7 +20,7 @@ from typer.main import get_command
 
 from prolepsis.control.store import tables
 from prolepsis.control.web.routes import Route
-from prolepsis.core.config import EngineConfig, ServerConfig, Terms
+from prolepsis.core.config import EngineConfig, ServerConfig, SettingTerms
 from prolepsis.core.stages import STAGES
 from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.core.terminal import output
@@ -105,10 +105,10 @@ def settings() -> Iterator[str]:
             yield f"  {name}.{term}: {_plain_type(inner.annotation)} = {inner.default!r}"
 
 
-def terms_of(annotation: object) -> type[Terms] | None:
+def terms_of(annotation: object) -> type[SettingTerms] | None:
     """Return the terms that a setting consists of, if any."""
     kinds = (annotation, *get_args(annotation))
-    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Terms)), None)
+    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, SettingTerms)), None)
 
 
 def _plain_type(annotation: object) -> str:

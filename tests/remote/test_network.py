@@ -96,7 +96,12 @@ async def test_a_silent_host_is_lost() -> None:
 
     server = await asyncio.start_server(greet, "127.0.0.1", 0)
     reader, writer = await asyncio.open_connection("127.0.0.1", server.sockets[0].getsockname()[1])
-    link = await HostLink.to(front_end_channel((reader, writer)), lost_after_s=0.05, tick_s=0.01)
+    channel = front_end_channel((reader, writer))
+    await channel.open()
+    status, *_ = await channel.receive()
+    assert isinstance(status, Status)
+    link = HostLink(channel, status, lost_after_s=0.05, tick_s=0.01)
+    link.attach()
     [event] = [event async for event in link.generate(request("a", [1]))]
     assert isinstance(event, Failed)
     assert isinstance(event.error, EngineDead)

@@ -45,13 +45,13 @@ def _auto_for_none(value: int | None) -> int | str:
     return AUTO if value is None else value
 
 
-class Terms(BaseModel):
+class SettingTerms(BaseModel):
     """Values of one setting, as NAME=VALUE,... or as a mapping of the file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-def described(terms: type[Terms]) -> str:
+def described(terms: type[SettingTerms]) -> str:
     """Return what each of some terms means, with its default."""
     parts = []
     for name, info in terms.model_fields.items():
@@ -60,7 +60,7 @@ def described(terms: type[Terms]) -> str:
     return "; ".join(parts)
 
 
-class UpstreamTerms(Terms):
+class UpstreamTerms(SettingTerms):
     api: UpstreamApi = Field(default="vllm", description="their kind")
     plain: str | None = Field(default=None, description="URL of those that do not speculate")
     speculating: str | None = Field(
@@ -70,7 +70,7 @@ class UpstreamTerms(Terms):
     key_file: Path | None = Field(default=None, description="file with the API key of both URLs")
 
 
-class RemoteProposerTerms(Terms):
+class RemoteProposerTerms(SettingTerms):
     address: str | None = Field(default=None, description="HOST:PORT")
     key: Path | None = Field(default=None, description="file with the key")
     ca: Path | None = Field(
@@ -102,7 +102,7 @@ class RemoteProposerTerms(Terms):
         return given
 
 
-class ServerLimits(Terms):
+class ServiceLimits(SettingTerms):
     max_header_bytes: int = Field(
         default=32 * 2**10, ge=1024, le=2**20, description="largest total size of the request headers"
     )
@@ -477,8 +477,8 @@ class ServerConfig(BaseModel):
         "where it leaves out additionalProperties; move_date, move_tokens_left: such lines of system texts are moved "
         "to the end of the conversation, so that more of it is in the prefix cache; none: nothing of this",
     )
-    limits: ServerLimits = Field(
-        default=ServerLimits(), description=f"bounds that few servers change: {described(ServerLimits)}"
+    limits: ServiceLimits = Field(
+        default=ServiceLimits(), description=f"bounds that few servers change: {described(ServiceLimits)}"
     )
     max_in_engine: int | None = Field(
         default=None,

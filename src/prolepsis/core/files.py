@@ -132,20 +132,22 @@ MOST_BYTES = 2**26
 
 
 def read_text(file: Path, what: str, *, most_bytes: int = MOST_BYTES) -> str:
-    """Return the text of a file; raises `ConfigError`, which calls the file `what`."""
+    """Return the text of a file; raises `ConfigError`, which calls the file `what`, a setting or a part of one."""
     try:
         return _start_of(file, what, most_bytes).decode()
     except OSError as error:
-        raise ConfigError(f"{what} {file} cannot be read: {error.strerror}", param=what) from None
+        raise ConfigError(f"{what} {file} cannot be read: {error.strerror}", param=what.partition(".")[0]) from None
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{what} {file} is not UTF-8: {error.reason}", param=what) from None
+        raise ConfigError(f"{what} {file} is not UTF-8: {error.reason}", param=what.partition(".")[0]) from None
 
 
 def _start_of(file: Path, what: str, most_bytes: int) -> bytes:
     with file.open("rb") as opened:
         found = opened.read(most_bytes + 1)
     if len(found) > most_bytes:
-        raise ConfigError(f"{what} {file} has more than {most_bytes} bytes; allowed: fewer", param=what)
+        raise ConfigError(
+            f"{what} {file} has more than {most_bytes} bytes; allowed: fewer", param=what.partition(".")[0]
+        )
     return found
 
 

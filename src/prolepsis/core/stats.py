@@ -47,7 +47,7 @@ _NAMES = tuple(field.name for field in fields(DeviceSeconds))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Counts:
+class GrowingCounts:
     """Counts of a proposer's drafts, which never fall while it is in its place."""
 
     num_asked: int = 0  # samples it was asked for, step by step
@@ -59,16 +59,16 @@ class Counts:
     gained: float = 0.0  # tokens of it that were accepted
     gained_squared: float = 0.0  # sum over rounds of the square of what each gained
 
-    def fell_from(self, before: "Counts") -> bool:
+    def fell_from(self, before: "GrowingCounts") -> bool:
         """Return whether a count is lower than before: these are counts of something else."""
         return any(getattr(self, name) < getattr(before, name) for name in _GROWING)
 
 
-_GROWING = tuple(field.name for field in fields(Counts))
+_GROWING = tuple(field.name for field in fields(GrowingCounts))
 
 
 @dataclass(frozen=True, slots=True)
-class TenantCounts(Counts):
+class TenantCounts(GrowingCounts):
     """One tenant's part of `TrafficClassCounts`; it begins again if others drafted meanwhile."""
 
     tenant: str
@@ -79,7 +79,7 @@ class TenantCounts(Counts):
 
 
 @dataclass(frozen=True, slots=True)
-class TrafficClassCounts(Counts):
+class TrafficClassCounts(GrowingCounts):
     """Counts since the engine started; they only grow, except those in a row."""
 
     proposer: str

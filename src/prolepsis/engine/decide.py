@@ -174,12 +174,10 @@ class Decisions:
         able = [proposer for proposer in self._proposers.contained if proposer.name in allowed and not proposer.is_out]
         costly = [proposer for proposer in able if not proposer.free]
         now = self._clock()
-        is_seldom = any(self._is_seldom(proposer.name, sequence.traffic_class, now) for proposer in costly or able)
+        keys = [(proposer.name, sequence.traffic_class) for proposer in costly or able]
+        ended: list[Sequence[float]] = [self._ended.get(key, ()) for key in keys]
+        is_seldom = any(len(times) < _ENOUGH or now - times[0] > _MEMORY_S for times in ended)
         return is_seldom and self._shadow_budget.admit_sample(now)
-
-    def _is_seldom(self, proposer: str, traffic_class: str, now: float) -> bool:
-        ended = self._ended.get((proposer, traffic_class))
-        return ended is None or len(ended) < _ENOUGH or now - ended[0] > _MEMORY_S
 
     def _pause(self, rows: Sequence[Row], choices: Sequence[SpeculationChoice], plan: SpecPlan) -> None:
         decoding = [(row.sequence.key, choice.mode) for row, choice in zip(rows, choices, strict=True) if row.decodes]

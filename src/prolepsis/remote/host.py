@@ -4,7 +4,7 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import partial
@@ -13,14 +13,12 @@ from itertools import count
 import structlog
 from msgspec import structs
 
-from prolepsis.core.config import HeadProposerName
 from prolepsis.core.engine_client import Demand, EngineClient, EngineHealth
 from prolepsis.core.errors import EngineError, ProlepsisError
 from prolepsis.core.events import Terminal
 from prolepsis.core.figures import Figure
 from prolepsis.core.messages import Abort, ApplyPlan, InjectFault, OfferDraft, SetCorpora, StopRun
 from prolepsis.core.plan import SpecPlan, strictest
-from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import ProposerMemory, TrafficClassCounts
 from prolepsis.engine.containment import Containment
 from prolepsis.remote.channel import Channel
@@ -242,16 +240,14 @@ class _Connection:
 
     def _take(self, message: ToHost) -> None:
         match message:
-            case Generate(number, request):
-                self._request_ids[number] = self._prefix + request.request_id
-                self._begin(number, self._generate(number, request))
+            case Generate() | ListHeads() | LoadHead():
+                if isinstance(message, Generate):
+                    self._request_ids[message.number] = self._prefix + message.request.request_id
+                task = self.work[message.number] = asyncio.create_task(self._answer(message))
+                task.add_done_callback(partial(self._forget, message.number))
             case Leave(number):
-                if (task := self.work.get(number)) is not None:
-                    task.cancel()
-            case ListHeads(number):
-                self._begin(number, self._list_heads(number))
-            case LoadHead(number, name, proposer):
-                self._begin(number, self._load_head(number, name, proposer))
+                if number in self.work:
+                    self.work[number].cancel()
             case WaitingLoad(demand):
                 self.demand, self.demanded_at = demand, self._host.clock()
             case ApplyPlan(plan):
@@ -266,40 +262,33 @@ class _Connection:
             case _:
                 raise AssertionError(f"{type(message).__name__} is not a message to a host")
 
-    def _begin(self, number: int, work: Coroutine[object, object, None]) -> None:
-        task = self.work[number] = asyncio.create_task(self._answer(number, work))
-        task.add_done_callback(partial(self._forget, number))
-
     def _forget(self, number: int, _: object) -> None:
         del self.work[number]
         self._request_ids.pop(number, None)
         self._host.wake()
 
-    async def _answer(self, number: int, work: Coroutine[object, object, None]) -> None:
+    async def _answer(self, question: Generate | ListHeads | LoadHead) -> None:
         try:
-            await work
+            match question:
+                case Generate(number, request):
+                    known = replace(request, request_id=self._request_ids[number])
+                    async with aclosing(self._client.generate(known)) as events:  # type: ignore[type-var]
+                        async for event in events:
+                            if isinstance(event, Terminal):
+                                self._host.send_figures()
+                            self.send(Streamed(number, structs.replace(event, request_id=request.request_id)))
+                case ListHeads(number):
+                    self.send(Heads(number, tuple(await self._client.heads())))
+                case LoadHead(number, name, proposer):
+                    result = await self._client.swap_head(name, proposer)
+                    self._host.report()  # first: the facts are there before the answer
+                    self.send(HeadLoaded(number, result))
         except Exception as error:  # the front end raises it where the question was asked
             try:
-                self.send(Rejected(number, portable(error)))
+                self.send(Rejected(question.number, portable(error)))
             except Exception:  # contained: it waits for an answer, which words always are
                 log.exception("error_not_sent")
-                self.send(Rejected(number, EngineError(f"{type(error).__name__}: {error}")))
-
-    async def _generate(self, number: int, request: GenerateRequest) -> None:
-        known = replace(request, request_id=self._request_ids[number])
-        async with aclosing(self._client.generate(known)) as events:  # type: ignore[type-var]
-            async for event in events:
-                if isinstance(event, Terminal):
-                    self._host.send_figures()
-                self.send(Streamed(number, structs.replace(event, request_id=request.request_id)))
-
-    async def _list_heads(self, number: int) -> None:
-        self.send(Heads(number, tuple(await self._client.heads())))
-
-    async def _load_head(self, number: int, name: str, proposer: HeadProposerName) -> None:
-        result = await self._client.swap_head(name, proposer)
-        self._host.report()  # first: the facts are there before the answer
-        self.send(HeadLoaded(number, result))
+                self.send(Rejected(question.number, EngineError(f"{type(error).__name__}: {error}")))
 
     async def _ended(self) -> None:
         if self.work:

@@ -103,28 +103,6 @@ class HostLink:
         self._closing: asyncio.Task[None] | None = None
         """Shared by all who close it; a caller that leaves does not end it."""
 
-    @classmethod
-    async def to(
-        cls,
-        channel: Channel[ToHost, ToFrontEnd],
-        observer: EngineObserver | None = None,
-        *,
-        demand: Callable[[], Demand] | None = None,
-        lost_after_s: float = 0.0,
-        tick_s: float = TICK_S,
-    ) -> "HostLink":
-        """Return the client of a host that others have started; raises `EngineDead` if its engine has ended."""
-        await channel.open()
-        status, *more = await channel.receive()
-        assert isinstance(status, Status), "a host sends a status first"
-        if not status.health.alive:
-            raise EngineDead(status.health.detail)
-        link = cls(channel, status, observer, demand=demand, lost_after_s=lost_after_s, tick_s=tick_s)
-        for message in more:
-            link._take(message)
-        link.attach()
-        return link
-
     @property
     def info(self) -> EngineInfo:
         return self._status.info
@@ -213,7 +191,7 @@ class HostLink:
         try:
             while True:
                 for message in await self._channel.receive():
-                    self._take(message)
+                    self.take(message)
                 self._num_silent = 0
         except EOFError:
             pass
@@ -245,7 +223,7 @@ class HostLink:
                 self._give_up()
                 return
 
-    def _take(self, message: ToFrontEnd) -> None:
+    def take(self, message: ToFrontEnd) -> None:
         """Pass a message on; what no reader waits for any more is dropped."""
         match message:
             case Streamed(number, event):

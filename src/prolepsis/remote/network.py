@@ -12,13 +12,14 @@ from secrets import token_bytes
 
 from prolepsis.core.codec import ProtocolError
 from prolepsis.core.engine_client import Demand
+from prolepsis.core.errors import EngineDead
 from prolepsis.core.figures import EngineObserver
 from prolepsis.core.handshake import HANDSHAKE_S, SharedKey, connecting, listening, shake_hands
 from prolepsis.core.network import end_unacknowledged
 from prolepsis.remote.channel import front_end_channel, host_channel
 from prolepsis.remote.host import Host
 from prolepsis.remote.link import HostLink
-from prolepsis.remote.messages import PROTOCOL
+from prolepsis.remote.messages import PROTOCOL, Status
 
 CONNECT_S = 5.0  # how long a connection, its handshake and the first status may take
 LOST_AFTER_S = 5.0  # a host that says nothing for so long is lost
@@ -56,10 +57,19 @@ async def connect(
             end_unacknowledged(writer.get_extra_info("socket"))
             await shake_hands(reader, writer, connecting(SharedKey(address.secret), PROTOCOL, front_end))
             channel = front_end_channel((reader, writer))
-            return await HostLink.to(channel, observer, demand=demand, lost_after_s=LOST_AFTER_S)
+            await channel.open()
+            status, *more = await channel.receive()
+            assert isinstance(status, Status), "a host sends a status first"
+            if not status.health.alive:
+                raise EngineDead(status.health.detail)
         except BaseException:
             writer.transport.abort()
             raise
+    link = HostLink(channel, status, observer, demand=demand, lost_after_s=LOST_AFTER_S)
+    for message in more:
+        link.take(message)
+    link.attach()
+    return link
 
 
 class HostListener:

@@ -11,8 +11,6 @@ from prolepsis.control.web.context import Context
 from prolepsis.control.web.feature import running
 from prolepsis.control.web.intake import Intake, Uploads, body_limit
 from prolepsis.control.web.routes import Application, Route
-from prolepsis.core.config import ServerConfig
-from prolepsis.core.engine_client import EngineClient
 from prolepsis.engine.text.tokenizer import Tokenizer
 from prolepsis.ops.console.routes import ConsoleParts, console_routes
 from prolepsis.server.batches.routes import batch_routes
@@ -47,7 +45,9 @@ def build(
     sources, config, metrics = sources or Sources(), context.config, context.metrics
     check_exposure(config, sources.keys)
     check_origins(config.allow_origin, keys_required=sources.keys.required)
-    intake = _shared_intake(config, context.client, others)
+    largest = [config.max_body_bytes or body_limit(context.client.info.max_model_len)]  # that one of the models takes
+    largest += [other.intake.uploads.most_bytes for other in others]
+    intake = Intake(Uploads(max(largest)), "fields" not in config.lenient)
     services = services_of(context, sources, tokenizer, intake)
     admission = services.admission
     models = Models([services, *(replace(other, intake=intake, responses=services.responses) for other in others)])
@@ -109,13 +109,6 @@ def _feature_routes(
         emit=context.emit,
     )
     return (*routes, *console_routes(routes, console))
-
-
-def _shared_intake(config: ServerConfig, client: EngineClient, others: Sequence[Services]) -> Intake:
-    """Return the intake of all models; a body may be as large as the largest that one of them takes."""
-    limits = [config.max_body_bytes or body_limit(client.info.max_model_len)]
-    limits += [other.intake.uploads.most_bytes for other in others]
-    return Intake(Uploads(max(limits)), "fields" not in config.lenient)
 
 
 @asynccontextmanager

@@ -28,7 +28,6 @@ from prolepsis.server.known import KNOWN
 PURPOSE = "corpus"
 """The purpose of their files; with `:` and a path: of those of a route."""
 MOST_BYTES = 4 * 2**20
-"""Largest corpus."""
 _BYTES_OF_ID = 4
 
 
@@ -68,7 +67,6 @@ class Corpora(Feature):
         self._most_of_owner = context.config.corpus_tokens
         self._most = context.config.limits.corpus_tokens_in_all
         self._ids: dict[str, bytes] = {}
-        """Token ids by file."""
         self._sent: dict[str, tuple[str, ...]] = {}
         """Files by owner, as the engine has them."""
         self._turn = asyncio.Lock()

@@ -26,14 +26,12 @@ class MultiModelApp:
         if scope["type"] == "lifespan":
             await self._lifespan(scope, receive, send)
             return
-        app, prefix = self._of(scope["path"])
-        await app({**scope, **_without(prefix, scope)}, receive, send)
-
-    def _of(self, path: str) -> tuple[FastAPI, str]:
-        """Return the application for a path, and the prefix to remove from the path."""
-        found = (prefix for prefix in self._by_prefix if path.startswith(f"{prefix}/"))
-        prefix = max(found, key=len, default="")
-        return (self._by_prefix[prefix], prefix) if prefix else (self._first, "")
+        path: str = scope["path"]
+        raw: bytes = scope.get("raw_path") or path.encode()
+        prefixes = (prefix for prefix in self._by_prefix if path.startswith(f"{prefix}/"))
+        prefix = max(prefixes, key=len, default="")
+        rest = {"path": path.removeprefix(prefix), "raw_path": raw.removeprefix(prefix.encode())}
+        await self._by_prefix.get(prefix, self._first)({**scope, **rest}, receive, send)
 
     @asynccontextmanager
     async def _alive(self, _: Starlette) -> AsyncGenerator[None, None]:
@@ -41,8 +39,3 @@ class MultiModelApp:
             for app in self._by_prefix.values():
                 await stack.enter_async_context(app.router.lifespan_context(app))
             yield
-
-
-def _without(prefix: str, scope: Scope) -> dict[str, object]:
-    raw: bytes = scope.get("raw_path") or scope["path"].encode()
-    return {"path": scope["path"].removeprefix(prefix), "raw_path": raw.removeprefix(prefix.encode())}

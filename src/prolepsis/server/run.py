@@ -52,7 +52,6 @@ class StartedEngine:
     client: EngineClient
     tokenizer: Tokenizer
     compile_seconds: Sequence[float] = ()
-    """Compilation time of each file of native code that was compiled for it."""
     restart: StartClient | None = None
     """Starts another engine in its place after it ended."""
     follow: Callable[[Callable[[], Demand]], None] | None = None

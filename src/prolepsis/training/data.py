@@ -9,6 +9,7 @@ import json
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -177,6 +178,11 @@ class Shard:
     def num_tokens(self) -> int:
         return self.starts[-1]
 
+    def documents(self) -> "Iterator[DocumentRef]":
+        lengths = (last - first for first, last in pairwise(self.starts))
+        for index, fields in enumerate(zip(self.numbers, self.kinds, self.responses, lengths, strict=True)):
+            yield DocumentRef(self, index, *fields)
+
     def read(self, index: int) -> TrainingDocument:
         """Read document `index`."""
         first, last = self.starts[index], self.starts[index + 1]
@@ -206,23 +212,11 @@ class DocumentRef:
 
     shard: Shard
     index: int
-
-    @property
-    def number(self) -> int:
-        return self.shard.numbers[self.index]
-
-    @property
-    def kind(self) -> str:
-        return self.shard.kinds[self.index]
-
-    @property
-    def response_start(self) -> int:
-        return self.shard.responses[self.index]
-
-    @property
-    def length(self) -> int:
-        """Tokens of the document."""
-        return self.shard.starts[self.index + 1] - self.shard.starts[self.index]
+    number: int
+    kind: str
+    response_start: int
+    length: int
+    """Tokens of the document."""
 
     def num_anchors(self, first: int | None = None) -> int:
         """Return the slots that predict a token of the response; with `first`, any token from `first` on."""
@@ -237,7 +231,7 @@ class Dataset:
     """
 
     def __init__(self, folder: Path, max_tokens: int | None = None) -> None:
-        refs = [DocumentRef(shard, index) for shard in shards_of(folder) for index in range(len(shard))]
+        refs = [ref for shard in shards_of(folder) for ref in shard.documents()]
         self.held_out = [ref for ref in refs if ref.number % HELD_OUT_EVERY == 0]
         self.training: list[DocumentRef] = []
         self.num_tokens = 0

@@ -315,6 +315,7 @@ async def test_without_a_store_there_are_no_entries() -> None:
             "head": f"0:{'0' * 64}",
             "signed_head": None,
             "entries": [],
+            "changes": None,
         }
         assert (await http.get("/admin/audit/1")).status_code == 404
 

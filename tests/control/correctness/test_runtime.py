@@ -30,7 +30,7 @@ from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.engine.thread import ThreadEngineClient
 from prolepsis.server.cli.main import app
 from prolepsis.server.output.pipeline import LoadedPolicy
-from prolepsis.server.output.policy import TextDecision, stop
+from prolepsis.server.output.policy import stop
 from tests import fakes
 from tests.control.audit.test_log import entries_of
 from tests.control.correctness.test_replay import Flawed, unverified
@@ -39,7 +39,7 @@ from tests.fake_proposer import Scripted
 from tests.server.application import build
 from tests.server.conftest import served
 from tests.server.fakes import ByteTokenizer, FakeEngine
-from tests.server.output.policies import Look, Says, loaded
+from tests.server.output.policies import Says, loaded
 
 BODY = {"model": "table", "prompt": [1, 2, 3], "max_tokens": 40, "temperature": 1.0, "seed": 3, "ignore_eos": True}
 POLICY = """
@@ -286,14 +286,9 @@ async def test_unfinished_and_stored_answers_are_not_replayed(tmp_path: Path) ->
         assert [request.is_replay for request in engine.requests] == [False, False, True]
 
 
-class Cutting(Look):
-    def __call__(self, pending: str, ended: bool) -> TextDecision:
-        return stop(0, "enough")
-
-
 async def test_an_answer_that_the_server_cut_is_not_replayed(tmp_path: Path) -> None:
     """The engine never finished it, so what it would have said next is not known to be wrong."""
-    cutting = loaded(Says(Cutting()))
+    cutting = loaded(Says(lambda pending, ended: stop(0, "enough")))
     async with serving(table(), tmp_path, output=[cutting]) as served:
         reply = await served.ask()
         assert reply["choices"][0]["finish_reason"] == "content_filter"

@@ -1,15 +1,17 @@
-"""Writers of one process take turns, and the kill switch does not wait for those of others."""
+"""Which database a setting names, and turns of writers: the kill switch does not wait for those of others."""
 
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from prolepsis.control.store.controls import Control, ControlTable, control_key
-from prolepsis.control.store.database import Database, WriteTurns
+from prolepsis.control.store.database import Database, WriteTurns, store_url
 from prolepsis.control.store.tenant_files import PART_BYTES, FileTable
-from prolepsis.core.errors import StoreUnavailable
+from prolepsis.core.config import ServerConfig
+from prolepsis.core.errors import ConfigError, StoreUnavailable
 from tests.control.store.test_batches import file
 from tests.waiting import wait_for
 
@@ -57,3 +59,31 @@ def test_the_kill_switch_waits_for_one_small_transaction_of_an_upload(database: 
         with database.read() as connection:
             parts_left = connection.exec_driver_sql("SELECT count(*) FROM file_parts").scalar_one()
     assert parts_left < 3 * 100
+
+
+def test_auto_is_a_file_in_the_data_directory_and_none_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROLEPSIS_DATA", str(tmp_path))
+    url = store_url("auto")
+    assert url is not None
+    assert url.database == str(tmp_path / "store.sqlite")
+    assert store_url("none") is None
+    assert not list(tmp_path.iterdir())
+
+
+def test_postgresql_is_reached_through_psycopg() -> None:
+    url = store_url("postgresql://ann:secret@db.example/prolepsis")
+    assert url is not None
+    assert url.render_as_string(hide_password=True) == "postgresql+psycopg://ann:***@db.example/prolepsis"
+
+
+@pytest.mark.parametrize("text", ["", "store.db", "sqlite://", "sqlite:///:memory:", "mysql://root:secret@host/x"])
+def test_other_settings_are_refused_without_showing_a_password(text: str) -> None:
+    with pytest.raises(ConfigError, match="sqlite:///FILE") as caught:
+        store_url(text)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_shown_configuration_has_no_password() -> None:
+    config = ServerConfig(store="postgresql://ann:secret@db.example/prolepsis")
+    assert config.model_dump(mode="json")["store"] == "postgresql://ann:***@db.example/prolepsis"
+    assert config.store.count("secret") == 1

@@ -59,6 +59,12 @@ def test_a_list_of_objects_is_a_table_with_the_columns_that_are_declared(show: A
     assert show({"breakers": [{"a": 1, "b": 2}]})[2] == ["a", "b"]
 
 
+def test_a_column_below_another_is_one_of_its_own_here(show: Any) -> None:
+    lines = show({"servers": [{"name": "a", "seen_s_ago": 2.0}]}, {"servers": ("name > seen=seen_s_ago",)})
+    assert lines[2] == ["name", "seen"]
+    assert lines[4] == ["a", "2", "s"]
+
+
 def test_rows_that_do_not_fit_are_grouped_by_their_widest_column(show: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     long = "completions/standard/free/short"

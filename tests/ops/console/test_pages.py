@@ -26,7 +26,7 @@ from tests.ops.console.scene import CHAT, POLICY, Scene, add_replica, key_with, 
 from tests.ops.console.test_alerts import FIRES
 from tests.paths import ROOT
 
-SHIPPED = ROOT / "monitoring" / "dashboards"
+SHIPPED = ROOT / "src" / "prolepsis" / "ops" / "monitoring" / "dashboards"
 Browse = Callable[[Scene], httpx.AsyncClient]
 
 
@@ -83,7 +83,7 @@ async def test_the_overview_says_what_needs_a_person(open_scene: Scene, browse: 
 async def test_dashboards_are_linked_where_grafana_is_known_and_named_elsewhere(
     open_scene: Scene, browse: Browse, tmp_path: Path
 ) -> None:
-    shipped = [json.loads(file.read_text())["uid"] for file in SHIPPED.iterdir()]
+    shipped = [json.loads(file.read_text())["uid"] for file in SHIPPED.glob("*.json")]
     assert sorted(shipped) == sorted(f"prolepsis-{name}" for name in DASHBOARDS)
     named = (await browse(open_scene).get("/console/dashboards")).text
     assert "<code>debug.json</code>" in named

@@ -26,7 +26,7 @@ from prolepsis.engine.drafting.remote.messages import (
     ProposeLimits,
 )
 from prolepsis.engine.drafting.remote.proposer import scope_of
-from prolepsis.remote.propose.server import ProposeServer, ServedModel, ServerLimits, _Engine
+from prolepsis.remote.propose.server import ProposeServer, ServedModel, ServingLimits, _Engine
 from tests.engine.drafting.sequences import VOCAB, FakeSequence
 from tests.remote.propose.servers import KEY, VOCABULARY, RawEngine, address, proposer_at, rude, serving
 from tests.virtual_time import virtual_time
@@ -57,7 +57,7 @@ def tokens_of(drafts: Sequence[Draft | None]) -> list[tuple[int, ...] | None]:
     return [draft.tokens if draft is not None else None for draft in drafts]
 
 
-def server_of(proposer: Proposer, limits: ServerLimits | None = None) -> ProposeServer:
+def server_of(proposer: Proposer, limits: ServingLimits | None = None) -> ProposeServer:
     return ProposeServer(ServedModel(proposer, VOCABULARY, VOCAB), KEY, limits)
 
 
@@ -143,7 +143,7 @@ BAD_MESSAGES: dict[str, list[FromEngine]] = {
 @pytest.mark.parametrize("name", BAD_MESSAGES)
 def test_an_engine_that_breaks_the_rules_is_cut_off(name: str) -> None:
     terms = ProposeLimits(most_sequences=2, most_tokens=40)
-    with serving(server_of(Echo(), ServerLimits(terms=terms))) as port, closing(RawEngine(port)) as engine:
+    with serving(server_of(Echo(), ServingLimits(terms=terms))) as port, closing(RawEngine(port)) as engine:
         assert engine.say(*BAD_MESSAGES[name]) is None
 
 
@@ -176,7 +176,7 @@ def test_a_full_server_and_another_vocabulary_are_refused() -> None:
     model = ServedModel(Echo(), b"other" + b"v" * 27, VOCAB)
     with serving(ProposeServer(model, KEY)) as port, pytest.raises(PermissionError, match="other tokens or ids"):
         address(port).connect()
-    full = server_of(Echo(), ServerLimits(most_engines=1))
+    full = server_of(Echo(), ServingLimits(most_engines=1))
     with (
         serving(full) as port,
         closing(address(port).connect()),
@@ -186,7 +186,7 @@ def test_a_full_server_and_another_vocabulary_are_refused() -> None:
 
 
 def test_silent_strangers_take_no_places_of_engines() -> None:
-    server = server_of(Echo(), ServerLimits(most_engines=1, most_strangers=2))
+    server = server_of(Echo(), ServingLimits(most_engines=1, most_strangers=2))
     refused = refusal("too many connections in the handshake")[HEADER_BYTES:]
     with serving(server) as port, ExitStack() as silent:
         first, second, third = [

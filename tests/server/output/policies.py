@@ -1,6 +1,7 @@
 """Output policies for tests, and an answer that goes through a pipeline in steps of any size."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from prolepsis.core.events import FinishReason, TokenLogprobs, Tokens
@@ -9,32 +10,26 @@ from prolepsis.engine.text.stream import StopStrings
 from prolepsis.server.output.delivery import Delivery
 from prolepsis.server.output.filtered import FilteredSample
 from prolepsis.server.output.pipeline import LoadedPolicy, OutputMetrics, OutputPolicies
-from prolepsis.server.output.policy import ALLOW, AnswerFacts, AnswerReader, OutputPolicy, TextDecision
+from prolepsis.server.output.policy import AnswerFacts, AnswerReader, OutputPolicy, TextDecision
 from prolepsis.server.text.deltas import ChoiceText, Delta
 from tests.server.fakes import END, ByteTokenizer
 
 FACTS = AnswerFacts("r", 0, "/v1/completions", "acme", "standard", "k", "tiny", structured=False)
 
 
+Look = Callable[[str, bool], TextDecision]
+"""Decides about pending text; whether the answer has ended."""
+
+
 @dataclass
 class Says:
     """Asks a function for each decision."""
 
-    look: "Look"
+    decide: Look
     inline: bool = True
 
     def begin(self, answer: AnswerFacts) -> AnswerReader | None:
-        return _Reader(self.look)
-
-
-class Look:
-    def __call__(self, pending: str, ended: bool) -> TextDecision:
-        return ALLOW
-
-
-@dataclass
-class _Reader:
-    decide: Look
+        return self
 
     def look(self, pending: str, *, ended: bool) -> TextDecision:
         return self.decide(pending, ended)

@@ -23,46 +23,41 @@ from tests.server.output.policies import Look, Says, deliver, loaded
 TEXT = "Grüße! the key is SECRET1234, and 👋 SECRETS are kept. END of it"
 
 
-class Redact(Look):
+def redact(pending: str, ended: bool) -> TextDecision:
     """SECRET and the digits after it are not shown."""
-
-    def __call__(self, pending: str, ended: bool) -> TextDecision:
-        at = pending.find("SECRET")
-        if at >= 0:
-            end = at + 6
-            while end < len(pending) and pending[end].isdigit():
-                end += 1
-            if end == len(pending) and not ended:
-                return hold_back(len(pending) - at)
-            return rewrite(Rewrite(at, end, "[gone]"))
-        for length in range(min(5, len(pending)), 0, -1):
-            if "SECRET".startswith(pending[-length:]) and not ended:
-                return hold_back(length)
-        return ALLOW
+    at = pending.find("SECRET")
+    if at >= 0:
+        end = at + 6
+        while end < len(pending) and pending[end].isdigit():
+            end += 1
+        if end == len(pending) and not ended:
+            return hold_back(len(pending) - at)
+        return rewrite(Rewrite(at, end, "[gone]"))
+    for length in range(min(5, len(pending)), 0, -1):
+        if "SECRET".startswith(pending[-length:]) and not ended:
+            return hold_back(length)
+    return ALLOW
 
 
-class Shout(Look):
-    def __call__(self, pending: str, ended: bool) -> TextDecision:
-        return rewrite(*(Rewrite(i, i + 1, c.upper()) for i, c in enumerate(pending) if c == "g"))
+def shout(pending: str, ended: bool) -> TextDecision:
+    return rewrite(*(Rewrite(i, i + 1, c.upper()) for i, c in enumerate(pending) if c == "g"))
 
 
-class StopAt(Look):
-    def __init__(self, word: str) -> None:
-        self.word = word
-
-    def __call__(self, pending: str, ended: bool) -> TextDecision:
-        at = pending.find(self.word)
-        if at >= 0:
+def stop_at(word: str) -> Look:
+    def look(pending: str, ended: bool) -> TextDecision:
+        if (at := pending.find(word)) >= 0:
             return stop(at, "enough")
-        return ALLOW if ended else hold_back(min(len(pending), len(self.word) - 1))
+        return ALLOW if ended else hold_back(min(len(pending), len(word) - 1))
+
+    return look
 
 
 CHAINS = {
-    "one": [loaded(Says(Redact()))],
-    "in a thread": [loaded(Says(Redact(), inline=False), timeout_s=10.0)],
-    "two": [loaded(Says(Redact())), loaded(Says(Shout()), name="two")],
-    "the other way": [loaded(Says(Shout())), loaded(Says(Redact()), name="two")],
-    "stopping": [loaded(Says(StopAt("kept"))), loaded(Says(Redact()), name="two")],
+    "one": [loaded(Says(redact))],
+    "in a thread": [loaded(Says(redact, inline=False), timeout_s=10.0)],
+    "two": [loaded(Says(redact)), loaded(Says(shout), name="two")],
+    "the other way": [loaded(Says(shout)), loaded(Says(redact), name="two")],
+    "stopping": [loaded(Says(stop_at("kept"))), loaded(Says(redact), name="two")],
 }
 
 
@@ -88,7 +83,7 @@ def test_without_policies_a_delta_is_as_it_was() -> None:
 
 
 def test_tokens_of_what_is_held_or_changed_are_not_shown() -> None:
-    delivered = deliver("a SECRET99 b", loaded(Says(Redact())), step=4)
+    delivered = deliver("a SECRET99 b", loaded(Says(redact)), step=4)
     assert delivered.text == "a [gone] b"
     assert bytes(token for token in delivered.token_ids if token < 256) == b"a  b"
     assert "".join(delivered.logprob_texts) == "a  b<end>"
@@ -104,12 +99,11 @@ def test_tokens_of_what_is_held_or_changed_are_not_shown() -> None:
 def test_characters_of_several_tokens_stay_together() -> None:
     held: list[str] = []
 
-    class Waits(Look):
-        def __call__(self, pending: str, ended: bool) -> TextDecision:
-            held.append(pending)
-            return ALLOW if ended else hold_back(1)
+    def waits(pending: str, ended: bool) -> TextDecision:
+        held.append(pending)
+        return ALLOW if ended else hold_back(1)
 
-    delivered = deliver("👋ü", loaded(Says(Waits())), step=1)
+    delivered = deliver("👋ü", loaded(Says(waits)), step=1)
     assert delivered.text == "👋ü"
     assert all("\ufffd" not in pending for pending in held)
     by_delta = [delta.token_ids for delta in delivered.deltas]
@@ -117,7 +111,7 @@ def test_characters_of_several_tokens_stay_together() -> None:
 
 
 def test_a_stop_ends_the_answer_there() -> None:
-    delivered = deliver("one two three", loaded(Says(StopAt("two"))), step=4)
+    delivered = deliver("one two three", loaded(Says(stop_at("two"))), step=4)
     assert delivered.text == "one "
     assert delivered.ending == ("content_filter", "one: enough")
     assert delivered.num_tokens == 7, "tokens up to the one that completed the word"
@@ -132,11 +126,10 @@ def test_stop_strings_lose_tokens_too() -> None:
     assert delivered.delivery.lost == {("suffix", "stop_string"): 3}
 
 
-class Raises(Look):
-    def __call__(self, pending: str, ended: bool) -> TextDecision:
-        if "x" in pending:
-            raise ValueError("broken")
-        return ALLOW
+def raises(pending: str, ended: bool) -> TextDecision:
+    if "x" in pending:
+        raise ValueError("broken")
+    return ALLOW
 
 
 OVER = threading.Event()
@@ -150,28 +143,25 @@ def over() -> Iterator[None]:
     OVER.set()
 
 
-class Sleeps(Look):
-    def __call__(self, pending: str, ended: bool) -> TextDecision:
-        if "x" in pending:
-            OVER.wait(60)
-        return ALLOW
+def sleeps(pending: str, ended: bool) -> TextDecision:
+    if "x" in pending:
+        OVER.wait(60)
+    return ALLOW
 
 
-class Holds(Look):
-    def __call__(self, pending: str, ended: bool) -> TextDecision:
-        return hold_back(len(pending))
+def holds(pending: str, ended: bool) -> TextDecision:
+    return hold_back(len(pending))
 
 
-class Nonsense(Look):
-    def __call__(self, pending: str, ended: bool) -> TextDecision:
-        return rewrite(Rewrite(5, 2, "")) if "x" in pending else ALLOW
+def nonsense(pending: str, ended: bool) -> TextDecision:
+    return rewrite(Rewrite(5, 2, "")) if "x" in pending else ALLOW
 
 
-FAULTY = {
-    "raised": (Raises(), True, "abc"),
-    "late": (Sleeps(), False, "abc"),
-    "invalid": (Nonsense(), True, "abc"),
-    "held_too_much": (Holds(), True, ""),
+FAULTY: dict[str, tuple[Look, bool, str]] = {
+    "raised": (raises, True, "abc"),
+    "late": (sleeps, False, "abc"),
+    "invalid": (nonsense, True, "abc"),
+    "held_too_much": (holds, True, ""),
 }
 assert set(FAULTY) == set(get_args(Fault))
 
@@ -181,7 +171,9 @@ assert set(FAULTY) == set(get_args(Fault))
 def test_a_fault_takes_the_policy_out_or_ends_the_answer(kind: str, fails_open: bool) -> None:
     look, inline, before = FAULTY[kind]
     metrics = OutputMetrics(registry := CollectorRegistry())
-    policy = loaded(Says(look, inline=inline), fails_open=fails_open, timeout_s=0.8, max_held=2)
+    policy = loaded(
+        Says(look, inline=inline), fails_open=fails_open, timeout_s=0.1 if kind == "late" else 10.0, max_held=2
+    )
     delivered = deliver("abcxyz and so on", policy, metrics=metrics)
     if fails_open:
         assert delivered.text == "abcxyz and so on"
@@ -194,7 +186,7 @@ def test_a_fault_takes_the_policy_out_or_ends_the_answer(kind: str, fails_open: 
 
 
 def test_text_held_back_at_the_end_is_a_fault() -> None:
-    delivered = deliver("abc", loaded(Says(Holds())))
+    delivered = deliver("abc", loaded(Says(holds)))
     assert (delivered.text, delivered.ending) == ("", ("content_filter", "one: invalid"))
 
 
@@ -213,13 +205,12 @@ def test_a_policy_that_fails_at_its_beginning(fails_open: bool) -> None:
 def test_a_policy_that_hangs_is_asked_once() -> None:
     started: list[str] = []
 
-    class Hangs(Look):
-        def __call__(self, pending: str, ended: bool) -> TextDecision:
-            started.append(pending)
-            OVER.wait(60)
-            return ALLOW
+    def hangs(pending: str, ended: bool) -> TextDecision:
+        started.append(pending)
+        OVER.wait(60)
+        return ALLOW
 
-    policy = loaded(Says(Hangs(), inline=False), fails_open=True, timeout_s=0.1)
+    policy = loaded(Says(hangs, inline=False), fails_open=True, timeout_s=0.1)
     assert deliver("abcdef", policy).text == "abcdef"
     assert len(started) <= 1
 

@@ -30,7 +30,7 @@ def append(
     """
     redacted = [redact(event) if isinstance(event, AuditEvent) else event for event in events]
     head(connection, hold=True)
-    known = select(chain_links).where(of.uid.in_([event.uid for event in redacted]))
+    known = select(chain_links).where(OF_ACTS, of.uid.in_([event.uid for event in redacted]))
     found = {row["uid"]: _read(row) for row in connection.execute(known).mappings()}
     new = {event.uid: _entry(event, tuple(erases)) for event in redacted if event.uid not in found}
     added = links.append(connection, "audit", [*new.values()], _notice)
@@ -63,10 +63,7 @@ def _entry(event: RedactedEvent, erases: tuple[int, ...]) -> AuditEntry:
 
 def entries(connection: Connection, after: int = 0) -> Iterator[AuditEntry]:
     """Yield entries in their order, starting after number `after`."""
-    while True:
-        found = page(connection, after, _PAGE)
-        if not found:
-            return
+    while found := page(connection, after, _PAGE):
         yield from found
         after = found[-1].seq
 
@@ -177,7 +174,7 @@ def _some(connection: Connection, limit: int, *which: ColumnElement[bool], last:
 
 def of_tenant(connection: Connection, tenant: str) -> Sequence[int]:
     """Return the numbers of the entries about a tenant."""
-    query = select(of.seq).where(of.tenant == tenant).order_by(of.seq)
+    query = select(of.seq).where(OF_ACTS, of.tenant == tenant).order_by(of.seq)
     return connection.scalars(query).all()
 
 

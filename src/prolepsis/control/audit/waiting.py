@@ -46,7 +46,6 @@ def leave(connection: Connection, event: AuditEvent) -> None:
 
 
 def number(connection: Connection) -> int:
-    """Return how many acts wait."""
     return _ACTS.count(connection)
 
 

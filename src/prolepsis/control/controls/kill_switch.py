@@ -91,7 +91,7 @@ def kill_status(local: Mapping[str, Control], shared: Mapping[str, Control]) -> 
     killed = {entry.scope for entry in (*operator, *stored)}
     removed = [(control.at, name, control) for name, control in (*local.items(), *shared.items())]
     released = None
-    for _, name, control in sorted(removed, key=lambda one: one[0]):
+    for _, name, control in sorted(removed, key=lambda act: act[0]):
         if control.value is None and name not in killed:
             with suppress(ValidationError):
                 released = _entry(name, control)

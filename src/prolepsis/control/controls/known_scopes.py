@@ -31,7 +31,7 @@ class KnownScopes:
         # requests decide form and context of traffic classes, so ROUTE/TIER is enough
         if name in known or (kind == "traffic_class" and "/".join(name.split("/")[:2]) in known):
             return ""
-        plural = next(plural for one, plural in _PLURALS.items() if one == kind)
+        plural = next(plural for other, plural in _PLURALS.items() if other == kind)
         listed = ", ".join(known[:_SHOWN]) + (f" and {len(known) - _SHOWN} more" if len(known) > _SHOWN else "")
         return f"nothing on this server has the scope {scope} now; its {plural}: {listed or 'none'}"
 

@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from pydantic import TypeAdapter
 
 from prolepsis.control.cost.device_time import DeviceCost
 from prolepsis.control.cost.history import stored_periods, stored_prices
 from prolepsis.control.cost.prices import HOURS_PER_MONTH, InvalidPrices, read_prices
 from prolepsis.control.store.configured import StoreOption, ready_database
-from prolepsis.core.terminal.documents import FINDINGS, print_reply
+from prolepsis.core.terminal.documents import FINDINGS, print_document, print_reply
 from prolepsis.core.terminal.output import (
     EPILOG,
     FAILED,
@@ -20,10 +21,8 @@ from prolepsis.core.terminal.output import (
     print_facts,
     print_json,
     print_table,
-    shown_time,
 )
 from prolepsis.core.terminal.resource import Resource, add_commands, show_command
-from prolepsis.core.units import duration, figure
 
 app = command_group("Show what requests cost and what speculation saves; check price books.")
 
@@ -37,6 +36,16 @@ _DEVICE_TIME = (
     *("propose=device_s.propose", "host=device_s.host"),
 )
 
+_BOOKS = ("from (UTC)=taken_at", "version", "prices an hour=prices")
+_PERIODS = (
+    *("from (UTC)=started_at", "held=held_s", "used=used_s", "tokens=num_output_tokens", "currency"),
+    *(
+        "paid=amount_paid",
+        "used=amount_used",
+        "million tokens: paid=paid_per_million_tokens",
+        "used=used_per_million_tokens",
+    ),
+)
 COST = Resource(
     title="Cost",
     path="/admin/cost",
@@ -48,6 +57,8 @@ COST = Resource(
             for path in ("by_route", "by_tenant", "by_rule", "by_proposer")
             for table, columns in ((path, _SPENT), (f"{path}:device time", _DEVICE_TIME))
         },
+        "periods": _PERIODS,
+        "routes": ("route", "rollout", "sentence"),
         "rollouts.groups": (
             *("rollout", "by", "value", "speculating=num_speculating", "control=num_control", "saved", "randomised"),
             *("saved by prediction=saved_by_prediction", "per token=device_s_per_token"),
@@ -98,26 +109,16 @@ def history(store: StoreOption = None, as_json: AsJson = False) -> None:
     """List the price books that were used, and what the device cost hour by hour, the newest first."""
     with ready_database(store) as database, database.read() as connection:
         books, periods = stored_prices(connection, _NEWEST), stored_periods(connection, _NEWEST)
+    contents = [(one, json.loads(one.content)) for one in books]
     if as_json:
-        rows = [{"version": one.version, "taken_at": one.taken_at, **json.loads(one.content)} for one in books]
+        rows = [{"version": one.version, "taken_at": one.taken_at, **content} for one, content in contents]
         print_json({"books": rows, "periods": [asdict(one) for one in periods]})
         return
-    shown = [[shown_time(one.taken_at), one.version, _names(json.loads(one.content))] for one in books]
-    print_table("price books", ["from (UTC)", "version", "prices an hour"], shown)
-    columns = ["from (UTC)", "held", "used", "tokens", "paid", "used", "per million: paid", "used"]
-    print_table("device", columns, [_shown(one) for one in periods])
-
-
-def _shown(period: DeviceCost) -> list[str]:
-    amounts = (
-        period.amount_paid,
-        period.amount_used,
-        period.paid_per_million_tokens,
-        period.used_per_million_tokens,
-    )
-    times = [shown_time(period.started_at), duration(period.held_s), duration(period.used_s)]
-    money = ["-" if one is None else f"{figure(one, 4)} {period.currency}" for one in amounts]
-    return [*times, str(period.num_output_tokens), *money]
+    listed = [
+        {"taken_at": one.taken_at, "version": one.version, "prices": _names(content)} for one, content in contents
+    ]
+    shown = TypeAdapter(list[DeviceCost]).dump_python(periods)
+    print_document({"price_books": listed, "device": shown}, {"price_books": _BOOKS, "device": _PERIODS})
 
 
 def _names(content: dict[str, Any]) -> str:

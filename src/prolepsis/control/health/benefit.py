@@ -53,13 +53,13 @@ class Benefits:
                 self._all[key] = _Benefit(MeanWatch(_tolerance, state))
 
     def states(self) -> Mapping[Key, MeanState]:
-        return {key: one.watch.state for key, one in self._all.items()}
+        return {key: benefit.watch.state for key, benefit in self._all.items()}
 
     def gone(self, now: float) -> Mapping[Key, bool]:
         """Return by proposer and traffic class whether its benefit is gone, of enough requests up to `now`."""
         return {
-            key: one.is_gone and sum(at > now - _LATEST_S for at, _ in one.latest) >= _LEAST_LATEST
-            for key, one in self._all.items()
+            key: benefit.is_gone and sum(at > now - _LATEST_S for at, _ in benefit.latest) >= _LEAST_LATEST
+            for key, benefit in self._all.items()
         }
 
     def forget(self, key: Key) -> None:
@@ -92,19 +92,19 @@ class Benefits:
                 if (name, traffic_class) not in self._all:
                     self._all[name, traffic_class] = _Benefit(MeanWatch(_tolerance))
         allowed = prompts[0].request.speculation.proposers
-        for key, one in self._all.items():
+        for key, benefit in self._all.items():
             if key[1] == traffic_class and (allowed is None or key[0] in allowed):
-                alarms += _seen(one, key, min(1.0, brought.get(key[0], 0) / num_tokens), now)
+                alarms += _seen(benefit, key, min(1.0, brought.get(key[0], 0) / num_tokens), now)
         return alarms
 
 
-def _seen(one: _Benefit, key: Key, score: float, now: float) -> list[DriftAlarm]:
-    one.latest.append((now, score))
-    if one.is_gone:  # its baseline stays what it was
-        one.num_since += 1
-        one.is_gone = not one.is_back
+def _seen(benefit: _Benefit, key: Key, score: float, now: float) -> list[DriftAlarm]:
+    benefit.latest.append((now, score))
+    if benefit.is_gone:  # its baseline stays what it was
+        benefit.num_since += 1
+        benefit.is_gone = not benefit.is_back
         return []
-    watch = one.watch
+    watch = benefit.watch
     before, number, change = watch.mean, watch.number, watch.see(score)
     if change is None or before is None:
         return []
@@ -112,7 +112,7 @@ def _seen(one: _Benefit, key: Key, score: float, now: float) -> list[DriftAlarm]
         watch.restart()
         return []
     watch.bet_again()
-    one.is_gone, one.num_since = True, 0
+    benefit.is_gone, benefit.num_since = True, 0
     return [DriftAlarm(now, *key, "", "benefit_gone", before, watch.recent, number)]
 
 

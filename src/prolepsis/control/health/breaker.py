@@ -152,11 +152,11 @@ class Breaker:
         """Return how much a count of its tenants, or of all, grew since the state began."""
         if not self.tenants:
             return int(getattr(self.seen, name) - getattr(self.began, name))
-        began = {one.tenant: getattr(one, name) for one in self.began.tenants}
+        began = {part.tenant: getattr(part, name) for part in self.began.tenants}
         grown = 0
-        for one in self.seen.tenants:
-            if one.tenant in self.tenants:
-                now, before = getattr(one, name), began.get(one.tenant, 0)
+        for part in self.seen.tenants:
+            if part.tenant in self.tenants:
+                now, before = getattr(part, name), began.get(part.tenant, 0)
                 grown += now - before if now >= before else now
         return grown
 
@@ -306,7 +306,7 @@ def _blamed(breaker: Breaker, reason: TripReason, settings: BreakerSettings) -> 
         return frozenset()
     needed = settings.others_share * (settings.min_probed if breaker.state == "half_open" else settings.min_judged)
     largest = sorted(parts, key=lambda tenant: parts[tenant].judged, reverse=True)
-    bad = [one for one in largest if _why_not_close(replace(breaker, windows=breaker.windows.of((one,))), settings)]
+    bad = [name for name in largest if _why_not_close(replace(breaker, windows=breaker.windows.of((name,))), settings)]
     blamed = frozenset[str]()
     for tenant in bad or largest[:1]:
         blamed |= {tenant}

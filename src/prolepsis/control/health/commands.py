@@ -9,6 +9,17 @@ from prolepsis.core.terminal.resource import REASON, Act, Resource, add_commands
 HEALTH = "/admin/health"
 _KEY = {"proposer": "{proposer}", "traffic_class": "{traffic_class}"}
 
+WHY = {
+    "acceptance": "first tokens were accepted too rarely",
+    "cost": "drafts cost more than they brought",
+    "errors": "several calls in a row failed",
+    "late": "several calls in a row took too long",
+    "overdue": "a call did not come back in time",
+    "shared": "it opened on another replica",
+    "cliff": "acceptance fell to nearly nothing",
+    "operator": "an operator set it",
+}
+"""Why a breaker is open, or in the state that it was set to."""
 BREAKERS = Resource(
     title="Breakers",
     path=HEALTH,
@@ -21,6 +32,7 @@ BREAKERS = Resource(
         )
     },
     empty="No proposer has drafted yet, so there is nothing to judge.",
+    words={"reason": WHY},
     acts={
         "breaker": Act(
             method="PUT",

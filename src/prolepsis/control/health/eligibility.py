@@ -191,19 +191,28 @@ class Eligibility:
                 traffic_class=traffic_class,
                 proposer=proposer,
                 version=version,
-                num_drafts=one.num_drafts,
-                acceptance_rate=ratio(one.accepted, one.drafted),
-                saved_s_per_million_tokens=ratio(1e6 * one.saved_s, one.tokens),
+                num_drafts=seen.num_drafts,
+                acceptance_rate=ratio(seen.accepted, seen.drafted),
+                saved_s_per_million_tokens=ratio(1e6 * seen.saved_s, seen.tokens),
             )
-            for (proposer, traffic_class, version), one in self.figures.items()
+            for (proposer, traffic_class, version), seen in self.figures.items()
         ]
-        figures.sort(key=lambda one: (one.traffic_class, one.proposer))
+        figures.sort(key=lambda reply: (reply.traffic_class, reply.proposer))
         return EligibilityReply(MIN_DRAFTS, list(self.judged), figures)
 
     @property
     def judged(self) -> Sequence[Judged]:
         """Every condition that was asked for, as it was judged last; none of versions that are no longer in use."""
         return [judged for judged in self._held.values() if self._is_current(judged)]
+
+    def verdict(self, proposer: str, traffic_class: str) -> bool | None:
+        """Return whether a traffic class meets all conditions that concern a proposer; None without one."""
+        met = [
+            judged.eligible
+            for judged in self.judged
+            if judged.traffic_class == traffic_class and (judged.proposers is None or proposer in judged.proposers)
+        ]
+        return all(met) if met else None
 
     def learned(self) -> Mapping[Place, DraftFigures]:
         """Return copies of the figures of all versions, which a thread may store."""
@@ -271,7 +280,7 @@ class Eligibility:
                 unmeasured: LimitReason = "unmeasured" if terms else "unmeasured_experts"
                 reasons.append(_LOW[name] if value is not None else unmeasured)
         start = start or self._start
-        is_early = start is not None and sum(one.num_drafts for one in figures.values()) < start.num_drafts
+        is_early = start is not None and sum(seen.num_drafts for seen in figures.values()) < start.num_drafts
         if not reasons and is_early and start is not None:
             return DraftLimits(("conservative_start",), num_speculative_tokens=start.num_speculative_tokens)
         return DraftLimits(tuple(dict.fromkeys(reasons)), verifies=not reasons)
@@ -285,12 +294,12 @@ class Eligibility:
 
     def _value(self, name: str, figures: Collection[DraftFigures]) -> float | None:
         """Return the figure of a condition, None where too few drafts were seen."""
-        if sum(one.num_drafts for one in figures) < MIN_DRAFTS:
+        if sum(seen.num_drafts for seen in figures) < MIN_DRAFTS:
             return None
         if name == _RATE:
-            return sum(one.accepted for one in figures) / sum(one.drafted for one in figures)
-        price, tokens = self._price_per_s() or 0.0, sum(one.tokens for one in figures)
-        return 1e6 * price * sum(one.saved_s for one in figures) / tokens if tokens else None
+            return sum(seen.accepted for seen in figures) / sum(seen.drafted for seen in figures)
+        price, tokens = self._price_per_s() or 0.0, sum(seen.tokens for seen in figures)
+        return 1e6 * price * sum(seen.saved_s for seen in figures) / tokens if tokens else None
 
     def _judge(
         self, traffic_class: str, asked: Asked, value: float | None, figures: Iterable[str]
@@ -327,5 +336,5 @@ def _saved_s(stats: RequestStats) -> float:
     device, num_tokens = stats.device, stats.num_output_tokens
     if stats.num_drafts or not stats.shadow:
         return device.predicted_plain - device.total if device.predicted_plain else 0.0
-    saved = sum(one.num_accepted - one.drafting - one.verifying for one in stats.shadow.values())
+    saved = sum(counts.num_accepted - counts.drafting - counts.verifying for counts in stats.shadow.values())
     return saved * device.plain / num_tokens if num_tokens else 0.0

@@ -19,7 +19,7 @@ from prolepsis.control.health.drift import DriftStreams
 from prolepsis.control.health.drift_runtime import DriftRuntime
 from prolepsis.control.health.eligibility import Conditions, Eligibility, Judged, StartTerms
 from prolepsis.control.health.learned import Keeper, Learned
-from prolepsis.control.health.routes import ProposerHealth, health_routes, verdicts
+from prolepsis.control.health.routes import ProposerHealth, health_routes
 from prolepsis.control.store.database import Database
 from prolepsis.control.store.learned import LearnedTable
 from prolepsis.control.web.context import Context
@@ -64,7 +64,20 @@ class HealthFeature(Feature):
         self._clock = clock
 
     def _verdicts(self) -> list[ProposerHealth]:
-        return list(verdicts(self.breakers, self.drift, self.eligibility))
+        """Return the verdicts on every proposer and traffic class that one of them has judged."""
+        breakers, streams, gone = self.breakers.breakers.all, self.drift.streams.all, self.drift.gone
+        counted = {place[:2] for place in self.eligibility.figures}
+        return [
+            ProposerHealth(
+                proposer=key[0],
+                traffic_class=key[1],
+                breaker=breakers[key].state if key in breakers else None,
+                drift=streams[key].status if key in streams else None,
+                benefit_gone=gone.get(key),
+                eligible=self.eligibility.verdict(*key),
+            )
+            for key in sorted(breakers.keys() | streams.keys() | gone.keys() | counted)
+        ]
 
     async def tick(self) -> None:
         """Process what the engine counted, and follow the policy; cheap if nothing changed."""

@@ -56,7 +56,7 @@ class Learned:
             **{(_STREAM, *key, version): state for (key, version), state in self.streams.items()},
             **{(_BENEFIT, *key, ""): state for key, state in self.benefits.items()},
             **{(_FIGURES, *place): figures for place, figures in self.figures.items()},
-            **{(_CONDITION, "", one.traffic_class, digest_of(one.asked)): one for one in self.conditions},
+            **{(_CONDITION, "", judged.traffic_class, digest_of(judged.asked)): judged for judged in self.conditions},
         }
         return {place: value.to_json() for place, value in values.items()}
 

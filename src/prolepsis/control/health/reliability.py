@@ -17,7 +17,7 @@ class Reliability:
 
     def __init__(self, bins: Sequence[tuple[float, float, float]] = ()) -> None:
         """`bins`: as kept earlier: drafts, sum of estimates, number right."""
-        self._bins = [list(one) for one in bins] or [[0.0, 0.0, 0.0] for _ in range(_BINS)]
+        self._bins = [list(bin_) for bin_ in bins] or [[0.0, 0.0, 0.0] for _ in range(_BINS)]
 
     @property
     def bins(self) -> tuple[tuple[float, float, float], ...]:

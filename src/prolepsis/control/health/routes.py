@@ -1,6 +1,6 @@
 """/admin/health: verdicts on proposers and every part that a feature has; breakers are set here, drift is forgotten."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, make_dataclass
 from typing import Annotated, get_type_hints
 
@@ -8,12 +8,11 @@ from anyio import to_thread
 from pydantic import Field
 
 from prolepsis.control.controls.kill_switch import Reason, shown_reason
-from prolepsis.control.health.breaker import Key, OperatorState, State
+from prolepsis.control.health.breaker import OperatorState, State
 from prolepsis.control.health.breaker_runtime import BreakerReply, BreakerRuntime
 from prolepsis.control.health.commands import HEALTH
 from prolepsis.control.health.drift import Status
 from prolepsis.control.health.drift_runtime import DriftRuntime, DriftStreamReply
-from prolepsis.control.health.eligibility import Eligibility, Judged
 from prolepsis.control.web.body_reader import read_body, read_query
 from prolepsis.control.web.caller import SignedIn
 from prolepsis.control.web.errors import RequestRefused
@@ -35,8 +34,7 @@ class BreakerBody(DriftResetQuery):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BreakerSetReply(BreakerReply):
-    not_saved: str | None
-    """Reason why the state holds only until the server ends."""
+    not_saved: str | None  # reason why the state holds only until the server ends
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,10 +45,8 @@ class ProposerHealth:
     traffic_class: str
     breaker: State | None
     drift: Status | None
-    benefit_gone: bool | None
-    """Whether its drafts bring less than half of the tokens that they brought."""
-    eligible: bool | None
-    """Whether its traffic class meets all conditions that concern the proposer."""
+    benefit_gone: bool | None  # whether its drafts bring less than half of the tokens that they brought
+    eligible: bool | None  # whether its traffic class meets all conditions that concern the proposer
 
 
 class HealthPage(Feature):
@@ -101,29 +97,3 @@ def health_routes(
         return stream
 
     return routes.all
-
-
-def verdicts(breakers: BreakerRuntime, drift: DriftRuntime, eligibility: Eligibility) -> Iterator[ProposerHealth]:
-    """Yield the verdicts on every proposer and traffic class that one of them has judged."""
-    states = {key: breaker.state for key, breaker in breakers.breakers.all.items()}
-    streams = {key: stream.status for key, stream in drift.streams.all.items()}
-    gone, judged = drift.gone, eligibility.judged
-    counted = {place[:2] for place in eligibility.figures}
-    for key in sorted(states.keys() | streams.keys() | gone.keys() | counted):
-        yield ProposerHealth(
-            proposer=key[0],
-            traffic_class=key[1],
-            breaker=states.get(key),
-            drift=streams.get(key),
-            benefit_gone=gone.get(key),
-            eligible=_is_eligible(key, judged),
-        )
-
-
-def _is_eligible(key: Key, judged: Iterable[Judged]) -> bool | None:
-    concerning = [
-        condition.eligible
-        for condition in judged
-        if condition.traffic_class == key[1] and (condition.proposers is None or key[0] in condition.proposers)
-    ]
-    return all(concerning) if concerning else None

@@ -6,7 +6,7 @@ from functools import reduce
 from math import sqrt
 from typing import Self
 
-from prolepsis.core.stats import Counts, TenantCounts, TrafficClassCounts
+from prolepsis.core.stats import GrowingCounts, TenantCounts, TrafficClassCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Window:
     gained: float = 0.0
     gained_squared: float = 0.0
 
-    def add(self, before: Counts, after: Counts, by_judged: float, by_rounds: float) -> Self:
+    def add(self, before: GrowingCounts, after: GrowingCounts, by_judged: float, by_rounds: float) -> Self:
         """Return the window after another reading; it already contains `before`, faded by these factors."""
         num_judged, num_rounds = after.num_judged - before.num_judged, after.num_rounds - before.num_rounds
         return type(self)(
@@ -58,7 +58,7 @@ class Window:
         return self.gained + standard_errors * sqrt(self.gained_squared + 1.0)
 
 
-_SUMS = tuple(one.name for one in fields(Window))
+_SUMS = tuple(field.name for field in fields(Window))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Windows:
 
     def read(self, before: TrafficClassCounts, after: TrafficClassCounts, half_life: float) -> Self:
         """Return the windows after another reading; parts fade like the whole."""
-        seen = {one.tenant: one for one in before.tenants}
+        seen = {part.tenant: part for part in before.tenants}
         by_judged = 0.5 ** ((after.num_judged - before.num_judged) / half_life)
         by_rounds = 0.5 ** ((after.num_rounds - before.num_rounds) / half_life)
         parts: dict[str, Window] = {}

@@ -56,7 +56,7 @@ def check(policy: Policy, known: Known = NOTHING_KNOWN) -> list[Finding]:
         path: Keys = ("rules", i)
         findings += _match((*path, "match"), rule.match, known)
         findings += _terms(path, rule.terms, rule.model_fields_set, known)
-        hiding = next((one for one in policy.rules[:i] if one.match.covers(rule.match)), None)
+        hiding = next((earlier for earlier in policy.rules[:i] if earlier.match.covers(rule.match)), None)
         if hiding is not None:
             message = f"of rule {rule.name!r} is never reached: rule {hiding.name!r} above matches all its requests"
             findings.append(_error((*path, "match"), message))
@@ -100,7 +100,7 @@ def _range(path: Keys, bounds: Range, lowest: float, highest: float) -> Iterator
 
 def _unknown(path: Keys, given: Sequence[str], known: Collection[str]) -> Iterator[Finding]:
     for name in given:
-        if not any(one.startswith(name[:-1]) if name.endswith("*") else one == name for one in known):
+        if not any(text.startswith(name[:-1]) if name.endswith("*") else text == name for text in known):
             near = difflib.get_close_matches(name, list(known), n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known) or 'none'}"
             yield _error(path, f"names {name!r}, which is unknown; {hint}")
@@ -232,7 +232,7 @@ def usable_policy(text: str, name: str, known: Known) -> Policy:
     Raises `InvalidPolicy` with all that is wrong with its shape, else with all errors that `check` finds.
     """
     policy, document = parse_policy(text, name)
-    errors = [one for one in located(check(policy, known), document) if one.severity == "error"]
+    errors = [finding for finding in located(check(policy, known), document) if finding.severity == "error"]
     if errors:
         raise InvalidPolicy(name, errors)
     return policy

@@ -179,7 +179,7 @@ def _ceiling(terms: Terms, requested: SpeculationRequest, limits: DraftLimits) -
         (requested.max_depth, "caller"),
         (limits.num_speculative_tokens, "start"),
     ]
-    return min((one for one in given if one[0] is not None), key=lambda one: one[0] or 0, default=(None, "policy"))
+    return min((known for known in given if known[0] is not None), key=lambda known: known[0] or 0, default=given[0])
 
 
 def _mode(

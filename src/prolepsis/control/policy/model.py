@@ -91,9 +91,9 @@ def mismatch(match: Match, facts: RequestFacts) -> str | None:
         return None
     name, asked = failed
     if isinstance(asked, Headers):
-        wrong = ((header, one) for header, one in asked.root.items() if not one.holds(facts.headers.get(header)))
-        header, match_of_header = next(wrong)
-        return f"headers.{header} is {_shown(facts.headers.get(header))}; asked: {match_of_header}"
+        given = facts.headers
+        header, wanted = next((name, of) for name, of in asked.root.items() if not of.holds(given.get(name)))
+        return f"headers.{header} is {_shown(given.get(header))}; asked: {wanted}"
     return f"{name} is {_shown(getattr(facts, name))}; asked: {asked}"
 
 

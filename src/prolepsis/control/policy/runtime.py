@@ -122,7 +122,7 @@ class Policies(Feature):
         policy = self.policy
         if policy is None:
             return decide_alone(requested, limits_of(ALONE, traffic_class_of(facts)))
-        facts = replace(facts, flag=frozenset(one.key for one in flags if one.value)) if flags else facts
+        facts = replace(facts, flag=frozenset(decision.key for decision in flags if decision.value)) if flags else facts
         rule = policy.rule_for(facts)
         name, terms = (rule.name, rule.terms) if rule else (DEFAULT_RULE, policy.default_terms)
         class_rule = None if rule is None else name if name in self._class_rules else OTHER_RULES
@@ -134,7 +134,7 @@ class Policies(Feature):
         if assignment is not None and terms.rollout is not None and terms.rollout.against is not None:
             control = control_terms(terms)
             of_control = limits_of(control, traffic_class)
-            limits = next((one for one in (limits, of_control) if not one.verifies), limits)  # both arms wait alike
+            limits = of_control if limits.verifies and not of_control.verifies else limits  # both arms wait alike
             terms = terms if assignment.arm == "canary" else control
         contradiction = conflict(name, terms, requested)
         if contradiction is not None:

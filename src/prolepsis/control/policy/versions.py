@@ -69,7 +69,7 @@ def get(connection: Connection, version: int) -> PolicyText:
 def history(connection: Connection, limit: int) -> list[PolicyVersion]:
     """Return stored versions without their texts, the newest first."""
     names = [field.name for field in fields(PolicyVersion)]
-    return [PolicyVersion(**{name: getattr(one, name) for name in names}) for one in _newest(connection, limit)]
+    return [PolicyVersion(**{name: getattr(version, name) for name in names}) for version in _newest(connection, limit)]
 
 
 def _newest(connection: Connection, limit: int) -> list[PolicyText]:

@@ -219,13 +219,13 @@ class LiveRollout:
         """Return the evidence of all replicas for the stage, as it stands at `now` (Unix time in seconds)."""
         ours = self.evidence
         others = [
-            one
-            for one in self.others
-            if one.belongs_to(ours.rollout_id, ours.run, ours.stage) and one.weights == ours.weights
+            evidence
+            for evidence in self.others
+            if evidence.belongs_to(ours.rollout_id, ours.run, ours.stage) and evidence.weights == ours.weights
         ]
         if isinstance(ours, WindowEvidence):
-            return sum((one for one in others if isinstance(one, WindowEvidence)), ours).at(now)
-        return sum((one for one in others if isinstance(one, StageEvidence)), ours)
+            return sum((evidence for evidence in others if isinstance(evidence, WindowEvidence)), ours).at(now)
+        return sum((evidence for evidence in others if isinstance(evidence, StageEvidence)), ours)
 
     @property
     def histories(self) -> Histories:

@@ -38,7 +38,7 @@ class RolloutState(JsonValue):
 
     def has_ended(self, before: Self) -> bool:
         """Return whether evidence from the time of the state `before` can no longer decide anything."""
-        places = [(one.run, one.stage, one.phase == "on") for one in (before, self)]
+        places = [(state.run, state.stage, state.phase == "on") for state in (before, self)]
         return self.phase not in JUDGED or places[0] < places[1]
 
     def changed(self, phase: Phase) -> Self:

@@ -24,13 +24,13 @@ def other_rules(rules: Sequence[RuleTraffic], rule: str, since: float) -> Iterat
 
     `since`: Unix time in seconds. It is no experiment: what else changed meanwhile is in the figures, too.
     """
-    for one in rules:
+    for reply in rules:
         before, after = TrafficSums(), TrafficSums()
-        for span in one.minutes:
+        for span in reply.minutes:
             if not _holds(span, since):
                 (before if span.at < since else after).add(span)
-        if one.rule != rule and before.num_requests + after.num_requests:
-            yield OtherRule(one.rule, before.num_requests, after.num_requests, _per_token(before), _per_token(after))
+        if reply.rule != rule and before.num_requests + after.num_requests:
+            yield OtherRule(reply.rule, before.num_requests, after.num_requests, _per_token(before), _per_token(after))
 
 
 def _holds(span: TimelineSpan, at: float) -> bool:

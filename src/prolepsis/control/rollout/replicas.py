@@ -66,7 +66,7 @@ class ReplicaExchange:
         """Give each rollout the evidence of other replicas; store ours if it is time."""
         others = await asyncio.to_thread(self._store.other_evidence)
         for live in lives:
-            live.others = tuple(one for one in others if one.rollout_id == live.target.rollout_id)
+            live.others = tuple(evidence for evidence in others if evidence.rollout_id == live.target.rollout_id)
         if self._clock() - self._kept_at >= KEEP_EVERY_S:
             self._kept_at = self._clock()
             await self.keep_evidence(lives)

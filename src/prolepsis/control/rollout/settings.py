@@ -65,7 +65,7 @@ def settings_of(terms: Terms) -> RolloutSettings:
     """Return the settings of a rule that is rolled out: a shadow stage if acceptance can decide one, then the steps."""
     rollout = terms.rollout
     assert rollout is not None, "the rule is rolled out"
-    guardrails = tuple(guardrail_of(one, rollout.min_samples) for one in terms.guardrails)
+    guardrails = tuple(guardrail_of(guardrail, rollout.min_samples) for guardrail in terms.guardrails)
     in_shadow = tuple(guardrail for guardrail in guardrails if guardrail.metric == "acceptance")
     share = min(terms.shadow_percentage, 100.0 - rollout.holdout) / 100.0
     decides = share > 0.0 and rollout.against is None and any(not guardrail.dry_run for guardrail in in_shadow)

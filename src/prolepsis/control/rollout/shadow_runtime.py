@@ -31,8 +31,7 @@ class ShadowProposer:
     proposer: str
     num_drafts: int
     num_draft_tokens: int
-    num_accepted: int
-    """Draft tokens that verification would have accepted."""
+    num_accepted: int  # draft tokens that verification would have accepted
     acceptance_rate: Interval | None
     saved: Interval | None
     """Share of the requests' time: accepted tokens, less the cost of drafting and verifying, over emitted tokens."""
@@ -44,10 +43,8 @@ class ShadowFigures:
 
     num_requests: int
     num_tokens: int
-    expected_speedup: Interval | None
-    """Tokens per second with speculation over without."""
-    cost: Interval | None
-    """Share of the requests' time that drafting in shadow took."""
+    expected_speedup: Interval | None  # tokens per second with speculation over without
+    cost: Interval | None  # share of the requests' time that drafting in shadow took
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +96,7 @@ class ShadowFeature(Feature):
         """Return the evidence so far."""
         classes = [
             ShadowTrafficClass(
-                **_figures(one),
+                **_figures(seen),
                 traffic_class=name,
                 proposers=[
                     ShadowProposer(
@@ -110,19 +107,19 @@ class ShadowFeature(Feature):
                         acceptance_rate=known.accepted.interval,
                         saved=known.saved.interval,
                     )
-                    for proposer, known in sorted(one.proposers.items())
+                    for proposer, known in sorted(seen.proposers.items())
                 ],
             )
-            for name, one in sorted(self.evidence.traffic_classes.items())
+            for name, seen in sorted(self.evidence.traffic_classes.items())
         ]
-        rules = [ShadowRule(**_figures(one), rule=rule) for rule, one in sorted(self.evidence.rules.items())]
+        rules = [ShadowRule(**_figures(seen), rule=rule) for rule, seen in sorted(self.evidence.rules.items())]
         return ShadowReply(self.evidence.version, classes, rules)
 
 
-def _figures(one: TrafficClassEvidence) -> dict[str, Any]:
+def _figures(seen: TrafficClassEvidence) -> dict[str, Any]:
     return {
-        "num_requests": one.saved.number,
-        "num_tokens": one.num_tokens,
-        "expected_speedup": one.speedup,
-        "cost": one.drafting.interval,
+        "num_requests": seen.saved.number,
+        "num_tokens": seen.num_tokens,
+        "expected_speedup": seen.speedup,
+        "cost": seen.drafting.interval,
     }

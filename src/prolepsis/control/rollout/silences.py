@@ -236,7 +236,7 @@ def instances_of(addresses: Collection[str]) -> list[str]:
 
 def _numbers(host: str) -> set[str]:
     try:
-        return {str(one[4][0]) for one in socket.getaddrinfo(host, None)}
+        return {str(info[4][0]) for info in socket.getaddrinfo(host, None)}
     except OSError:
         return set()
 

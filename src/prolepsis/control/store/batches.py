@@ -203,12 +203,22 @@ class BatchTable:
             if held is None or connection.execute(is_open).first() is not None:
                 return False
             after = {"finalizing_at": int(time.time()), **_counts(connection, batch_id)}
-            for name, state in (("output_file_id", "completed"), ("error_file_id", "failed")):
+            for kind, state in (("output", "completed"), ("error", "failed")):
                 size = select(func.sum(of.result_bytes)).where(of.batch_id == batch_id, of.state == state)
                 if num_bytes := connection.scalar(size):
-                    file = _results(held, state, int(num_bytes), retention_s)
+                    now = time.time()
+                    file = TenantFile(
+                        tenant=held.tenant,
+                        purpose="batch_output",
+                        filename=f"{batch_id}_{kind}.jsonl",
+                        num_bytes=int(num_bytes),
+                        created_at=now,
+                        expires_at=now + (held.document.get("output_expires_s") or retention_s),
+                        batch_id=batch_id,
+                        line_state=state,
+                    )
                     connection.execute(insert(files).values(asdict(file)))
-                    after[name] = file.file_id
+                    after[f"{kind}_file_id"] = file.file_id
             _update(connection, held, status, after)
         return True
 
@@ -290,17 +300,3 @@ def _counts(connection: Connection, batch_id: str) -> Mapping[str, object]:
             "total_tokens": given + answered,
         },
     }
-
-
-def _results(batch: StoredBatch, state: str, num_bytes: int, retention_s: float) -> TenantFile:
-    kind, now = ("output" if state == "completed" else "error"), time.time()
-    return TenantFile(
-        tenant=batch.tenant,
-        purpose="batch_output",
-        filename=f"{batch.batch_id}_{kind}.jsonl",
-        num_bytes=num_bytes,
-        created_at=now,
-        expires_at=now + (batch.document.get("output_expires_s") or retention_s),
-        batch_id=batch.batch_id,
-        line_state=state,
-    )

@@ -125,11 +125,9 @@ class Database:
             raise StoreUnavailable(f"store {self.name}: {error.strerror}") from error
 
     def close(self) -> None:
-        """Close idle connections."""
         self._engine.dispose()
 
     def serialized(self) -> bytes:
-        """Return what a SQLite database holds."""
         with self.read() as connection:
             held = connection.connection.driver_connection
             assert isinstance(held, sqlite3.Connection), "asked of SQLite only"

@@ -7,7 +7,6 @@ from operator import attrgetter
 from typing import Any, Generic, Self, TypeVar
 
 from pydantic import TypeAdapter
-from pydantic_core import PydanticSerializationError
 from sqlalchemy import ColumnElement, Connection, Insert, UnaryExpression, delete, func, select
 from sqlalchemy.sql.base import ReadOnlyColumnCollection
 
@@ -46,7 +45,7 @@ class Documents(Generic[Value]):
         def write(value: Value) -> str:
             try:
                 return adapter.dump_json(value).decode()
-            except PydanticSerializationError:  # of a lone surrogate, which the column replaces
+            except ValueError:  # pydantic's of a lone surrogate, which the column replaces
                 return json.dumps(adapter.dump_python(value, mode="json"), ensure_ascii=False, separators=(",", ":"))
 
         return cls(kind, adapter.validate_json, write)

@@ -54,7 +54,6 @@ class ChainLink:
         }
 
     def plain(self) -> dict[str, object]:
-        """Return the link as plain JSON values."""
         return asdict(self)
 
 

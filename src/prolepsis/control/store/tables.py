@@ -106,10 +106,11 @@ chain_links = Table(
 """A link for each act (chain `audit`), and for each request record, or deletion of some (chain `requests`).
 
 `record_id` is null after the record's deletion; `actor` to `after` and `salt` after an erasure. `erases`: numbers."""
-for _column in (chain_links.c.uid, chain_links.c.record_id, chain_links.c.tenant):
-    _is_given = _column.is_not(None)  # the links of the other chain have none
-    _name = f"ix_chain_links_{_column.name}"
-    Index(_name, _column, unique=_column.name == "uid", sqlite_where=_is_given, postgresql_where=_is_given)
+for _columns_of in (("uid",), ("record_id",), ("tenant", "seq")):
+    _indexed = [chain_links.c[name] for name in ("chain", *_columns_of)]
+    _is_given = _indexed[1].is_not(None)  # the links of the other chain have none
+    _where: dict[str, Any] = {"sqlite_where": _is_given, "postgresql_where": _is_given}
+    Index(f"ix_chain_links_{_columns_of[0]}", *_indexed, unique=_columns_of == ("uid",), **_where)
 
 chain_names = Table(
     "chain_names",

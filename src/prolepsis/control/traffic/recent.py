@@ -1,7 +1,7 @@
 """/admin/requests: the last requests with figures and rounds, from memory, and one with what the store has of it."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Annotated, Literal
@@ -97,9 +97,9 @@ class RecentFeature(Feature):
             newest.sort(key=_acceptance)
         return newest[:last]
 
-    def named(self, name: str) -> list[RecentRequest]:
+    def named(self, names: Set[object]) -> list[RecentRequest]:
         """Return the requests that are called so, the oldest first."""
-        return [one for one in self.requests if name in one.names]
+        return [one for one in self.requests if not names.isdisjoint(one.names)]
 
 
 def bounded(requests: Sequence[RecentRequest]) -> RecentReply:
@@ -137,12 +137,13 @@ def _routes(feature: RecentFeature, store: Store) -> Sequence[Route]:
         summary="Records, rounds and audit entries of a request, by x-request-id, trace id, answer id or entry",
     )
     async def one(name: str) -> KnownRequest:
-        recent, stored = bounded(feature.named(name)), FoundRequest([], [])
+        stored = FoundRequest([], [])
         try:
             stored = await reading(lambda: found_request(store, name))
         except RequestRefused:  # the store lacks it, or cannot be read
-            if not recent.requests:
+            if not feature.named({name}):
                 raise
+        recent = bounded(feature.named({name, *(record["request_id"] for record in stored.records)}))
         return KnownRequest(recent.requests, recent.num_without_rounds, stored.records, stored.audit_entries)
 
     return routes.all

@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Callable
 from typing import Literal
 
 from prolepsis.control.web.caller import Role
@@ -30,8 +31,6 @@ Reason = Literal[
     "deadline",
 ]
 """Label of the counter of refusals."""
-
-_STATUS = {"headers_too_large": 431, "body_too_large": 413}
 
 
 class Refused(RequestRefused):
@@ -81,25 +80,10 @@ def model_not_allowed(name: str, models: frozenset[str]) -> Refused:
 
 
 def too_large(what: Literal["headers", "body"], limit: str) -> Refused:
-    code = f"request_{'headers_' if what == 'headers' else ''}too_large"
     message = f"The request's {what} {'are' if what == 'headers' else 'is'} larger than {limit}, the largest allowed."
-    reason: Reason = "headers_too_large" if what == "headers" else "body_too_large"
-    return Refused(reason, message, code=code, status=_STATUS[reason])
-
-
-def headers_too_slow(timeout_s: float) -> Refused:
-    message = f"The request's headers did not arrive within {timeout_s:g} s."
-    return Refused("headers_too_slow", message, code="request_timeout", status=408)
-
-
-def too_many_connections(limit: int) -> Refused:
-    message = f"{limit} connections are open already, which is the limit."
-    return Refused("too_many_connections", message, code="too_many_connections", status=503, retry_after_s=1)
-
-
-def no_descriptor_left() -> Refused:
-    message = "The server has no descriptor left for another connection."
-    return Refused("too_many_connections", message, code="too_many_connections", status=503, retry_after_s=1)
+    if what == "headers":
+        return Refused("headers_too_large", message, code="request_headers_too_large", status=431)
+    return Refused("body_too_large", message, code="request_too_large", status=413)
 
 
 _OTHERS = (
@@ -121,16 +105,6 @@ def invalid_http(what: str, *, status: int = 400) -> Refused:
     return Refused("invalid_http", message, code="invalid_http", status=status, headers=headers)
 
 
-def upload_too_slow(timeout_s: float) -> Refused:
-    message = f"The request's body did not arrive within {timeout_s:g} s."
-    return Refused("upload_too_slow", message, code="request_timeout", status=408)
-
-
-def too_many_uploads(limit: int) -> Refused:
-    message = f"Bodies of this tenant that wait to be read take {limit} bytes already, which is the limit."
-    return Refused("too_many_uploads", message, code="too_many_uploads", status=429, retry_after_s=1)
-
-
 def rate_limited(message: str, kind: str, retry_after_s: float, headers: dict[str, str]) -> Refused:
     return Refused(
         "rate_limited",
@@ -143,27 +117,36 @@ def rate_limited(message: str, kind: str, retry_after_s: float, headers: dict[st
     )
 
 
-def queue_full(limit: int, retry_after_s: float) -> Refused:
-    message = f"{limit} requests of this tenant wait already, which is the limit."
-    return Refused("queue_full", message, code="queue_full", status=429, retry_after_s=retry_after_s)
+def _row(
+    reason: Reason, status: int, message: str, *, code: str, retry_after_s: float | None = None
+) -> Callable[..., Refused]:
+    """Return what makes a refusal: of a value for its message, and of when to try again where the row does not say."""
+
+    def refused(value: object = "", after_s: float | None = retry_after_s) -> Refused:
+        return Refused(reason, message.format(value), code=code, status=status, retry_after_s=after_s)
+
+    return refused
 
 
-def server_full(limit: int, retry_after_s: float) -> Refused:
-    message = f"{limit} requests wait already, which is the limit."
-    return Refused("server_full", message, code="server_full", status=503, retry_after_s=retry_after_s)
-
-
-def too_many_kept(limit: int, retry_after_s: float) -> Refused:
-    message = (
-        f"The answers kept for requests with an Idempotency-Key take {limit} bytes, which is the limit, and this "
-        "tenant has its share; a request without the key is served."
-    )
-    return Refused("answers_kept", message, code="too_many_idempotent", status=429, retry_after_s=retry_after_s)
-
-
-def shed(tier: str, retry_after_s: float) -> Refused:
-    message = f"Requests have waited too long; new ones of the tier {tier} are refused for now."
-    return Refused("shed", message, code="overloaded", status=503, retry_after_s=retry_after_s)
+_HEADERS, _BODY = (f"The request's {part} did not arrive within {{:g}} s." for part in ("headers", "body"))
+headers_too_slow = _row("headers_too_slow", 408, _HEADERS, code="request_timeout")
+upload_too_slow = _row("upload_too_slow", 408, _BODY, code="request_timeout")
+_OPEN = "{} connections are open already, which is the limit."
+too_many_connections = _row("too_many_connections", 503, _OPEN, code="too_many_connections", retry_after_s=1)
+_NO_DESCRIPTOR = "The server has no descriptor left for another connection."
+no_descriptor_left = _row("too_many_connections", 503, _NO_DESCRIPTOR, code="too_many_connections", retry_after_s=1)
+_UNREAD = "Bodies of this tenant that wait to be read take {} bytes already, which is the limit."
+too_many_uploads = _row("too_many_uploads", 429, _UNREAD, code="too_many_uploads", retry_after_s=1)
+_QUEUED = "{} requests of this tenant wait already, which is the limit."
+queue_full = _row("queue_full", 429, _QUEUED, code="queue_full")
+server_full = _row("server_full", 503, "{} requests wait already, which is the limit.", code="server_full")
+_KEPT = (
+    "The answers kept for requests with an Idempotency-Key take {} bytes, which is the limit, and this tenant has its "
+    "share; a request without the key is served."
+)
+too_many_kept = _row("answers_kept", 429, _KEPT, code="too_many_idempotent")
+_SHED = "Requests have waited too long; new ones of the tier {} are refused for now."
+shed = _row("shed", 503, _SHED, code="overloaded")
 
 
 def draining(why: str = "is shutting down") -> Refused:

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from prolepsis.core.config import EngineConfig, ServerConfig, Terms
+from prolepsis.core.config import EngineConfig, ServerConfig, SettingTerms
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.files import read_text
 from prolepsis.core.validation import first_problem, shown_path, suggestion
@@ -156,7 +156,7 @@ def _plain(annotation: Any, value: object) -> object:
 
 
 def _is_terms(annotation: Any) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, Terms)
+    return isinstance(annotation, type) and issubclass(annotation, SettingTerms)
 
 
 def listed(text: str) -> list[str]:

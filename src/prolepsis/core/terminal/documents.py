@@ -46,7 +46,7 @@ def warnings_of(document: Mapping[str, Any]) -> list[str]:
 
 def print_document(document: Mapping[str, Any], columns: Columns) -> None:
     """Print `document` without its warnings, the tables in the order of its fields."""
-    read = Document({path: [part for name in names for part in name.split(" > ")] for path, names in columns.items()})
+    read = ReadReply({path: [part for name in names for part in name.split(" > ")] for path, names in columns.items()})
     read.collect({name: value for name, value in document.items() if name not in WARNINGS})
     if read.facts:
         print_facts([(label, shown(name, value)) for label, name, value in read.facts])
@@ -57,7 +57,7 @@ def print_document(document: Mapping[str, Any], columns: Columns) -> None:
 
 
 @dataclass(slots=True)
-class Document:
+class ReadReply:
     """The lines and tables of a document."""
 
     columns: Columns

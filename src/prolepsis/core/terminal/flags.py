@@ -12,7 +12,7 @@ import typer
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from prolepsis.core.config import Terms
+from prolepsis.core.config import SettingTerms
 from prolepsis.core.terminal.config import Settings, environment_name, flag_name, load_settings, misspelt_variables
 from prolepsis.core.terminal.output import show_settings, warn
 
@@ -142,7 +142,7 @@ def _annotation(name: str, field: FieldInfo, panel: str) -> Any:
 
 def _default(field: FieldInfo) -> str:
     value = field.get_default(call_default_factory=True)
-    if value is None or value in ("", (), {}) or isinstance(value, Terms):
+    if value is None or value in ("", (), {}) or isinstance(value, SettingTerms):
         return ""
     if isinstance(value, bool):
         return f" [default: {'on' if value else 'off'}]"
@@ -157,7 +157,7 @@ def _metavar(annotation: Any) -> str:
         return "|".join(arguments)
     if origin is tuple:
         return "NUMBER,..." if float in (arguments[0], *get_args(arguments[0])) else "NAME,..."
-    if origin is dict or (isinstance(annotation, type) and issubclass(annotation, Terms)):
+    if origin is dict or (isinstance(annotation, type) and issubclass(annotation, SettingTerms)):
         return "NAME=VALUE,..."
     return {int: "INTEGER", float: "NUMBER", Path: "PATH"}.get(annotation, "TEXT")
 

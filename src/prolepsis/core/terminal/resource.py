@@ -72,6 +72,8 @@ class Resource:
     title: str = ""
     hint: str = ""  # below the title
     empty: str = ""  # in place of tables without rows
+    words: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """What the words of a column mean, on a page."""
     links: Mapping[str, str] = field(default_factory=dict)
     """Pages by the column that leads there; fields of the row are in braces."""
 

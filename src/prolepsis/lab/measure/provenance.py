@@ -2,7 +2,6 @@
 
 import os
 import platform
-import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import prolepsis
-from prolepsis.engine.native.processor import default_threads, processor_flags
+from prolepsis.engine.native.processor import default_threads, processor_flags, processor_name
 
 PACKAGES = ("torch", "transformers", "tokenizers", "numpy")
 
@@ -58,7 +57,7 @@ def versions(packages: Sequence[str]) -> dict[str, str]:
 def hardware() -> dict[str, object]:
     """Return processor, its cores usable here, the instructions that matter to speed, memory in bytes, system."""
     return {
-        "processor": _model_name(),
+        "processor": processor_name() or platform.machine(),
         "cores": default_threads(),
         "instructions": sorted(
             processor_flags() & {"avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_tile"}
@@ -66,11 +65,3 @@ def hardware() -> dict[str, object]:
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "system": platform.platform(),
     }
-
-
-def _model_name() -> str:
-    try:
-        names = re.findall(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    except OSError:
-        names = []
-    return next(iter(names), "") or platform.processor() or platform.machine()

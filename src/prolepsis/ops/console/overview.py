@@ -9,7 +9,7 @@ from prolepsis.control.controls.kill_switch import KillStatus
 from prolepsis.control.correctness.runtime import CorrectnessReply
 from prolepsis.control.cost.runtime import CostReport
 from prolepsis.control.health.breaker_runtime import BreakersReply
-from prolepsis.control.health.commands import HEALTH
+from prolepsis.control.health.commands import HEALTH, WHY
 from prolepsis.control.health.drift_runtime import DriftReply
 from prolepsis.control.policy.routes import PolicyReply
 from prolepsis.control.rollout.routes import RolloutsReply
@@ -26,7 +26,6 @@ from prolepsis.core.traffic_sums import TrafficSums
 from prolepsis.ops.console.alerts import AlertsReply
 from prolepsis.ops.console.changes import marks, recent_changes
 from prolepsis.ops.console.pages import HOME
-from prolepsis.ops.console.proposers import WHY
 from prolepsis.ops.console.render import age
 from prolepsis.ops.console.runbook import Runbook
 
@@ -81,7 +80,7 @@ def overview_pages(
 
     async def overview(visit: Visit) -> Page:
         traffic, changes = await visit.read(TrafficReply, "/admin/traffic"), await recent_changes(visit)
-        judged = cast("Judged | None", (await visit.section(object, HEALTH)).value)
+        judged = cast("HealthParts | None", (await visit.section(object, HEALTH)).value)
         own = [
             *_of_engine(client.health(), client.info),
             *_of_service(failing(), traffic.service),
@@ -144,7 +143,7 @@ def charts(spans: Sequence[TimelineSpan], changes: Section[ChangesReply], width_
     ]
 
 
-class Judged(Protocol):
+class HealthParts(Protocol):
     """Parts of /admin/health."""
 
     @property
@@ -156,7 +155,7 @@ class Judged(Protocol):
 
 
 async def _attention(
-    visit: Visit, own: Sequence[Attention], health: Judged | None, runbooks: Mapping[str, Runbook]
+    visit: Visit, own: Sequence[Attention], health: HealthParts | None, runbooks: Mapping[str, Runbook]
 ) -> list[Attention]:
     """Return what asks for a person, the most urgent first; parts that the caller may not see are left out.
 

@@ -10,18 +10,6 @@ from prolepsis.core.config import CANDIDATE_HEAD, DRAFT_HEAD
 from prolepsis.core.engine_client import EngineClient
 from prolepsis.ops.console.changes import last_swaps, recent_changes
 
-WHY = {
-    "acceptance": "first tokens were accepted too rarely",
-    "cost": "drafts cost more than they brought",
-    "errors": "several calls in a row failed",
-    "late": "several calls in a row took too long",
-    "overdue": "a call did not come back in time",
-    "shared": "it opened on another replica",
-    "cliff": "acceptance fell to nearly nothing",
-    "operator": "an operator set it",
-}
-"""Why a breaker is open, or in the state that it was set to."""
-
 
 def proposer_pages(client: EngineClient) -> FeaturePages:
     async def values(visit: Visit) -> tuple[str, Mapping[str, object]]:

@@ -53,9 +53,9 @@ _KINDS = {
 """How a word for a state is marked."""
 
 
-def read_document(document: Mapping[str, Any], resource: Resource) -> documents.Document:
+def read_document(document: Mapping[str, Any], resource: Resource) -> documents.ReadReply:
     """Return the facts and tables of a resource."""
-    read = documents.Document(resource.columns)
+    read = documents.ReadReply(resource.columns)
     read.collect({name: value for name, value in document.items() if name not in documents.WARNINGS})
     return read
 

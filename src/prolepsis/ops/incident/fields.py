@@ -25,15 +25,15 @@ _FIELDS: Mapping[Holds, str] = {
     "text": "about address alert aliases allowed assumes at batch blocks bound candidate_head chain compiler consumer "
     "control current dashboard decision default_sampling describe description detail details device digest "
     "direction draft_head draft_head_reason draft_model eligible ended_at engine engine_request_id entry error "
-    "exact_group exactness_reason expected expr failure fault file files finding finding_of fingerprint "
+    "exact_group exactness_reason exception expected expr failure fault file files finding finding_of fingerprint "
     "finish_reason flag flags folder forward fp frames free given head id in_use install instead instructions "
-    "item items kept_in kernel key keys killed kv_cache label legend line lines machine misfit missing model "
-    "model_limit name named names not_saved note number on_words open_files owner owners pages panel part parts "
-    "paying_loads place plan platform policy policy_rule policy_version pool position prepared previous price "
-    "prices_version prolepsis proposers python rates reason record_id region replica request request_id response "
-    "result rollout rollout_id rollout_run row rule rules sample scope sentence seq signature stage stages "
-    "started step store stored subject subjects summary target title to tokenizer trained_for uid url value "
-    "values variant version versions warnings weights what why",
+    "item items kept_in kernel key keys killed kv_cache label legend line lines logger machine misfit missing "
+    "model model_limit name named names not_saved note number on_words open_files owner owners pages panel part "
+    "parts paying_loads place plan platform policy policy_rule policy_version pool position prepared previous "
+    "price prices_version prolepsis proposers python rates reason record_id region replica request request_id "
+    "response result rollout rollout_id rollout_run row rule rules sample scope sentence seq signature stack "
+    "stage stages started step store stored subject subjects summary target title to tokenizer trained_for uid "
+    "url value values variant version versions warnings weights what why",
 }
 FIELDS: Mapping[str, Holds] = {name: holds for holds, names in _FIELDS.items() for name in names.split()}
 OF_TENANTS = re.compile(r"metrics_tenants|tenants|(?:\w+_)?by_tenant")

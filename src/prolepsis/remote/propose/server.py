@@ -60,7 +60,7 @@ class ServedModel:
 
 
 @dataclass(frozen=True, slots=True)
-class ServerLimits:
+class ServingLimits:
     most_engines: int = 64  # engines at once, which have proven that they have the key
     terms: ProposeLimits = field(default_factory=ProposeLimits)  # limits that each engine gets
     most_strangers: int = 64  # connections at once in the handshake; beyond, the oldest is closed for a new one
@@ -77,10 +77,10 @@ class _ServedSequence(SequenceFields):
 class ProposeServer:
     """Serves engines that have the key. A costly proposer works in a thread, a free one on the event loop."""
 
-    def __init__(self, model: ServedModel, key: SharedKey, limits: ServerLimits | None = None) -> None:
+    def __init__(self, model: ServedModel, key: SharedKey, limits: ServingLimits | None = None) -> None:
         self.model = model
         self.key = key
-        self.limits = limits or ServerLimits()
+        self.limits = limits or ServingLimits()
         assert self.limits.terms.most_draft_tokens <= MOST_NODES, "an engine takes no larger drafts"
         self.proposer = ContainedProposer(model.proposer, model.vocab_size)
         self.engines: set[_Engine] = set()

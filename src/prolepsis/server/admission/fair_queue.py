@@ -27,7 +27,6 @@ class Waiting:
     cost: float
     """Tokens it may take: prompt and longest answer, and its own processing as tokens."""
     size: int
-    """Its samples."""
     since: float
     serial: int = 0
     places: int = 0

@@ -139,13 +139,11 @@ class Progress:
         self._processing = processing_per_token(request)
         self._of_prompt = len(request.prompt_token_ids) * _logprobs(request.params.prompt_logprobs)
         self.waited_s = 0.0
-        """Seconds that it waited for admission."""
         self.num_tokens = 0
         self.answered = False
         """The engine took the request and its first event came."""
         self.kept: list[Tokens] = []
         self.ended: Terminal | None = None
-        """The last event, once it came."""
 
     @property
     def finished(self) -> Finished | None:
@@ -194,7 +192,6 @@ class RequestGroup:
     items: Sequence[Progress]
     deadline_s: float | None
     is_client_deadline: bool = False
-    """The client set the deadline, to less than the server allows."""
 
     @property
     def cost(self) -> int:

@@ -17,7 +17,6 @@ from prolepsis.control.web.feature import Feature
 from prolepsis.core.token_bucket import PERIOD_S, TokenBucket
 
 EXCHANGE_S = 0.5
-"""Seconds between two exchanges with the store."""
 EARLY_S = 0.05
 """Least time between two, also where a lease runs out."""
 IDLE_S = 2.0

@@ -36,7 +36,6 @@ class Bucket(Protocol):
 
 
 Found = tuple[Kind, str, Bucket]
-"""A bucket that applies, and whose it is."""
 FindBucket = Callable[[Kind, str, int, float], Bucket]
 """Returns the bucket of an owner by kind, owner, allowance a minute and time."""
 

@@ -47,11 +47,9 @@ class RecordedReply:
     fingerprint: bytes
     began: float
     state: Mapping[str, object]
-    """State of the first request's scope."""
     expires: float | None = None
     """Clock reading (seconds); None while the attempt runs."""
     error: Exception | None = None
-    """Error that ended the attempt before its reply."""
     status: int | None = None
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
     parts: list[bytes] = field(default_factory=list)
@@ -195,7 +193,10 @@ class Idempotency(Feature):
                 raise _not_kept(self._max_bytes)
             self._name(request, first)
             return first.replayed()
-        self._check_room(tenant)
+        if self.answers.is_full_for(tenant):
+            ends = (kept.expires for kept in self.answers.of(tenant).values() if kept.expires is not None)
+            self._requests.labels("refused").inc()
+            raise too_many_kept(self._max_bytes, max(1.0, next(ends, 0.0) - now))
         self._requests.labels("first").inc()
         state = request.scope["state"]
         answer = RecordedReply(tenant=tenant, key=key, fingerprint=fingerprint, began=now, state=state)
@@ -241,16 +242,6 @@ class Idempotency(Feature):
                 tenant=caller_of(retry).tenant,
             )
         )
-
-    def _check_room(self, tenant: str) -> None:
-        if not self.answers.is_full_for(tenant):
-            return
-        oldest = next(
-            (answer.expires for answer in self.answers.of(tenant).values() if answer.expires is not None), 0.0
-        )
-        wait_s = max(1.0, oldest - self._clock())
-        self._requests.labels("refused").inc()
-        raise too_many_kept(self._max_bytes, wait_s)
 
 
 class _Kept(Response):

@@ -96,9 +96,7 @@ MOST_FOLLOWERS = 100
 MOST_BYTES = 2**24
 """Size of a stored response, and of the conversation that a request continues."""
 MOST_EVENT_BYTES = 32 * 2**20
-"""Size of a response's events."""
 _KEEP_S = 0.05
-"""Time between two writes of what has happened."""
 _PAUSE_S = 0.0025
 """Between two pages of events, for each stream of the tenant that follows: together they send so many a second."""
 _HOUR_S = 3600.0

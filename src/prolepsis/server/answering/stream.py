@@ -130,7 +130,6 @@ class Voice:
     """What an answer says while its client waits; by itself nothing, so that comments say that it lives."""
 
     shows_progress: bool = False
-    """The client asked for the progress of its prompt."""
 
     def opening(self) -> Sequence[Json]:
         """Return the events that a stream begins with before the first token; none where they are out."""

@@ -17,7 +17,6 @@ from prolepsis.control.web.intake import Uploads
 MOST_LINES = 50_000
 """That ask for something; as many others may be empty."""
 MOST_BYTES = 200 * 2**20
-"""Largest file."""
 _FRAME_BYTES, _FRAME_MEMBERS = 2**13, 8
 """What a line may have around its body, which has the bounds of a request's."""
 _MOST_FAULTS = 100

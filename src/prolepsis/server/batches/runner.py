@@ -27,9 +27,7 @@ from prolepsis.server.services import Models
 
 WINDOW_S = DAY_S
 _LOOK_S = 1.0
-"""How often the store is asked for batches, at least."""
 _ROOM_S = 0.05
-"""How often it is seen whether there is room, where lines wait."""
 _HOUR_S = 3600.0
 _NOT_RUN = {
     "expired": ("batch_expired", "This request could not be executed before the completion window expired."),

@@ -70,7 +70,7 @@ def check(
         findings = sorted(_findings(policy, document), key=lambda finding: finding.line or 0)
     except InvalidPolicy as error:
         findings = list(error.findings)
-    has_errors = any(one.severity == "error" for one in findings)
+    has_errors = any(finding.severity == "error" for finding in findings)
     shown: dict[str, object] = {"file": file, "version": policy and policy.full_version}
     shown |= {"findings": [one.plain() for one in findings]} | ({"num_rules": len(policy.rules)} if policy else {})
     if policy and not has_errors and (expected := _forecasts(policy, requests_per_s)):
@@ -96,7 +96,9 @@ def diff(
         versions = {"old": before.full_version, "new": after.full_version}
         print_json({**versions, "changes": [asdict(change) for change in changes]})
     else:
-        rows = [[one.kind, one.rule, one.field, as_yaml(one.old), as_yaml(one.new)] for one in changes]
+        rows = [
+            [change.kind, change.rule, change.field, as_yaml(change.old), as_yaml(change.new)] for change in changes
+        ]
         if rows:
             print_table(f"{before.full_version} -> {after.full_version}", ["", "rule", "field", "old", "new"], rows)
         if not any(change.effective for change in changes):

@@ -52,14 +52,14 @@ def propose_server(
         from prolepsis.engine.drafting.remote.link import shared_key
         from prolepsis.engine.drafting.remote.messages import ProposeLimits
         from prolepsis.remote.propose.served import served_model
-        from prolepsis.remote.propose.server import ProposeServer, ServerLimits
+        from prolepsis.remote.propose.server import ProposeServer, ServingLimits
 
         key = shared_key(settings.engine)
         ensure_model(settings)
         model = served_model(settings.engine, proposer)
     terms = ProposeLimits(most_draft_tokens=max_draft_tokens)
     try:
-        asyncio.run(_serve(ProposeServer(model, key, ServerLimits(max_engines, terms)), *place, tls))
+        asyncio.run(_serve(ProposeServer(model, key, ServingLimits(max_engines, terms)), *place, tls))
     except OSError as error:
         print_error(f"cannot listen on {listen}: {error}")
         raise typer.Exit(NOT_SERVED) from error

@@ -114,7 +114,7 @@ def prune(
 
 def _due(num_records: int, days: float, old: Sequence[OldText]) -> str:
     """Say what is to be deleted."""
-    by_tenant = Counter(one.tenant or "no tenant" for one in old)
+    by_tenant = Counter(text.tenant or "no tenant" for text in old)
     tenants = ", ".join(f"{name}: {number}" for name, number in by_tenant.most_common())
     texts = f", from {old[0].at[:10]} to {old[-1].at[:10]} ({tenants})" if old else ""
     return (

@@ -35,7 +35,6 @@ class KeyRecord(BaseModel):
 
     id: Annotated[str, Field(pattern=r"^[0-9a-f]{12}$")]
     hash: Annotated[str, Field(pattern=r"^sha256\$[0-9a-f]{64}$")]
-    """`hash_of` the key."""
     tenant: Name
     tier: TierName = DEFAULT_TIER
     roles: Annotated[tuple[Role, ...], Field(min_length=1)] = ("client",)

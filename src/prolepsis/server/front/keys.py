@@ -143,7 +143,6 @@ class Keys:
 
 
 Records = Mapping[str, KeyRecord]
-"""By id."""
 
 
 class KeyChanges(Feature):

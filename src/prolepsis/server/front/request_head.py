@@ -61,25 +61,16 @@ class StrictConnection(h11.Connection):
 
 
 def unfit(request: h11.Request) -> Refused | None:
-    headers = list(request.headers)
-    return _unfit_version(request) or _unfit_fields(headers) or _unfit_body(request, dict(headers))
-
-
-def _unfit_version(request: h11.Request) -> Refused | None:
-    if request.http_version in _VERSIONS:
-        return None
-    given = request.http_version.decode()
-    return invalid_http(f"the version is HTTP/{given}; allowed: HTTP/1.0 and HTTP/1.1")
-
-
-def _unfit_fields(headers: list[tuple[bytes, bytes]]) -> Refused | None:
-    counts = Counter(name for name, _ in headers)
-    for name, value in headers:
+    if request.http_version not in _VERSIONS:
+        given = request.http_version.decode()
+        return invalid_http(f"the version is HTTP/{given}; allowed: HTTP/1.0 and HTTP/1.1")
+    counts = Counter(name for name, _ in request.headers)
+    for name, value in request.headers:
         if found := _CONTROL.search(value):
             return invalid_http(f"header {name.decode()} holds the control character 0x{found[0][0]:02x}")
         if name in _ONCE and counts[name] > 1:
             return invalid_http(f"header {name.decode()} is given {counts[name]} times; allowed: once")
-    return None
+    return _unfit_body(request, dict(request.headers))
 
 
 def _unfit_body(request: h11.Request, headers: dict[bytes, bytes]) -> Refused | None:

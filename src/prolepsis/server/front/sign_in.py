@@ -69,18 +69,15 @@ def check_local(headers: Headers, allowed: Sequence[str] = ()) -> None:
     hosts, origins = headers.getlist("host"), headers.getlist("origin")
     if len(hosts) != 1 or not _is_local(hosts[0]):
         raise not_local("Host", ", ".join(hosts))
-    if not all(origin in allowed or _is_local_origin(origin) for origin in origins):
-        raise not_local("Origin", ", ".join(origins))
+    for origin in origins:
+        scheme, _, host = origin.strip().lower().partition("://")
+        if origin not in allowed and not (scheme in ("http", "https") and _is_local(host)):
+            raise not_local("Origin", ", ".join(origins))
 
 
 def _is_local(host: str) -> bool:
     match = _HOST.fullmatch(host.strip().lower())
     return match is not None and is_loopback(match[1] or match[2])
-
-
-def _is_local_origin(origin: str) -> bool:
-    scheme, separator, host = origin.strip().lower().partition("://")
-    return scheme in ("http", "https") and bool(separator) and _is_local(host)
 
 
 def _is_for_clients(rule: PathRules) -> bool:

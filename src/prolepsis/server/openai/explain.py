@@ -83,7 +83,9 @@ def sample_of(given: PolicyExplainBody, defaults: SamplingDefaults) -> Sample:
         body = parse_body(raw, CompletionBody if route == "/v1/completions" else ChatBody, Ignored())
     caller = Caller(given.key, given.tenant, frozenset(given.roles), given.tier)
     context = RequestContext(caller, route, {name.lower(): value for name, value in given.headers.items()})
-    refused, requested = None, UNSTATED
+    refused, requested, num_tokens = None, UNSTATED, given.prompt_tokens
+    if num_tokens is None and isinstance(body, CompletionBody) and not any(isinstance(p, str) for p in body.prompt):
+        num_tokens = max(map(len, body.prompt))  # of token ids
     try:
         requested = requested_speculation(body.speculation, context.spec_mode, caller, PROPOSER_NAMES)
     except RequestRefused as error:
@@ -92,18 +94,11 @@ def sample_of(given: PolicyExplainBody, defaults: SamplingDefaults) -> Sample:
         body,
         sampling_params(body, defaults),
         context,
-        prompt_tokens=given.prompt_tokens or _num_prompt_tokens(body),
+        prompt_tokens=num_tokens,
         time=given.at or datetime.now().astimezone(),
         targeting_key=given.request_id,
     )
     return Sample(replace(facts, flag=frozenset(given.flags)), requested, refused)
-
-
-def _num_prompt_tokens(body: GenerationBody) -> int | None:
-    """Return the length of the longest prompt of token ids, None for text."""
-    if not isinstance(body, CompletionBody) or any(isinstance(prompt, str) for prompt in body.prompt):
-        return None
-    return max(map(len, body.prompt))
 
 
 def explained(policy: Policy, sample: Sample) -> ExplainedRequest:

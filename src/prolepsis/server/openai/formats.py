@@ -192,16 +192,14 @@ def prompt_logprobs(first: Delta, prepared: PreparedRequest) -> Json:
     """Return the log-probabilities of the prompt by token id, where they are asked for, with a sample's first delta."""
     if prepared.body.prompt_logprobs is None or first.prompt is None or not first.first:
         return {}
-    return {"prompt_logprobs": [_by_id(token) for token in first.prompt.tokens]}
-
-
-def _by_id(token: ShownToken) -> Json | None:
-    if token.logprob is None:
-        return None
-    return {
-        str(one.token_id): {"logprob": one.logprob, "rank": one.rank, "decoded_token": one.text}
-        for one in (token, *token.top)
-    }
+    shown: list[Json | None] = []
+    for token in first.prompt.tokens:
+        places = {
+            str(likely.token_id): {"logprob": likely.logprob, "rank": likely.rank, "decoded_token": likely.text}
+            for likely in (token, *token.top)
+        }
+        shown.append(None if token.logprob is None else dict(places))
+    return {"prompt_logprobs": shown}
 
 
 def _completion_logprobs(all_shown: Sequence[ShownToken], *, as_ids: bool) -> Json:

@@ -52,16 +52,13 @@ from prolepsis.server.services import Models, Services
 CLIENT_CLOSED_REQUEST = 499
 """For logs and counters only: the client is gone and reads no status."""
 SEED = "x-seed"
-"""Header of every answer: the seed that it was sampled with."""
 EXACTNESS = "x-exactness"
 """Header of every answer: normal where drafts and other requests may turn a near-tie, else strict."""
 HEADERS = {**SPEC_MODE_HEADER, KEY_HEADER: KEY_SCHEMA}
-"""Headers that routes which generate read, with their schemas."""
 
 
 B = TypeVar("B", bound=SharedBody)
 Serve = Callable[[B, Request, Services], Awaitable[Response]]
-"""Answers a request with the services of its model."""
 
 
 def named(body: B, models: Models, request: Request) -> B:

@@ -38,7 +38,6 @@ class TokenizeBody(TemplatedBody):
     add_special_tokens: bool | None = None
     """Default: true for a prompt, false for others: the template of a conversation has them."""
     add_special: bool = False
-    """The same, as llama.cpp has it."""
     return_token_strs: bool = False
     with_pieces: bool = False
     """Each token is an object with its id and its text, or its bytes where they are a part of a character."""

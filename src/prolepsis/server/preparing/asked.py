@@ -94,12 +94,10 @@ _ANY_OBJECT: Mapping[str, object] = {"type": "object"}
 @dataclass(frozen=True, slots=True)
 class ToolUse:
     shown: tuple[FunctionBody, ...]
-    """Tools that the prompt describes."""
     callable: tuple[FunctionBody, ...]
     """Tools that the answer may call; empty: none."""
     required: bool
     parallel: bool
-    """Several calls in one answer are allowed."""
     warnings: tuple[str, ...] = ()
     """What is not kept of the schemas."""
     checked: Mapping[str, Mapping[str, object]] = field(default_factory=dict)

@@ -23,7 +23,6 @@ class Gap:
     """Between `before` and the place; it has tokens of its own, so that `before` stays the same while it grows."""
     after: str
     files: Sequence[tuple[str, str]]
-    """Names and texts of other files."""
 
 
 def fill_prompt(before: str | list[int], after: str, tokenizer: Tokenizer) -> list[int]:

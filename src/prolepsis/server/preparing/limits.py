@@ -24,7 +24,6 @@ class AnswerRoom:
     asked: int | None
     """Length of the answer that the client asks for."""
     least: int
-    """`min_tokens`."""
     default: int | None
     """Length where none is asked for; None: all that the prompt leaves."""
     warn: Callable[[str], None] | None

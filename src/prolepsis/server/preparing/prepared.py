@@ -30,11 +30,9 @@ class RequestContext:
 
     caller: Caller
     route: str = ""
-    """Path of the endpoint."""
     headers: Mapping[str, str] = field(default_factory=dict)
     """By name in lower case; the first of equal names."""
     num_bytes: int = 0
-    """Size of the body."""
     http_request_id: str = ""
     trace: TraceContext | None = None
     arrived: float = 0.0

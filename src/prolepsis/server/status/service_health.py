@@ -31,7 +31,6 @@ class DeepHealth:
     healthy: bool
     detail: str
     ms: float
-    """Time that the tokens took."""
 
 
 class DeepCheck:
@@ -102,7 +101,6 @@ class _End:
     at: float
     tenant: str
     error: str
-    """Empty: it finished."""
 
 
 class FailedShare:

@@ -115,7 +115,6 @@ class DraftBody(Body):
 class DraftReply(Reply):
     taken: bool
     reason: Refusal | None
-    """Reason why it was not taken; null if it was."""
 
 
 def verify_routes(models: Models) -> Sequence[Route]:

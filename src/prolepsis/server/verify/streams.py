@@ -85,7 +85,6 @@ class VerifyStream:
         self.request = request
         self.refusal = refusal
         self.num_drafts = 0
-        """Drafts that arrived."""
         self.num_late = 0
         """Drafts that came after the answer had passed or left them."""
         self._client = client

@@ -95,7 +95,7 @@ def verify(
     it cannot be said whether the whole chain was replaced or its end cut off, and without the public key of its server
     whether that signed it.
     """
-    noted = [parse_anchor(one) for one in anchor or ()]
+    noted = [parse_anchor(text) for text in anchor or ()]
     local = file is None and url is None
     known = KnownKeys(_keys(public_key, local=local), _heads(anchors, store, local=local), noted)
     if file is not None:

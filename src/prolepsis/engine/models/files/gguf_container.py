@@ -106,7 +106,17 @@ class GgufContainer:
             return self._number(_SCALARS[kind])
         item, count = int(self._number("I")), self._count()
         if item == _STRING:
-            return self._strings(count)
+            # in one loop: a vocabulary has hundreds of thousands
+            data, at, length_at = self._data, self._at, struct.Struct("<Q").unpack_from
+            found: list[Value] = []
+            for _ in range(count):
+                (length,) = length_at(data, at)
+                start, at = at + 8, at + 8 + length
+                found.append(data[start:at].decode("utf-8", errors="replace"))
+            if at > len(data):
+                raise ValueError("the file is cut off")
+            self._at = at
+            return found
         if item == _ARRAY:
             if depth == _MAX_DEPTH:
                 raise ValueError(f"arrays nested deeper than {_MAX_DEPTH} levels")
@@ -127,19 +137,6 @@ class GgufContainer:
 
     def _string(self) -> str:
         return self._take(self._count()).decode("utf-8", errors="replace")
-
-    def _strings(self, count: int) -> list[Value]:
-        """Read `count` strings in one loop: a vocabulary has hundreds of thousands."""
-        data, at, length_at = self._data, self._at, struct.Struct("<Q").unpack_from
-        found: list[Value] = []
-        for _ in range(count):
-            (length,) = length_at(data, at)
-            start, at = at + 8, at + 8 + length
-            found.append(data[start:at].decode("utf-8", errors="replace"))
-        if at > len(data):
-            raise ValueError("the file is cut off")
-        self._at = at
-        return found
 
     def _take(self, count: int) -> bytes:
         taken = self._data[self._at : self._at + count]

@@ -45,15 +45,6 @@ def weights_identity(model: ModelSource) -> str:
     known, began = read_cached(kept), time.monotonic()
     if known is not None and re.fullmatch("[0-9a-f]{64}", known):
         return known
-    found = _computed(source)
-    if (seconds := time.monotonic() - began) > _SLOW_S:
-        log.info("weights_identified", files=len(files), seconds=round(seconds, 1), weights=found[:16])
-    if time.time() - max(one[0] for one in stamps if one) / 1e9 > _SETTLED_S:
-        write_cached(kept, found)
-    return found
-
-
-def _computed(source: ModelSource) -> str:
     if isinstance(source, Path):
         stated, tensors = json_object(source / "config.json"), _folder_tensors(source)
         computing = {key for key in stated if not _SILENT.fullmatch(key)}
@@ -63,7 +54,12 @@ def _computed(source: ModelSource) -> str:
         tensors = ((str((name, one.kind, one.shape)), raw(name).data) for name, one in source.tensors.items())
     with ThreadPoolExecutor(4) as readers:  # hashing lets go of the interpreter
         lines = sorted(readers.map(lambda one: f"{one[0]} {sha256(one[1]).hexdigest()}", tensors))
-    return digest_of([json.dumps({key: stated[key] for key in computing}, sort_keys=True), lines])
+    found = digest_of([json.dumps({key: stated[key] for key in computing}, sort_keys=True), lines])
+    if (seconds := time.monotonic() - began) > _SLOW_S:
+        log.info("weights_identified", files=len(files), seconds=round(seconds, 1), weights=found[:16])
+    if time.time() - max(one[0] for one in stamps if one) / 1e9 > _SETTLED_S:
+        write_cached(kept, found)
+    return found
 
 
 def _folder_tensors(folder: Path) -> Iterator[tuple[str, memoryview]]:

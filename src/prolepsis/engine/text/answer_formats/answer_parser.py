@@ -89,7 +89,16 @@ class AnswerParser:
             case "text":
                 return self._text(pieces, "content", self._marks(), ended=ended)
             case "calls":
-                return self._read_calls(pieces, ended=ended)
+                calls = self._calls
+                assert calls is not None, "a mark began them"
+                self._held = calls.read(self._held, pieces, ended=ended)
+                self.num_calls = calls.num_calls
+                if not calls.done:
+                    return False
+                self._state, self._after_mark = "text", not calls.refused
+                if calls.refused:
+                    self._add(pieces, "content", self._space + calls.refused)
+                return True
 
     def _start(self, pieces: list[Piece], *, ended: bool) -> bool:
         """The answer may open with reasoning, or be calls as a whole."""
@@ -163,18 +172,6 @@ class AnswerParser:
         self._calls = CallReader(
             self._form, self._functions, self.num_calls, parallel=self._parallel, required=self._required
         )
-
-    def _read_calls(self, pieces: list[Piece], *, ended: bool) -> bool:
-        calls = self._calls
-        assert calls is not None, "a mark began them"
-        self._held = calls.read(self._held, pieces, ended=ended)
-        self.num_calls = calls.num_calls
-        if not calls.done:
-            return False
-        self._state, self._after_mark = "text", not calls.refused
-        if calls.refused:
-            self._add(pieces, "content", self._space + calls.refused)
-        return True
 
     def _add(self, pieces: list[Piece], kind: PieceKind, text: str) -> None:
         if text:

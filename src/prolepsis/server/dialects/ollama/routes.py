@@ -43,9 +43,7 @@ class OllamaReply(Reply):
     model: str
     created_at: str
     message: JsonObject | None = None
-    """At /api/chat."""
     response: str | None = None
-    """At /api/generate."""
     thinking: str | None = None
     logprobs: list[JsonObject] | None = None
     done: bool

@@ -1,4 +1,4 @@
-"""`prolepsis contract`, `drift` and `shadow` against a server that runs."""
+"""Commands that are made of resources, against a server that runs: their parts, their acts and their columns."""
 
 import json
 from collections.abc import Callable, Iterator
