@@ -51,8 +51,7 @@ class FailoverSettings:
     check_s: float = 0.25
     """Between two checks of the engines' health; an engine that is not alive at two in a row is lost."""
     list_s: float = 0.5  # between two looks at the directory
-    max_restarts: int = 5
-    """Starts in a row of one engine, each ended within `steady_s`; after them it stays away."""
+    max_restarts: int = 5  # starts in a row of one engine, each ended within `steady_s`; after them it stays away
     steady_s: float = 60.0
     backoff_s: float = 0.5  # before the second start in a row; it doubles, up to 8 s
 

@@ -33,16 +33,12 @@ class DriftStreamReply:
     traffic_class: str
     version: str
     status: Status
-    acceptance: float | None
-    """Acceptance of first drafted tokens since the last change."""
-    recent_acceptance: float | None
-    """Over the window in which cliffs are detected."""
-    overestimated: float | None
-    """The proposer's recent estimate for its first token less the actual acceptance."""
+    acceptance: float | None  # acceptance of first drafted tokens since the last change
+    recent_acceptance: float | None  # over the window in which cliffs are detected
+    overestimated: float | None  # the proposer's recent estimate for its first token less the actual acceptance
     total_variation: float | None
     """A lower bound of the mean distance of its next-token distribution from the target's, 0 to 1."""
-    benefit: float | None
-    """Share of the answers' tokens that it usually brings."""
+    benefit: float | None  # share of the answers' tokens that it usually brings
     num_judged: int
     seconds: float
 

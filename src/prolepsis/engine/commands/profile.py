@@ -35,7 +35,6 @@ class Profile:
 
     @property
     def loads(self) -> "PayingLoads":
-        """At which loads drafts can pay."""
         from prolepsis.engine.drafting.window import paying_loads
 
         return paying_loads(self.curve)

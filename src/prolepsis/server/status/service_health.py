@@ -123,7 +123,9 @@ class FailedShare:
             number = min(number, LEAST_REQUESTS)  # the last ones show whether it is over
         if number >= LEAST_REQUESTS:
             last = list(self._ends)[-number:]
-            self.detail = _detail(last) if _share(last) > SHARE else ""
+            errors = [end.error for end in last if end.error]
+            found = f"{len(errors)} of the last {len(last)} requests failed, the last of them with"
+            self.detail = f"{found} {errors[-1]}" if errors and _share(last) > SHARE else ""
 
     def clear(self) -> None:
         """Begin again: it is known from elsewhere that requests succeed."""
@@ -139,11 +141,6 @@ def _share(ends: list[_End]) -> float:
         of[0] += bool(end.error)
         of[1] += 1
     return sum(failed / number for failed, number in shares.values()) / len(shares)
-
-
-def _detail(ends: list[_End]) -> str:
-    errors = [end.error for end in ends if end.error]
-    return f"{len(errors)} of the last {len(ends)} requests failed, the last of them with {errors[-1]}"
 
 
 class ServiceHealth(Feature):
