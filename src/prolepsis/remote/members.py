@@ -114,14 +114,9 @@ class ContinuationMetrics:
     """Counters of a front end over all of its engines: losses, continuations and restarts."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        text = (
-            "Requests that lost their engine and went on in another; why: engine_dead, not_alive, "
-            "shutdown, step_failed; exact or not_exact"
-        )
+        text = "Requests that lost their engine and went on in another, by why it was lost: exact or not_exact"
         self._continued = counter(registry, "continuations", text, "reason", "result")
-        text = (
-            "Wait of clients for the next token of a request that lost its engine: from its last token, or its arrival"
-        )
+        text = "Wait for the next token of a request that lost its engine, from its last token or its arrival"
         self._pauses = histogram(registry, "continuation_pause_seconds", text)
         text = "Requests that lost their engine and ended with it: no_engine, other_group, too_often, replay, refused"
         self._refused = counter(registry, "continuations_refused", text, "reason")

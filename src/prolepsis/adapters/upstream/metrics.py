@@ -17,12 +17,9 @@ class UpstreamMetrics:
     """Belongs to one event loop."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._up = gauge(
-            registry, "upstream_up", "1 while a pool of upstream engines answers: plain, speculating", "pool"
-        )
+        self._up = gauge(registry, "upstream_up", "1 while a pool of upstream engines answers", "pool")
         text = (
-            "Answers that pools were asked for: finished, lost, busy, refused, or left by their "
-            "reader; a sample is an answer"
+            "Answers (of a sample each) that pools were asked for: finished, lost, busy, refused, left by their reader"
         )
         self._answers = counter(registry, "upstream_answers", text, "pool", "outcome")
         texts = {

@@ -27,20 +27,15 @@ class EngineLoad:
         self.grammar_failures = counter(registry, "grammar_failures", text)
         text = "Requests that failed because the model computed no numbers for their next token"
         self.not_finite_failures = counter(registry, "not_finite_failures", text)
-        text = (
-            "Faults of the engine's own code that failed no request: decisions (about drafts: the "
-            "step decoded plainly), learning (from steps), figures (counts, charges and metrics)"
-        )
+        text = "Faults in decisions about drafts, in learning from steps and in figures, which failed no request"
         self.contained_faults = counter(registry, "contained_faults", text, "kind")
         self._steps = counter(registry, "steps", "Engine steps")
         text = "Tokens of the target's pass in a step"
         self._tokens = Distribution(registry, "step_tokens", text, buckets=_STEP_TOKENS).labels()
         text = "Duration of engine steps"
         self._duration = Distribution(registry, "step_duration_seconds", text, buckets=TOKEN_BUCKETS).labels()
-        text, name = (
-            "Duration of schedule, propose, forward, verify, commit and learn in a step",
-            "step_stage_duration_seconds",
-        )
+        text = "Duration of schedule, propose, forward, verify, commit and learn in a step"
+        name = "step_stage_duration_seconds"
         stages = Distribution(registry, name, text, "stage", buckets=_STAGE_BUCKETS, most=len(STAGES))
         self._stages = {stage: stages.labels(stage) for stage in STAGES}
 
@@ -87,7 +82,7 @@ class Startup:
         text = "A cold start: load, compile (a part of load), prepare (until ready)"
         self._seconds = gauge(registry, "startup_seconds", text, "stage")
         self._compiled = counter(
-            registry, "compilations", "Native libraries compiled in this start; none where an earlier start kept them"
+            registry, "compilations", "Native libraries that this start compiled, as none kept them"
         )
         self.cold_requests = counter(registry, "cold_requests", "Requests that ended before the engine was ready")
 

@@ -70,10 +70,7 @@ class RequestMetrics:
         self._rule_requests = count("rule_requests", "The same, by the policy's rule", *_BY_RULE, most=240)
         text = "The same, of the tenants in metrics_tenants"
         self._tenant_requests = count("tenant_requests", text, "tenant", "outcome", most=160)
-        text = (
-            "Deadlines that passed: in admission, queue, prefill, decode, or before the first "
-            "token in a step that took too long"
-        )
+        text = "Deadlines that passed: in admission, queue, prefill, decode, or in a step that took too long"
         self._timeouts = count("request_timeouts", text, "tier", "stage")
         text = "Prompt tokens of ended requests, by the program that sent them, as user-agent names it"
         self._client_prompt = count("client_prompt_tokens", text, "client")
@@ -105,13 +102,8 @@ class RequestMetrics:
         self._amortised = spread("amortized_token_latency_seconds", text, "tier", "mode", buckets=BOUNDS_S)
         text = "Longest answer that a request asked for"
         self._asked = spread("request_params_max_tokens", text, buckets=_MAX_TOKENS).labels()
-        self._finished = count(
-            "finished_answers", "Answers by what ended them, as their clients see it", "finish_reason"
-        )
-        text = (
-            "Finished answers that had to have a form, each once: with tool calls (valid or "
-            "invalid), or with another grammar (valid or cut)"
-        )
+        self._finished = count("finished_answers", "Answers by what ended them, as clients see it", "finish_reason")
+        text = "Finished answers that had to have a form: with tool calls (valid, invalid), or another (valid, cut)"
         self._structured = count("structured_answers", text, "kind", "mode", "result")
 
     def ended(self, ended: RequestEnded) -> None:

@@ -106,10 +106,7 @@ class RemoteMetrics:
     """Metrics of one engine's remote proposer."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        text = (
-            "Drafts that the remote proposer was asked for: used, empty (the server had none), "
-            "late, stale, failed (connection lost)"
-        )
+        text = "Drafts that the remote proposer was asked for: used, empty (it had none), late, stale, failed"
         self._drafts = counter(registry, "remote_proposer_drafts", text, "outcome")
         text = "Time from asking for drafts until the engine saw the answer"
         self._seconds = Distribution(registry, "remote_proposer_round_seconds", text, buckets=_BUCKETS).labels()

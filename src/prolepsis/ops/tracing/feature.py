@@ -37,12 +37,8 @@ class TracingFeature(Traces):
         """`share` (0 to 1) of the requests that carry no trace are sampled; the others say so themselves."""
         self._share = share
         self._exporter = exporter
-        self._kept = counter(
-            registry, "traces", "Traces that were to be sent: sampled, error, fallback, mismatch", "reason", most=4
-        )
-        self._lost = counter(
-            registry, "traces_lost", "Traces that were not queued: over_budget, queue_full", "reason", most=2
-        )
+        self._kept = counter(registry, "traces", "Traces that were to be sent, by why they are kept", "reason", most=4)
+        self._lost = counter(registry, "traces_lost", "Traces that were kept and not queued", "reason", most=2)
         for kept in get_args(Kept):
             self._kept.labels(kept)
         for reason in ("over_budget", "queue_full"):

@@ -62,9 +62,7 @@ class BatchRunner(Feature):
         self._open: list[StoredBatch] = []
         """Batches whose next lines may run here."""
         self._looked = self._renewed = self._not_before = self._forgot = 0.0
-        self._lines = counter(
-            context.registry, "batch_lines", "Lines of batches that ended here: completed or failed", "state"
-        )
+        self._lines = counter(context.registry, "batch_lines", "Lines of batches that ended here", "state")
         self._in_flight = gauge(context.registry, "batch_lines_in_flight", "Lines of batches that run here")
 
     def poll_now(self) -> None:
