@@ -47,15 +47,13 @@ class RecordedReply:
     fingerprint: bytes
     began: float
     state: Mapping[str, object]
-    expires: float | None = None
-    """Clock reading (seconds); None while the attempt runs."""
+    expires: float | None = None  # clock reading (seconds); None while the attempt runs
     error: Exception | None = None
     status: int | None = None
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
     parts: list[bytes] = field(default_factory=list)
     num_bytes: int = _BYTES_OF_ANSWER
-    is_outgrown: bool = False
-    """The parts took more than the room and are dropped."""
+    is_outgrown: bool = False  # the parts took more than the room and are dropped
 
     def is_expired(self, now: float) -> bool:
         return self.expires is not None and self.expires <= now

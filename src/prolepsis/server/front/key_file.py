@@ -38,8 +38,7 @@ class KeyRecord(BaseModel):
     tenant: Name
     tier: TierName = DEFAULT_TIER
     roles: Annotated[tuple[Role, ...], Field(min_length=1)] = ("client",)
-    models: tuple[str, ...] = ()
-    """Models the key may use; empty: all."""
+    models: tuple[str, ...] = ()  # models the key may use; empty: all
     budget: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{0,64}$")] = ""
     """Budget class, for the rules of policies; empty: none."""
     note: str = ""
