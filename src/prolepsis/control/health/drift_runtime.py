@@ -74,7 +74,7 @@ class DriftRuntime:
         self._alarms = counter(registry, "drift_alarms", "Alarms of drift and of cliffs", *by, "kind", most=200)
         status = "1 for the drift status of a proposer"
         self._statuses = gauge(registry, "drift_status", status, *by, "status", most=320)
-        gone = "1 while a proposer brings less than half of what it brought"
+        gone = "1 while a proposer brings less than half of what it brought, by at least 20 requests of 15 minutes"
         self._gone = gauge(registry, "drift_benefit_gone", gone, *by, most=80)
         self._numbers = [gauge(registry, f"drift_{name}", text, *by, most=80) for name, text in _NUMBERS]
 

@@ -154,8 +154,9 @@ class Idempotency(Feature):
         self._retried = retried
         self._clock = clock
         self.answers = Answers(self._max_bytes)
-        self._requests = counter(registry, "idempotent_requests", "Requests with an Idempotency-Key", "result")
-        self._bytes = gauge(registry, "idempotent_answer_bytes", "Estimated size of the answers")
+        text = "Requests with an Idempotency-Key: first, retry, running (a retry before the first has ended), refused"
+        self._requests = counter(registry, "idempotent_requests", text, "result")
+        self._bytes = gauge(registry, "idempotent_answer_bytes", "Estimated size of the answers kept for retries")
 
     async def once(self, request: Request, body: Body, attend: Attend) -> Response:
         """Return the response of `attend`, or the first attempt's response to a key that was seen before.

@@ -109,9 +109,9 @@ class DeliveryFeature(Feature):
         by = ("proposer", "traffic_class")
         text = "Draft tokens that verification accepted"
         self._verified = counter(registry, "delivery_verified_tokens", text, *by, most=80)
-        text = "Of these, those that reached the client"
+        text = "Verified draft tokens that reached the client"
         self._delivered = counter(registry, "delivery_delivered_tokens", text, *by, most=80)
-        text = "Of these, those that did not"
+        text = "Verified draft tokens that did not reach the client"
         self._lost = counter(registry, "delivery_lost_tokens", text, *by, "reason", most=160)
         self._counts: dict[tuple[str, str], DeliveryCounts] = {}
         self._output = output

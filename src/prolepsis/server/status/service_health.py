@@ -155,7 +155,7 @@ class ServiceHealth(Feature):
         self.deep_check = DeepCheck(client)
         self._failed = FailedShare(clock)
         self._num_healthy = 0
-        text = "1 while the server is not ready because most of its requests fail"
+        text = "1 while the server is not ready because most of its last requests failed"
         self._gauge = gauge(registry, "requests_failing", text)
 
     @property
