@@ -8,14 +8,14 @@ from typing import Any, TypeVar
 import httpx
 
 from prolepsis.control.web.feature import Feature
-from prolepsis.core.config import ServerConfig, ServiceLimits
+from prolepsis.core.config import LimitTerms, ServerConfig
 from prolepsis.core.engine_client import EngineClient
 from prolepsis.core.telemetry.metrics import Metrics
 from tests.server.application import build, feature_of
 from tests.server.fakes import ByteTokenizer, FakeEngine
 
 Wanted = TypeVar("Wanted", bound=Feature)
-NO_START = ServerConfig(limits=ServiceLimits(start_drafts=0))
+NO_START = ServerConfig(limits=LimitTerms(start_drafts=0))
 """No careful start: the first requests speculate as deeply as all others."""
 
 

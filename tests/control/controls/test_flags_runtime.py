@@ -11,7 +11,7 @@ from openfeature.provider import FeatureProvider
 from openfeature.provider.in_memory_provider import InMemoryProvider
 
 from prolepsis.control.controls.flag_file import FlagFile
-from prolepsis.core.config import EngineConfig, ServerConfig, ServiceLimits
+from prolepsis.core.config import EngineConfig, LimitTerms, ServerConfig
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.requests import SpeculationChoice
 from prolepsis.server.openai.replies import MetricsReply
@@ -25,7 +25,7 @@ OFF_FOR_TEXT = {"if": [{"==": [{"var": "route"}, "/v1/completions"]}, "off"]}
 
 class FlagApp(Site):
     def __init__(self, source: FlagFile | FeatureProvider | None, folder: Path, policy: str | None = None) -> None:
-        config = ServerConfig(controls_file=folder / "controls.json", limits=ServiceLimits(start_drafts=0))
+        config = ServerConfig(controls_file=folder / "controls.json", limits=LimitTerms(start_drafts=0))
         super().__init__(config=config, folder=folder, policy=policy, flags=source)
 
     async def ask(self, route: str = "/v1/chat/completions", **body: Any) -> httpx.Response:

@@ -16,7 +16,7 @@ from prolepsis.control.controls.operator_flags import MAX_FLAGS, OperatorFlags, 
 from prolepsis.control.store.controls import Control, ControlTable, control_key
 from prolepsis.control.store.migrate import migrated_in_memory
 from prolepsis.control.store.store import Store
-from prolepsis.core.config import ServerConfig, ServiceLimits
+from prolepsis.core.config import LimitTerms, ServerConfig
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.facts import FlagDecision, RequestFacts
 from prolepsis.server.cli.main import app as commands
@@ -60,7 +60,7 @@ class Server(Site):
 async def server(
     folder: Path, flags: Path | None = None, store: Store | None = None, name: str = "kill"
 ) -> AsyncIterator[Server]:
-    config = ServerConfig(controls_file=folder / name / "controls.json", limits=ServiceLimits(start_drafts=0))
+    config = ServerConfig(controls_file=folder / name / "controls.json", limits=LimitTerms(start_drafts=0))
     (folder / name).mkdir(exist_ok=True)
     made = Server(config=config, flags=FlagFile(flags) if flags is not None else None, store=store)
     async with made.http:
