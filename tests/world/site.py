@@ -11,6 +11,7 @@ from prolepsis.control.web.feature import Feature
 from prolepsis.core.config import LimitTerms, ServerConfig
 from prolepsis.core.engine_client import EngineClient
 from prolepsis.core.telemetry.metrics import Metrics
+from prolepsis.engine.text.tokenizer import Tokenizer
 from tests.server.application import build, feature_of
 from tests.server.fakes import ByteTokenizer, FakeEngine
 
@@ -27,6 +28,7 @@ class Site:
         *,
         folder: Path = Path(),
         policy: Any = None,
+        tokenizer: Tokenizer | None = None,
         **parts: Any,
     ) -> None:
         """`policy`: a text, which is written to a file in `folder`, or what `build` takes, as are the other `parts`."""
@@ -35,7 +37,14 @@ class Site:
             policy.write_text(text)
         self.engine: Any = engine or FakeEngine()
         self.metrics = Metrics()
-        self.app = build(config or ServerConfig(), self.engine, ByteTokenizer(), self.metrics, policy=policy, **parts)
+        self.app = build(
+            config or ServerConfig(),
+            self.engine,
+            tokenizer or ByteTokenizer(),
+            self.metrics,
+            policy=policy,
+            **parts,
+        )
         self.http = self.client()
 
     def client(self, **headers: str) -> httpx.AsyncClient:

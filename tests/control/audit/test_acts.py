@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from typer.testing import CliRunner
 
@@ -35,8 +34,8 @@ from prolepsis.server.known import KNOWN
 from tests.control.controls.flag_files import flag, write
 from tests.control.rollout.alertmanager import fake_alertmanager
 from tests.control.store.databases import migrated_setting
-from tests.server.application import build
-from tests.server.fakes import ByteTokenizer, FakeEngine
+from tests.server.fakes import FakeEngine
+from tests.world.site import Site
 
 TRAFFIC_CLASS = "chat-completions/standard/free/short"
 ON, OFF = "version: 1\ndefault: {mode: on}\n", "version: 2\ndefault: {mode: off}\n"
@@ -44,42 +43,29 @@ ROLLED_OUT = "version: 3\ndefault: {mode: on, rollout: {step_weights: [25, 50]}}
 PRICES = "version: 1\ncurrency: EUR\nprices:\n  - {name: cpu, per_device_hour: 1.0}\n"
 
 
-class Site:
+class ControlledSite(Site):
     """A server with everything that can be controlled, its store and its files."""
 
     def __init__(self, folder: Path, store: Store, alertmanager: str, *, policy_file: bool) -> None:
         self.folder, self.store = folder, store
         self.keys = KeyFile(folder / "keys.json")
-        self.engine = FakeEngine(counts=(TrafficClassCounts("suffix", TRAFFIC_CLASS, num_judged=100, num_right=60),))
-        policy = None
-        if policy_file:
-            (folder / "policy.yaml").write_text(ON)
-            policy = PolicyFile(folder / "policy.yaml", KNOWN)
+        (folder / "policy.yaml").write_text(ON)
         (folder / "prices.yaml").write_text(PRICES)
-        config = ServerConfig(
-            controls_file=folder / "controls.json",
-            audit_sample=1.0,
-            audit_content="tokens",
-            alertmanager=alertmanager,
-            allow_drills=True,
-        )
-        app = build(
-            config,
-            self.engine,
-            ByteTokenizer(),
-            Metrics(),
+        super().__init__(
+            FakeEngine(counts=(TrafficClassCounts("suffix", TRAFFIC_CLASS, num_judged=100, num_right=60),)),
+            ServerConfig(
+                controls_file=folder / "controls.json",
+                audit_sample=1.0,
+                audit_content="tokens",
+                alertmanager=alertmanager,
+                allow_drills=True,
+            ),
             keys=Keys(self.keys),
-            policy=policy,
+            policy=PolicyFile(folder / "policy.yaml", KNOWN) if policy_file else None,
             flags=FlagFile(write(folder / "flags.json", flag())),
             prices=PriceFile(folder / "prices.yaml"),
             store=store,
         )
-        self.app = app
-        self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost")
-
-    async def tick(self) -> None:
-        for feature in self.app.state.features:
-            await feature.tick()
 
     def entries(self) -> list[AuditEntry]:
         assert self.store.writer.flush(20.0)
@@ -96,9 +82,6 @@ class Site:
     async def put(self, path: str, **body: object) -> None:
         await self.ask("PUT", path, body)
 
-    async def post(self, path: str, **body: object) -> None:
-        await self.ask("POST", path, body)
-
     async def apply(self, text: str) -> None:
         await self.put("/admin/policy", text=text, expect=(await self.ask("GET", "/admin/policy"))["version"] or 0)
 
@@ -107,15 +90,15 @@ class Site:
         await self.post(f"/admin/rollouts/{rollout['id']}/{command}", force=command == "promote")
 
 
-Step = Callable[[Site], Awaitable[None]]
+Step = Callable[[ControlledSite], Awaitable[object]]
 
 
 @asynccontextmanager
-async def site(folder: Path, *, policy_file: bool = False) -> AsyncIterator[Site]:
+async def site(folder: Path, *, policy_file: bool = False) -> AsyncIterator[ControlledSite]:
     config = ServerConfig(store=migrated_setting(folder))
     with opened_store(config, Metrics().registry) as store, fake_alertmanager() as alertmanager:
         assert store is not None
-        made = Site(folder, store, alertmanager.url, policy_file=policy_file)
+        made = ControlledSite(folder, store, alertmanager.url, policy_file=policy_file)
         await made.tick()
         yield made
 
@@ -130,53 +113,55 @@ class Act:
     policy_file: bool = False
 
 
-async def breaker(site: Site) -> None:
+async def settled(site: ControlledSite) -> None:
+    await site.tick()
+
+
+async def breaker(site: ControlledSite) -> None:
     await site.put("/admin/health", proposer="suffix", traffic_class=TRAFFIC_CLASS, state="forced_open")
 
 
-async def more_judged(site: Site) -> None:
+async def more_judged(site: ControlledSite) -> None:
     site.engine.counts = (TrafficClassCounts("suffix", TRAFFIC_CLASS, num_judged=300, num_right=160),)
     await site.tick()
 
 
-async def drift_poll(site: Site) -> None:
-    for feature in site.app.state.features:
-        if isinstance(feature, HealthFeature):
-            await feature.tick()
+async def drift_poll(site: ControlledSite) -> None:
+    await site.feature(HealthFeature).tick()
 
 
-async def served(site: Site) -> None:
+async def served(site: ControlledSite) -> None:
     await site.post("/v1/completions", model="tiny", prompt="Say hi", max_tokens=40)
     assert site.entries()[-1].action == "request.served"
 
 
-async def bundled(site: Site) -> None:
+async def bundled(site: ControlledSite) -> None:
     await site.post(f"/admin/requests/{site.entries()[-1].seq}/bundle", form="whole", sealed_for=f"key age1{'q' * 58}")
 
 
-async def corpus_added(site: Site) -> None:
+async def corpus_added(site: ControlledSite) -> None:
     form, files = {"purpose": "corpus"}, {"file": ("a.py", b"text")}
     assert (await site.http.post("/v1/files", data=form, files=files)).status_code == 200
 
 
-async def corpus_removed(site: Site) -> None:
+async def corpus_removed(site: ControlledSite) -> None:
     [corpus] = await site.ask("GET", "/admin/corpora")
     await site.ask("DELETE", f"/admin/corpora/{corpus['id']}")
 
 
-async def recording_started(site: Site) -> None:
+async def recording_started(site: ControlledSite) -> None:
     await site.post("/admin/recording", seconds=60.0)
 
 
-async def recording_downloaded(site: Site) -> None:
+async def recording_downloaded(site: ControlledSite) -> None:
     assert (await site.http.get("/admin/recording/file")).status_code == 200
 
 
-async def flag_set(site: Site) -> None:
+async def flag_set(site: ControlledSite) -> None:
     await site.put("/admin/flags", flag="speculation.enabled", value=False, reason="drill")
 
 
-async def replayed(site: Site) -> None:
+async def replayed(site: ControlledSite) -> None:
     await site.post(f"/admin/audit/{site.entries()[-1].seq}/replay")
 
 
@@ -231,8 +216,8 @@ BY_ROUTE = {
         Act("rollout.resumed", steered("resume"), (*STARTED, steered("hold"))),
         Act("rollout.promoted", steered("promote"), STARTED),
         Act("rollout.rolled_back", steered("rollback"), STARTED),
-        Act("rollout.silenced", Site.tick, STARTED),
-        Act("rollout.silence_expired", Site.tick, (*STARTED, Site.tick, steered("rollback"))),
+        Act("rollout.silenced", settled, STARTED),
+        Act("rollout.silence_expired", settled, (*STARTED, settled, steered("rollback"))),
     ],
     "DELETE /admin/corpora/{file_id}": [Act("corpus.removed", corpus_removed, (corpus_added,))],
     "POST /admin/recording": [
@@ -248,17 +233,16 @@ BY_ROUTE = {
 }
 
 
-def file_killed(*, on: bool) -> Step:
-    async def act(site: Site) -> None:
-        control = Control("" if on else None, time.time(), by="ann")
-        ControlsFile(site.folder / "controls.json").set("kill everything", control)
+def filed(control: str, value: str | None) -> Step:
+    async def act(site: ControlledSite) -> None:
+        ControlsFile(site.folder / "controls.json").set(control, Control(value, time.time(), by="ann"))
         await site.tick()
 
     return act
 
 
 def flagged(*, kill: bool) -> Step:
-    async def act(site: Site) -> None:
+    async def act(site: ControlledSite) -> None:
         write(site.folder / "flags.json", flag(), flag(default="on" if kill else "off"))
         await site.tick()
 
@@ -266,7 +250,7 @@ def flagged(*, kill: bool) -> Step:
 
 
 def written(name: str, text: str) -> Step:
-    async def act(site: Site) -> None:
+    async def act(site: ControlledSite) -> None:
         other = site.folder / f"{name}.new"
         other.write_text(text)
         other.replace(site.folder / name)
@@ -275,31 +259,21 @@ def written(name: str, text: str) -> Step:
     return act
 
 
-def file_breaker(state: str | None) -> Step:
-    async def act(site: Site) -> None:
-        control = Control(state, time.time(), by="ann")
-        ControlsFile(site.folder / "controls.json").set(f"breaker suffix {TRAFFIC_CLASS}", control)
-        await site.tick()
-
-    return act
+async def tripped(site: ControlledSite) -> None:
+    site.feature(HealthFeature).breakers.trip(("suffix", TRAFFIC_CLASS), "cliff")
 
 
-async def tripped(site: Site) -> None:
-    [feature] = [one for one in site.app.state.features if isinstance(one, HealthFeature)]
-    feature.breakers.trip(("suffix", TRAFFIC_CLASS), "cliff")
-
-
-async def key_created(site: Site) -> None:
+async def key_created(site: ControlledSite) -> None:
     site.keys.add(new_key("acme")[0])
     await site.tick()
 
 
-async def key_revoked(site: Site) -> None:
+async def key_revoked(site: ControlledSite) -> None:
     site.keys.remove(site.keys.read()[0].id)
     await site.tick()
 
 
-async def key_replaced(site: Site) -> None:
+async def key_replaced(site: ControlledSite) -> None:
     """Another secret and another tenant under a known id."""
     [known], (other, _) = site.keys.read(), new_key("other")
     site.keys.remove(known.id)
@@ -307,14 +281,15 @@ async def key_replaced(site: Site) -> None:
     await site.tick()
 
 
+FILE_KILLED, FILE_BREAKER = filed("kill everything", ""), filed(f"breaker suffix {TRAFFIC_CLASS}", "forced_open")
 BY_FILE = [
-    Act("kill.on", file_killed(on=True)),
-    Act("kill.off", file_killed(on=False), (file_killed(on=True),)),
+    Act("kill.on", FILE_KILLED),
+    Act("kill.off", filed("kill everything", None), (FILE_KILLED,)),
     Act("kill.on", flagged(kill=True)),
     Act("kill.off", flagged(kill=False), (flagged(kill=True),)),
     Act("flags.reloaded", flagged(kill=True)),
-    Act("breaker.forced_open", file_breaker("forced_open")),
-    Act("breaker.closed", file_breaker(None), (file_breaker("forced_open"),)),
+    Act("breaker.forced_open", FILE_BREAKER),
+    Act("breaker.closed", filed(f"breaker suffix {TRAFFIC_CLASS}", None), (FILE_BREAKER,)),
     Act("breaker.open", tripped),
     Act("policy.reloaded", written("policy.yaml", OFF), policy_file=True),
     Act("prices.reloaded", written("prices.yaml", PRICES.replace("1.0", "2.0"))),
@@ -407,33 +382,23 @@ READING = {
         "profile",
         "load",
         "drill list",
-        "rehearse measure",
-        "rehearse run",
-        "rehearse machines",
         "tune",
         "workload",
         "status",
-        "keys list",
-        "kill status",
-        "policy check",
-        "policy diff",
     ),
     *(
-        "policy explain",
-        "audit verify",
-        "audit find",
-        "audit show",
-        "audit export",
-        "audit replay",
-        "store status",
+        "rehearse measure",
+        "rehearse run",
+        "rehearse machines",
+        "keys list",
+        "kill status",
         "replicas",
-        "cost check",
-        "cost history",
-        "incident timeline",
-        "propose-server",
         "review",
-        "monitoring write",
+        "status",
     ),
+    *("policy check", "policy diff", "policy explain", "store status", "cost check", "cost history"),
+    *("audit verify", "audit find", "audit show", "audit export", "audit replay"),
+    *("incident timeline", "propose-server", "monitoring write"),
 }
 STARTING = {
     "serve": "server.started",

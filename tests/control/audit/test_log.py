@@ -7,7 +7,6 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-import httpx
 import pytest
 from pydantic import ValidationError
 
@@ -29,9 +28,8 @@ from prolepsis.core.telemetry.metrics import Metrics
 from tests.control.rollout.rollout import memory_store
 from tests.control.store.databases import migrated_setting, opened, sqlite_setting
 from tests.fake_client import INFO
-from tests.server.application import build
-from tests.server.fakes import ByteTokenizer, FakeEngine
 from tests.server_process import serve_fake, started
+from tests.world.site import Site
 
 
 def entries_of(database: Database) -> list[AuditEntry]:
@@ -67,8 +65,7 @@ async def test_changes_of_the_policy_are_recorded_with_before_and_after(tmp_path
 
 async def test_actions_by_hand_are_recorded_with_their_author(tmp_path: Path, store: Store) -> None:
     config = ServerConfig(controls_file=tmp_path / "controls.json")
-    app = build(config, FakeEngine(), ByteTokenizer(), Metrics(), store=store)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
+    async with Site(config=config, store=store).http as http:
         assert (await http.put("/admin/kill", json={"on": True, "reason": "drill"})).status_code == 200
         breaker = {"proposer": INFO.proposers[0], "traffic_class": "text/none/free/short", "state": "forced_open"}
         breaker |= {"reason": "its drafts are odd"}

@@ -17,10 +17,8 @@ from prolepsis.control.store import records
 from prolepsis.control.store.store import Store
 from prolepsis.control.store.tables import chain_links, request_records
 from prolepsis.core.config import ServerConfig
-from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.server.cli.main import app as commands
-from tests.server.application import build
-from tests.server.fakes import ByteTokenizer, FakeEngine
+from tests.world.site import Site
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 HEADERS = {"x-request-id": "ticket-7;ann@example.org", "traceparent": f"00-{TRACE}-00f067aa0ba902b7-01"}
@@ -29,9 +27,7 @@ ASKED = {"model": "tiny", "prompt": "Say hi", "max_tokens": 40}
 
 @pytest.fixture
 def http(store: Store) -> httpx.AsyncClient:
-    config = ServerConfig(audit_sample=1.0)
-    app = build(config, FakeEngine(), ByteTokenizer(), Metrics(), store=store)
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost")
+    return Site(config=ServerConfig(audit_sample=1.0), store=store).http
 
 
 async def test_every_name_finds_the_record_and_the_entry(store: Store, http: httpx.AsyncClient, tmp_path: Path) -> None:

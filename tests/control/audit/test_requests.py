@@ -22,7 +22,6 @@ from prolepsis.core.errors import DeadlineExceeded, InvalidParameter
 from prolepsis.core.events import Finished, Proposed, Tokens
 from prolepsis.core.recording import Recording, parse, plain
 from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams
-from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.remote.engines import Engines
 from prolepsis.remote.members import FailoverSettings, Member
 from prolepsis.server.front.key_file import KeyFile, new_key
@@ -31,8 +30,8 @@ from tests.control.correctness.test_runtime import BODY, table
 from tests.control.rollout.test_observation import ended
 from tests.fake_client import INFO
 from tests.remote.scripted_engines import ELSEWHERE, LENGTH, Speaker
-from tests.server.application import build, feature_of
 from tests.server.fakes import ByteTokenizer, FakeEngine
+from tests.world.site import Site
 
 ASKED = {"model": "tiny", "prompt": "Say hi", "max_tokens": 40, "seed": 7, "stop": ["@@"]}
 
@@ -58,8 +57,7 @@ def whole(folder: Path) -> bytes:
 
 async def ask(store: Store, engine: EngineClient, body: dict[str, Any], **settings: Any) -> httpx.Response:
     config = ServerConfig(**{"audit_sample": 1.0, **settings})
-    app = build(config, engine, ByteTokenizer(), Metrics(), store=store)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
+    async with Site(engine, config, store=store).http as http:
         return await http.post("/v1/completions", json=body)
 
 
@@ -168,28 +166,20 @@ async def test_without_the_setting_nothing_is_kept(store: Store) -> None:
 
 
 async def test_a_rule_says_what_is_kept_of_its_requests(store: Store, tmp_path: Path) -> None:
-    (tmp_path / "policy.yaml").write_text(
+    text = (
         "default: {mode: on}\n"
         "rules:\n"
         "  - {name: bank, match: {temperature: {max: 0}}, mode: off, audit: {content: tokens}}\n"
         "  - {name: quiet, match: {max_tokens: {max: 5}}, mode: on, audit: {percentage: 0}}\n"
     )
-    engine, metrics = FakeEngine(), Metrics()
-    app = build(
-        ServerConfig(audit_sample=1.0),
-        engine,
-        ByteTokenizer(),
-        metrics,
-        policy=tmp_path / "policy.yaml",
-        store=store,
-    )
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
+    site = Site(config=ServerConfig(audit_sample=1.0), folder=tmp_path, policy=text, store=store)
+    async with site.http as http:
         for changes in ({"temperature": 0}, {"max_tokens": 5}, {}):
             assert (await http.post("/v1/completions", json={**ASKED, **changes})).status_code == 200
     _, bank, default = kept(store)  # the first one is of the policy
     assert (after_of(bank)["rule"], "recording" in after_of(bank)) == ("bank", True)
     assert (after_of(default)["rule"], "prompt" in after_of(default)) == ("default", False)
-    assert bank.versions["policy"] == feature_of(app, Policies).version
+    assert bank.versions["policy"] == site.feature(Policies).version
 
 
 async def test_requests_that_failed_are_kept_with_what_came(store: Store) -> None:
@@ -209,9 +199,8 @@ def connect(tmp_path: Path, store: Store) -> Any:
         record, key = new_key("acme", roles=roles)
         file.add(record)
         config = ServerConfig(**{"audit_sample": 1.0, "audit_content": "tokens", **settings})
-        app = build(config, engine, ByteTokenizer(), Metrics(), keys=Keys(file), store=store)
-        headers = {"authorization": f"Bearer {key}", "x-key": record.id}
-        return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost", headers=headers)
+        site = Site(engine, config, keys=Keys(file), store=store)
+        return site.client(**{"authorization": f"Bearer {key}", "x-key": record.id})
 
     return client
 
@@ -309,8 +298,7 @@ async def test_a_record_of_another_model_is_not_compared(connect: Any, store: St
 
 
 async def test_without_a_store_there_are_no_entries() -> None:
-    app = build(ServerConfig(), FakeEngine(), ByteTokenizer(), Metrics())
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
+    async with Site().http as http:
         assert (await http.get("/admin/audit")).json() == {
             "head": f"0:{'0' * 64}",
             "signed_head": None,
@@ -330,8 +318,7 @@ async def test_entries_are_put_together_off_the_event_loop(store: Store) -> None
             return super().decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     config = ServerConfig(audit_sample=1.0, audit_content="tokens")
-    app = build(config, FakeEngine(text="ok"), Watched(), Metrics(), store=store)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
+    async with Site(FakeEngine(text="ok"), config, tokenizer=Watched(), store=store).http as http:
         await http.post("/v1/completions", json=ASKED)
     assert len(kept(store)) == 1
     assert Watched.threads == {"store-writer"}
