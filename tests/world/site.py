@@ -38,12 +38,7 @@ class Site:
         self.engine: Any = engine or FakeEngine()
         self.metrics = Metrics()
         self.app = build(
-            config or ServerConfig(),
-            self.engine,
-            tokenizer or ByteTokenizer(),
-            self.metrics,
-            policy=policy,
-            **parts,
+            config or ServerConfig(), self.engine, tokenizer or ByteTokenizer(), self.metrics, policy=policy, **parts
         )
         self.http = self.client()
 

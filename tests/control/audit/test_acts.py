@@ -190,11 +190,7 @@ BY_ROUTE = {
     "PUT /admin/kill": [Act("kill.on", killed(on=True)), Act("kill.off", killed(on=False), (killed(on=True),))],
     "PUT /admin/flags": [Act("flags.set", flag_set)],
     "DELETE /admin/flags": [
-        Act(
-            "flags.removed",
-            lambda site: site.ask("DELETE", "/admin/flags?flag=speculation.enabled"),
-            (flag_set,),
-        )
+        Act("flags.removed", lambda site: site.ask("DELETE", "/admin/flags?flag=speculation.enabled"), (flag_set,))
     ],
     "PUT /admin/health": [Act("breaker.forced_open", breaker)],
     "DELETE /admin/health": [

@@ -175,8 +175,7 @@ def test_places_are_named_by_the_setting(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "address",
-    ["example.org:hook", "example.org:99999", "user:secret@example.org:-1", "", ":80", "[::1", "a b:x/y"],
+    "address", ["example.org:hook", "example.org:99999", "user:secret@example.org:-1", "", ":80", "[::1", "a b:x/y"]
 )
 def test_an_address_without_a_usable_port_or_host_is_refused_at_the_start(tmp_path: Path, address: str) -> None:
     with pytest.raises(ConfigError, match=r"allowed: http\(s\)://HOST or HOST:PORT") as found:

@@ -16,14 +16,7 @@ import pytest
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest, ExportLogsServiceResponse
 
 from prolepsis.control.audit.commands.log import exported
-from prolepsis.control.audit.delivery import (
-    BATCH,
-    Cursor,
-    JsonLines,
-    deliver,
-    destination,
-    held_cursor,
-)
+from prolepsis.control.audit.delivery import BATCH, Cursor, JsonLines, deliver, destination, held_cursor
 from prolepsis.control.audit.entry import SERVED, AuditEntry, Details
 from prolepsis.control.audit.verify import verify
 from prolepsis.control.store.links import START_OF_CHAIN
@@ -127,22 +120,22 @@ def test_an_entry_after_a_line_that_was_torn_has_a_line_of_its_own(tmp_path: Pat
     assert json.loads(file.read_text().splitlines()[1])["seq"] == 1
 
 
-def test_a_stream_that_cannot_be_written_is_a_failed_delivery() -> None:
-    class Full(io.StringIO):
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), DeliveryFailed),
+        (BrokenPipeError(errno.EPIPE, "Broken pipe"), BrokenPipeError),
+    ],
+)
+def test_a_stream_that_cannot_be_written_fails_and_one_without_a_reader_is_not_retried(
+    error: OSError, raised: type[Exception]
+) -> None:
+    class Failing(io.StringIO):
         def flush(self) -> None:
-            raise OSError(28, "No space left on device")
+            raise error
 
-    with pytest.raises(DeliveryFailed, match="No space left"):
-        JsonLines(Full()).deliver(chain_of(1))
-
-
-def test_delivery_to_a_pipe_without_a_reader_is_not_retried() -> None:
-    class Gone(io.StringIO):
-        def flush(self) -> None:
-            raise BrokenPipeError(errno.EPIPE, "Broken pipe")
-
-    with pytest.raises(BrokenPipeError):
-        JsonLines(Gone()).deliver(chain_of(1))
+    with pytest.raises(raised, match=error.strerror):
+        JsonLines(Failing()).deliver(chain_of(1))
 
 
 def test_a_cursor_belongs_to_one_export_at_a_time(tmp_path: Path) -> None:
@@ -206,10 +199,7 @@ def test_entries_that_a_receiver_refuses_are_not_delivered(monkeypatch: pytest.M
     records = logs.scope_logs[0].log_records
     assert [json.loads(record.body.string_value)["seq"] for record in records] == [1, 2]
     assert records[0].attributes[0].value.int_value == 1
-    assert (records[0].event_name, records[0].time_unix_nano) == (
-        "prolepsis.audit.kill.on",
-        1_795_341_600_000_001_000,
-    )
+    assert (records[0].event_name, records[0].time_unix_nano) == ("prolepsis.audit.kill.on", 1_795_341_600_000_001_000)
 
 
 def test_a_receiver_that_is_away_is_a_failed_delivery() -> None:

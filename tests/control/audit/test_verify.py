@@ -9,14 +9,7 @@ from sqlalchemy import ColumnElement, Connection, delete, insert, select, update
 
 from prolepsis.control.audit import chain
 from prolepsis.control.audit.log import forget_tenant
-from prolepsis.control.audit.verify import (
-    Anchor,
-    ChainEvidence,
-    Verified,
-    parse_anchor,
-    verify,
-    verify_records,
-)
+from prolepsis.control.audit.verify import Anchor, ChainEvidence, Verified, parse_anchor, verify, verify_records
 from prolepsis.control.store import links, record_chain, records
 from prolepsis.control.store.database import Database
 from prolepsis.control.store.signing import OPTION, AuditKeys

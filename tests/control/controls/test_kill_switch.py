@@ -204,11 +204,7 @@ async def test_a_release_that_cannot_be_saved_is_reported(table: Table, tmp_path
 
 
 KNOWN = KnownScopes(
-    names={
-        "tenant": lambda: {"bank", "shop"},
-        "rule": tuple,
-        "traffic_class": lambda: ["chat-completions/standard"],
-    }
+    names={"tenant": lambda: {"bank", "shop"}, "rule": tuple, "traffic_class": lambda: ["chat-completions/standard"]}
 )
 
 

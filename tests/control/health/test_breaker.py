@@ -347,9 +347,7 @@ readings = st.tuples(
 
 
 @given(st.lists(readings, max_size=80))
-def test_any_counts_lead_to_allowed_changes_of_state_only(
-    feed: list[tuple[int, float, int, int, float, bool]],
-) -> None:
+def test_any_counts_lead_to_allowed_changes_of_state_only(feed: list[tuple[int, float, int, int, float, bool]]) -> None:
     watched = Watched(settings=BreakerSettings(probes=30))
     for judged, share, errors, late, seconds, restarted in feed:
         if restarted and judged > 35:

@@ -30,11 +30,7 @@ class Replica:
         self.disabled: list[DisabledProposer] = []
         self.events: list[AuditEvent] = []
         self.breakers = BreakerRuntime(
-            Breakers(BreakerSettings()),
-            self._disable,
-            CollectorRegistry(),
-            controls=controls,
-            emit=self.events.append,
+            Breakers(BreakerSettings()), self._disable, CollectorRegistry(), controls=controls, emit=self.events.append
         )
 
     def _disable(self, disabled: tuple[DisabledProposer, ...]) -> None:

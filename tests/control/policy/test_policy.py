@@ -56,11 +56,7 @@ def test_a_rule_takes_the_place_of_its_preset_field_by_field() -> None:
         ({"tools": True}, RequestFacts(), "tools is false; asked: true"),
         ({"temperature": 0}, RequestFacts(temperature=0.7), "temperature is 0.7; asked: 0"),
         ({"roles": "operator"}, RequestFacts(roles=frozenset({"client"})), "roles is client; asked: operator"),
-        (
-            {"headers": {"X-App": "ide"}},
-            RequestFacts(headers={"x-app": "web"}),
-            "headers.x-app is web; asked: ide",
-        ),
+        ({"headers": {"X-App": "ide"}}, RequestFacts(headers={"x-app": "web"}), "headers.x-app is web; asked: ide"),
         (
             {"time": {"days": "sat"}},
             RequestFacts(time=datetime(2026, 11, 20, 9, 5, tzinfo=UTC)),

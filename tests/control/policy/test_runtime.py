@@ -1,8 +1,6 @@
 """Policies while serving: terms reach the engine, replies say which rule, edits are taken without a restart."""
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,11 +15,10 @@ from prolepsis.core.config import EngineConfig, ServerConfig
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.facts import MAX_CLASS_RULES, OTHER_RULES
 from prolepsis.core.requests import GenerateRequest, SpeculationChoice
-from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.server.front.key_file import KeyFile, new_key
 from prolepsis.server.front.keys import Keys
 from prolepsis.server.openai.replies import MetricsReply
-from prolepsis.server.run import StartedEngine, serve
+from prolepsis.server.run import serve
 from tests.server.fakes import FakeEngine
 from tests.world.site import NO_START, Site
 
@@ -238,14 +235,6 @@ async def test_no_rule_sees_secrets(policy_app: PolicyApp) -> None:
     assert not policy_app.last.speculation.enabled
 
 
-@contextmanager
-def not_started() -> Iterator[Any]:
-    def start(config: EngineConfig, metrics: Metrics) -> StartedEngine:
-        raise AssertionError("the model was loaded for a policy that cannot be used")
-
-    yield start
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -257,6 +246,7 @@ def not_started() -> Iterator[Any]:
 )
 def test_a_policy_that_cannot_be_used_stops_the_start(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "policy.yaml").write_text(text)
-    with not_started() as start, pytest.raises(ConfigError, match=said) as caught:
-        serve(EngineConfig(), ServerConfig(port=0, policy=tmp_path / "policy.yaml"), start)
+    config = ServerConfig(port=0, policy=tmp_path / "policy.yaml")
+    with pytest.raises(ConfigError, match=said) as caught:
+        serve(EngineConfig(), config, lambda c, m: pytest.fail("the model was loaded"))
     assert caught.value.param == "policy"

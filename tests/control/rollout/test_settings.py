@@ -52,11 +52,7 @@ def test_each_metric_has_its_test() -> None:
     assert (errors.better, errors.measure) == ("lower", MeanDifference(margin=0.02))
     assert (same.metric, same.better, same.measure) == ("correctness", "higher", Limit(limit=0.99))
     assert forms == Guardrail(
-        name="forms",
-        metric="validity",
-        measure=MeanDifference(margin=0.02),
-        better="higher",
-        dry_run=True,
+        name="forms", metric="validity", measure=MeanDifference(margin=0.02), better="higher", dry_run=True
     )
 
 

@@ -159,11 +159,7 @@ async def test_a_damaged_head_that_is_hardly_asked_is_probed_and_rolled_back(ser
     await server.ask(60)
     engine = server.client.engine
     engine.speculation = Speculation(
-        engine.speculation.proposers,
-        max_step_tokens=64,
-        max_model_len=256,
-        payback=Told(),
-        clock=lambda: server.now,
+        engine.speculation.proposers, max_step_tokens=64, max_model_len=256, payback=Told(), clock=lambda: server.now
     )
     server.client.send(ApplyPlan(SpecPlan()))
     server.damaged = True

@@ -31,6 +31,16 @@ STATS = RequestStats(
 )
 
 
+class DatabaseClock:
+    """The clock of a database, which a test sets."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self, _: Connection) -> float:
+        return self.now
+
+
 def record(tenant: str = "acme", request_id: str = "cmpl-1", model: str = "tiny", **changes: object) -> RequestRecord:
     """Return a record, with `changes` in its row."""
     about = RequestAbout(

@@ -7,7 +7,7 @@ from dataclasses import replace
 from threading import Barrier
 
 import pytest
-from sqlalchemy import Connection, func, select, update
+from sqlalchemy import func, select, update
 
 from prolepsis.control.audit.log import forget_tenant as forget_all
 from prolepsis.control.store import records
@@ -19,19 +19,11 @@ from prolepsis.control.store.tables import files as files_table
 from prolepsis.control.store.tenant_files import PART_BYTES, FileTable, TenantFile
 from prolepsis.control.store.turns import not_forgotten
 from prolepsis.core.errors import StoreConflict
-from tests.control.store.fakes import record
+from tests.control.store.fakes import DatabaseClock, record
 
 Connect = Callable[[], Database]
 DONE = LineResult("completed", '{"said":"Grüße"}', (5, 1, 3, 0))
 LOST = LineResult("failed", '{"said":"no"}')
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self, _: Connection) -> float:
-        return self.now
 
 
 def batch(name: str = "batch_a", tenant: str = "acme", created_at: float = 10.0) -> StoredBatch:
@@ -101,7 +93,7 @@ def test_servers_that_claim_at_once_get_different_lines(connect: Connect) -> Non
 
 
 def test_a_line_of_a_lost_server_runs_again_and_is_settled_once(connect: Connect) -> None:
-    clock = Clock()
+    clock = DatabaseClock()
     lost, other = (BatchTable(connect(), now=clock) for _ in range(2))
     begun(lost, 1)
     [first] = lost.claim("batch_a", 1)
@@ -157,7 +149,7 @@ def test_a_batch_ends_once_with_its_files(connect: Connect) -> None:
 
 
 def test_what_did_not_run_is_written_off(connect: Connect) -> None:
-    clock = Clock()
+    clock = DatabaseClock()
     table, other = (BatchTable(connect(), now=clock) for _ in range(2))
     begun(table, 1200)
     [held] = table.claim("batch_a", 1)
@@ -177,7 +169,7 @@ def test_what_did_not_run_is_written_off(connect: Connect) -> None:
 
 
 def test_reading_that_broke_off_begins_again(connect: Connect) -> None:
-    clock = Clock()
+    clock = DatabaseClock()
     lost, other = (BatchTable(connect(), now=clock) for _ in range(2))
     lost.add(batch())
     assert lost.take_reading("batch_a")

@@ -7,7 +7,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
 import pytest
-from sqlalchemy import Connection, select
+from sqlalchemy import select
 
 from prolepsis.control.store import documents as of
 from prolepsis.control.store.allowances import ALLOWANCES, AllowanceKey, AllowanceTable, Lease, LeaseRequest
@@ -19,6 +19,7 @@ from prolepsis.control.store.tables import documents
 from prolepsis.control.store.turns import PeriodicWork
 from prolepsis.core.config import DAY_S
 from tests.control.store.databases import num_waiting_is, opened
+from tests.control.store.fakes import DatabaseClock
 
 Connect = Callable[[], Database]
 NOTES = Documents("note", str, str)
@@ -33,14 +34,6 @@ HELD: Place = ("held", "", "chat", "a digest")
 @dataclass(frozen=True)
 class Point:
     x: float
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self, _: Connection) -> float:
-        return self.now
 
 
 def test_documents_of_a_kind_are_put_added_swapped_and_removed(database: Database) -> None:
@@ -112,7 +105,7 @@ def test_controls_removed_long_ago_are_deleted(sqlite_database: Database) -> Non
 
 
 def test_leases_add_up_to_what_is_there_and_what_comes(connect: Connect) -> None:
-    clock = Clock()
+    clock = DatabaseClock()
     first, second = (AllowanceTable(connect(), now=clock) for _ in range(2))
     assert first.lease({ACME: LeaseRequest(60.0, 0.0, 40.0)}) == {ACME: Lease(40.0, 20.0)}
     assert second.lease({ACME: LeaseRequest(60.0, 0.0, 40.0)}) == {ACME: Lease(20.0, 0.0)}
@@ -124,7 +117,7 @@ def test_leases_add_up_to_what_is_there_and_what_comes(connect: Connect) -> None
 
 
 def test_a_full_allowance_needs_no_row(connect: Connect) -> None:
-    clock, database = Clock(), connect()
+    clock, database = DatabaseClock(), connect()
     table = AllowanceTable(database, now=clock)
     table.lease({ACME: LeaseRequest(60.0, 0.0, 60.0)})
     clock.now += 121.0
@@ -135,7 +128,7 @@ def test_a_full_allowance_needs_no_row(connect: Connect) -> None:
 
 
 def test_replicas_that_lease_at_once_get_no_more_together(connect: Connect) -> None:
-    clock = Clock()
+    clock = DatabaseClock()
     tables = [AllowanceTable(connect(), now=clock) for _ in range(4)]
     keys = [ACME, BANK]
     with ThreadPoolExecutor(len(tables)) as threads:
@@ -150,7 +143,7 @@ def test_replicas_that_lease_at_once_get_no_more_together(connect: Connect) -> N
 
 
 def test_one_of_all_replicas_takes_a_turn_and_the_next_when_it_is_due(connect: Connect) -> None:
-    clock = Clock()
+    clock = DatabaseClock()
     first, second = (PeriodicWork(connect(), now=clock) for _ in range(2))
     assert (first.take("prune", 60.0), second.take("prune", 60.0)) == (True, False)
     assert second.take("anchor", 60.0), "another work has turns of its own"

@@ -6,7 +6,7 @@ from dataclasses import replace
 from prolepsis.control.store.database import Database
 from prolepsis.control.store.responses import MOST_STORED, ResponseNews, ResponseTable, StoredResponse, forget_tenant
 from prolepsis.control.store.tables import responses
-from tests.control.store.test_batches import Clock
+from tests.control.store.fakes import DatabaseClock
 
 ERROR = {"code": "server_error", "message": "lost"}
 
@@ -116,7 +116,7 @@ def test_a_cancelled_response_has_a_last_event_and_no_more(database: Database) -
 
 
 def test_a_response_whose_lease_has_lapsed_fails(database: Database) -> None:
-    clock = Clock()
+    clock = DatabaseClock()
     table = ResponseTable(database, now=clock)
     add(table, stored(status="in_progress"), events=('"0"',))
     add(table, stored("resp_b", "queued"), stored("resp_c"))

@@ -19,10 +19,7 @@ THIN = "\u202f"
         (seconds(3 * 86400.0), f"3{THIN}d"),
         (age(None), "–"),
         (moment(0.0), "<time><span>1970-01-01</span> <span>00:00:00 UTC</span></time>"),
-        (
-            moment("2026-11-22T10:00:00.5+01:00"),
-            "<time><span>2026-11-22</span> <span>09:00:00 UTC</span></time>",
-        ),
+        (moment("2026-11-22T10:00:00.5+01:00"), "<time><span>2026-11-22</span> <span>09:00:00 UTC</span></time>"),
         (size(10_400_000), f"9.92{THIN}MiB"),
         (size(1000), f"1000{THIN}B"),
         (size(1023.9 * 2**30), f"1024{THIN}GiB"),

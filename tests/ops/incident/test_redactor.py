@@ -8,15 +8,12 @@ from typing import Any
 import pytest
 
 from prolepsis.control.store.tables import StoredString, request_records
-from prolepsis.core.config import ServerConfig
-from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.ops.incident.fields import FIELDS
 from prolepsis.ops.incident.redactor import LEFT_OUT, Redactor
 from prolepsis.ops.incident.sources import PARTS
 from tests.contract.surface import GOLDEN
 from tests.paths import ROOT
-from tests.server.application import build
-from tests.server.fakes import ByteTokenizer, FakeEngine
+from tests.world.site import Site
 
 
 @pytest.mark.parametrize(
@@ -112,27 +109,26 @@ def fields_of_logs() -> set[str]:
     return found
 
 
-def texts_of(schema: Any, described: Any, field: str, seen: set[str]) -> Iterator[str]:
-    """Yield the fields of text of a schema, also of what is in it."""
-    name = schema.get("$ref", "").rpartition("/")[2]
-    if name and name not in seen:
-        seen.add(name)
-        yield from texts_of(described["components"]["schemas"][name], described, field, seen)
-    if schema.get("type") == "string":
-        yield field
-    parts = [*schema.get("anyOf", ()), schema.get("items"), schema.get("additionalProperties")]
-    for part in parts:
-        yield from texts_of(part, described, field, seen) if isinstance(part, dict) else ()
-    for inner, part in schema.get("properties", {}).items():
-        yield from texts_of(part, described, inner, seen)
+def described_fields() -> Iterator[tuple[str, Any]]:
+    """Yield each field of the replies in a snapshot with what its description says of it, also fields within."""
+    document = Site().app.openapi()
+    replies = [document["paths"][path.partition("?")[0]]["get"]["responses"]["200"] for path, _ in PARTS.values()]
+    named = [("", reply["content"]["application/json"]["schema"]) for reply in replies]
+    seen: set[str] = set()
+    while named:
+        field, schema = named.pop()
+        yield field, schema
+        reference = schema.get("$ref", "").rpartition("/")[2]
+        if reference and (field + reference) not in seen:
+            seen.add(field + reference)
+            named.append((field, document["components"]["schemas"][reference]))
+        named += list(schema.get("properties", {}).items())
+        parts = [*schema.get("anyOf", ()), schema.get("items"), schema.get("additionalProperties")]
+        named += [(field, part) for part in parts if isinstance(part, dict)]
 
 
 def test_every_field_of_text_is_declared() -> None:
-    described = build(ServerConfig(), FakeEngine(), ByteTokenizer(), Metrics()).openapi()
-    found, seen = set[str](), set[str]()
-    for path, _ in PARTS.values():
-        schema = described["paths"][path.partition("?")[0]]["get"]["responses"]["200"]["content"]["application/json"]
-        found.update(texts_of(schema["schema"], described, "", seen))
+    found = {field for field, schema in described_fields() if schema.get("type") == "string"}
     found.update(column.name for column in request_records.columns if isinstance(column.type, StoredString))
     metrics = (GOLDEN / "metrics.txt").read_text().splitlines()
     labels = {label for line in metrics for label in line.partition("{")[2].partition("}")[0].split(",") if label}
@@ -174,30 +170,9 @@ def test_our_own_words_stay_though_tenants_are_called_so() -> None:
     assert out.metrics('x{route="finished",tenant="finished"} 1') == 'x{route="finished",tenant="tenant 3"} 1'
 
 
-def words_of_replies() -> Iterator[tuple[str, str]]:
-    """Yield each field of the replies in a snapshot with the words that its type allows."""
-    app = build(ServerConfig(), FakeEngine(), ByteTokenizer(), Metrics())
-    described = app.openapi()
-    schemas: list[Any] = []
-    for path, _ in PARTS.values():
-        replies = described["paths"].get(path.partition("?")[0], {"get": {"responses": {}}})["get"]["responses"]
-        schemas += [reply["content"]["application/json"]["schema"] for code, reply in replies.items() if code == "200"]
-    seen: set[str] = set()
-    named = [("", schema) for schema in schemas]
-    while named:
-        field, schema = named.pop()
-        yield from ((field, word) for word in schema.get("enum", ()) if isinstance(word, str))
-        reference = schema.get("$ref", "").rpartition("/")[2]
-        if reference and (field + reference) not in seen:
-            seen.add(field + reference)
-            named.append((field, described["components"]["schemas"][reference]))
-        named += list(schema.get("properties", {}).items())
-        parts = [*schema.get("anyOf", ()), schema.get("items"), schema.get("additionalProperties")]
-        named += [(field, part) for part in parts if isinstance(part, dict)]
-
-
 def test_every_word_that_a_reply_declares_is_kept() -> None:
-    found = {(field, word) for field, word in words_of_replies() if field not in ("reason", "source")}
+    named = [one for one in described_fields() if one[0] not in ("reason", "source")]
+    found = {(field, word) for field, schema in named for word in schema.get("enum", ()) if isinstance(word, str)}
     assert ("by", "route") in found
     for field, word in found:
         out = Redactor()

@@ -1,5 +1,7 @@
 """The timeline: one order, short details, Markdown that stays a table."""
 
+from dataclasses import replace
+
 import pytest
 
 from prolepsis.control.audit.entry import AuditEntry, Details
@@ -85,18 +87,7 @@ def test_a_stop_by_the_controls_file_is_one_row_where_a_server_followed() -> Non
 
 
 def test_an_erased_entry_keeps_its_place() -> None:
-    erased = AuditEntry(
-        seq=1,
-        uid="u",
-        at="2026-11-22T18:30:00.000000+00:00",
-        action="key.created",
-        versions={},
-        erases=(),
-        details=None,
-        details_digest="",
-        previous="",
-        digest="",
-    )
+    erased = replace(entry("key.created"), details=None, versions={})
     assert (of_entry(erased).what, of_entry(erased).who) == ("key.created", "erased")
 
 

@@ -132,11 +132,7 @@ OTHERS = [
     ),
     Case(
         "AcceptanceBelowWeekly",
-        {
-            ACCEPTED: f"0+300x{WEEK} {300 * WEEK}+100x6",
-            DRAFTED: f"0+500x{WEEK + 6}",
-            DRAFTS: f"0+800x{WEEK + 6}",
-        },
+        {ACCEPTED: f"0+300x{WEEK} {300 * WEEK}+100x6", DRAFTED: f"0+500x{WEEK + 6}", DRAFTS: f"0+800x{WEEK + 6}"},
         (WEEK + 4) * 30,
         every="30m",
     ),
@@ -231,12 +227,7 @@ OTHERS = [
         ({"kind": "audit", "reason": "queue_full"},),
     ),
     Case("AuditChainBroken", {'prolepsis_audit_chain_broken{instance="a"}': "0 1x5"}, 3, ({"instance": "a"},)),
-    Case(
-        "AuditNotAnchored",
-        {'prolepsis_audit_anchor_failures_total{place="log"}': "0x3 1x3"},
-        5,
-        ({"place": "log"},),
-    ),
+    Case("AuditNotAnchored", {'prolepsis_audit_anchor_failures_total{place="log"}': "0x3 1x3"}, 5, ({"place": "log"},)),
     Case("SpendAboveDay", {DEVICE: "0+1800x20", PRICE: "0.01x20"}, 300, every="30m"),
     Case("SpendAboveDay", {DEVICE: "0+1800x20", PRICE: "0.001x20"}, 300, (), every="30m"),
     Case("SpendAboveDay", {DEVICE: "0+1800x20", PRICE: "0.01x4 stale 0.01x15"}, 300, every="30m"),  # a restart

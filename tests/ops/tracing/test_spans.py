@@ -1,3 +1,4 @@
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -8,8 +9,10 @@ from prolepsis.core.recording import Replayed
 from prolepsis.core.rounds import MAX_ROUNDS
 from prolepsis.core.stats import ProposerCounts, RequestStats
 from prolepsis.ops.tracing.spans import Span, replay_span, request_spans
+from tests.contract.surface import attributes
 from tests.ops.tracing.ended import ARRIVAL, TRACE, prompt_ended, request_ended, round_at
 from tests.ops.tracing.receiver import tree
+from tests.paths import ROOT
 
 
 def by_name(spans: Sequence[Span], name: str) -> Span:
@@ -146,3 +149,9 @@ def test_a_replay_is_below_the_request_that_it_repeats() -> None:
         "prolepsis.replay.position": 2,
         "error.type": "mismatch",
     }
+
+
+def test_the_documentation_lists_every_name_of_an_attribute_and_no_other() -> None:
+    document = (ROOT / "docs" / "how-to" / "traces.md").read_text()
+    listed = re.findall(r"`([a-z_0-9]+\.[a-z_.0-9]+)`", document.partition("## Attributes")[2])
+    assert sorted(listed) == sorted(attributes())
