@@ -101,7 +101,6 @@ def forged(entry: AuditEntry, **changes: object) -> AuditEntry:
 
 
 def change(connection: Connection, seq: int, chain: str = "audit", **values: object) -> None:
-    """Change columns of a link."""
     of = chain_links.c
     connection.execute(update(chain_links).where(of.chain == chain, of.seq == seq).values(values))
 

@@ -222,7 +222,6 @@ def test_a_column_that_a_later_version_adds_changes_no_digest() -> None:
 
 
 def record_of(connection: Connection, seq: int = 3) -> ColumnElement[bool]:
-    """Return which record a link is about."""
     linked = select(chain_links.c.record_id).where(OF_RECORDS, chain_links.c.seq == seq)
     return request_records.c.record_id == connection.scalar(linked)
 

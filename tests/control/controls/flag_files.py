@@ -6,7 +6,6 @@ from typing import Any
 
 
 def flag(targeting: object = None, *, default: object = "on", state: str = "ENABLED", **more: object) -> dict[str, Any]:
-    """Return a boolean flag."""
     made = {"state": state, "variants": {"on": True, "off": False}, "defaultVariant": default, **more}
     return made if targeting is None else made | {"targeting": targeting}
 

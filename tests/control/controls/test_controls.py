@@ -47,8 +47,6 @@ class Table(ControlTable):
 
 
 class Named(Table):
-    """Another store."""
-
     name = "other"
 
 
@@ -364,8 +362,6 @@ def test_it_is_kept_with_the_users_data(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 class Full(ControlsFile):
-    """A file on a disk that may be full."""
-
     is_full = True
 
     def write(self, value: ControlsContent) -> None:

@@ -90,8 +90,6 @@ def test_a_rule_that_fails_leaves_the_default_and_says_so(tmp_path: Path) -> Non
 
 
 class Provider(InMemoryProvider):
-    """Raises, is late, or blocks, as told."""
-
     def __init__(self, fault: str) -> None:
         super().__init__({ENABLED: InMemoryFlag("off", {"off": False})})
         self.fault = fault

@@ -24,8 +24,6 @@ def counts(judged: int, right: int, proposer: str = "draft_head") -> TrafficClas
 
 
 class Streams(DriftStreams):
-    """Streams of a version that a test sets."""
-
     def __init__(self, version: str = "1") -> None:
         super().__init__(lambda _: self.version, SETTINGS)
         self.version = version
@@ -88,7 +86,6 @@ def test_a_baseline_belongs_to_its_version_and_is_there_again_with_it() -> None:
 
 
 def exchanged(streams: Streams, version: str = "damaged@9 fp") -> None:
-    """Put another version in use."""
     streams.see_counts(counts(1000, 500), version, 100.0)
 
 

@@ -242,7 +242,6 @@ class EligibilityApp(Site):
         return dict((await self.get("/admin/health"))["eligibility"])
 
     async def modes(self, number: int) -> Sequence[str]:
-        """Return the mode of each of so many requests."""
         for _ in range(number):
             await self.ask()
         return [request.speculation.mode for request in self.engine.requests[-number:]]

@@ -34,8 +34,6 @@ SETTINGS = DriftSettings(cliff_judged=20, cliff_s=1.0)
 
 
 class Watched:
-    """Health over fake counts, with its audit events."""
-
     def __init__(self, folder: Path) -> None:
         self.registry = CollectorRegistry()
         self.events: list[AuditEvent] = []

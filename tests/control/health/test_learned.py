@@ -89,8 +89,6 @@ def test_a_row_of_another_format_is_learned_again(database: Database) -> None:
 
 
 class Away(LearnedTable):
-    """A table that may be away."""
-
     def __init__(self) -> None:
         self.is_away = True
         self.kept: Mapping[Place, str] = {}

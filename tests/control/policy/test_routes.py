@@ -31,8 +31,6 @@ ROLLED_OUT = "default: {mode: on, rollout: {step_weights: [50]}}\n"
 
 
 class Server(Site):
-    """One replica, whose policy is looked at by hand."""
-
     def __init__(self, source: Database | PolicyFile, keys: Keys | None = None) -> None:
         parts = {"policy": source} if isinstance(source, PolicyFile) else {"store": Store(source, ItemWriter())}
         super().__init__(keys=keys, **parts)

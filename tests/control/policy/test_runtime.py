@@ -36,8 +36,6 @@ rules:
 
 @dataclass
 class PolicyApp:
-    """An application with a policy file, and a clock that is set by hand."""
-
     folder: Path
     engine: FakeEngine = field(default_factory=FakeEngine)
     time: datetime = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)

@@ -74,7 +74,6 @@ def built() -> Mapping[str, object]:
 
 
 def licence(package: str) -> str:
-    """Return the version and the text of the licence of an installed package."""
     found = metadata.distribution(package)
     [file] = [file for file in found.files or () if file.name.upper().startswith("LICENSE")]
     return f"{package} {found.version}\n\n{file.read_text()}"

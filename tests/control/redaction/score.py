@@ -95,7 +95,6 @@ def score(part: Part, redact: Callable[[str], str] = redacted_text) -> Score:
 
 
 def marked_spans(text: str, redacted: str) -> list[Span]:
-    """Return which spans of the text were replaced by marks."""
     kept = _MARKS.split(redacted)
     match = re.fullmatch("(.+?)".join(map(re.escape, kept)), text, re.DOTALL)
     assert match is not None, f"{redacted!r} is not {text!r} with marks"

@@ -43,8 +43,6 @@ class Store(ReplicaTable):
 
 
 class Server:
-    """What a registry belongs to."""
-
     def __init__(self, store: Store, *, port: int = 8000, model: str = "tiny", region: str = "") -> None:
         self.client = FakeEngineClient(answer([[1]]), replace(INFO, model=model, weights=f"w-{model}"))
         self.metrics = CollectorRegistry()

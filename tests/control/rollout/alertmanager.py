@@ -35,7 +35,6 @@ class FakeAlertmanager:
 
 @contextmanager
 def fake_alertmanager() -> Iterator[FakeAlertmanager]:
-    """Run one on loopback while the block runs."""
     fake = FakeAlertmanager()
     with serving(fake.answer) as fake.url:
         yield fake

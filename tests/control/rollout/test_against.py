@@ -35,8 +35,6 @@ DEPTH, HEAD = "{num_speculative_tokens: 4}", "{proposers: [draft_head]}"
 
 
 class _Source:
-    """A policy that does not change."""
-
     name, fault = "test", ""
 
     def __init__(self, held: Policy) -> None:

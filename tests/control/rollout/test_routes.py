@@ -24,7 +24,6 @@ default:
 
 @pytest.fixture
 def connect(tmp_path: Path) -> Any:
-    """Return a function from roles to a client of one server."""
     file = KeyFile(tmp_path / "keys.json")
     keys = Keys(file, clock=count().__next__)  # it looks at the file each time
     site = Site(folder=tmp_path, policy=POLICY, keys=keys)

@@ -49,8 +49,6 @@ rules:
 
 
 class FullDatabase(Database):
-    """A database whose disk may be full."""
-
     full = False
 
     def __init__(self) -> None:

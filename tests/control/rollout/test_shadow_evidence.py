@@ -103,7 +103,6 @@ def test_requests_belong_to_the_heads_and_the_policy_that_they_began_with() -> N
     feature = ShadowFeature(lambda: info, lambda: policy)
 
     def end(heads: dict[str, str | None], began_with: str = "p1") -> int:
-        """Let a request end; return how many requests the evidence has."""
         request = ended(mode="shadow", reason="compared")
         request.prompts[0].stats.heads.update(heads)
         feature.on_request_end(replace(request, about=replace(request.about, policy_version=began_with)))

@@ -97,8 +97,6 @@ def test_replicas_count_a_unit_once_between_them() -> None:
 
 
 class Sticky:
-    """Rollouts of a rule that sticks to a key, with a clock set by hand."""
-
     def __init__(self, assign_by: str = "tenant", store: RolloutStore | None = None) -> None:
         self.now = 1000.0
         self.policy = policy(RULE.format(assign_by))
@@ -183,8 +181,6 @@ async def test_keys_count_again_with_another_head() -> None:
 
 
 class Unavailable(RolloutStore):
-    """A store that is away at first."""
-
     away = True
 
     def __init__(self) -> None:

@@ -30,7 +30,6 @@ def live(settings: RolloutSettings = SETTINGS, state: RolloutState = ON) -> Live
 
 
 def serve(rollout: LiveRollout, minutes: range, acceptance: float, *, error: float = 0.0) -> None:
-    """Serve a request a second."""
     for second in range(60 * minutes.start, 60 * minutes.stop):
         assignment = rollout.assign(f"r{second}")
         harmed = assignment.arm == "canary"
@@ -115,7 +114,6 @@ async def server(tmp_path: Path) -> AsyncIterator[Server]:
 
 
 async def until_rolled_back(server: Server) -> int:
-    """Ask a request a second; return the seconds."""
     for second in range(300):
         await server.ask(1)
         await server.go_on(1.0)

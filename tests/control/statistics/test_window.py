@@ -22,7 +22,6 @@ EMPTY = WindowEvidence("r", 2, 1, spans=())
 def seen(
     window: WindowEvidence, minutes: range, acceptance: float, *, arm: Arm = "canary", number: int = 5
 ) -> WindowEvidence:
-    """Return the window with so many requests in each minute."""
     for minute in minutes:
         for _ in range(number):
             window = window.observe([TAKEN, ERRORS], arm, {"acceptance": acceptance, "error": 0.0}, now=60.0 * minute)

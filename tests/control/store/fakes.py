@@ -32,8 +32,6 @@ STATS = RequestStats(
 
 
 class DatabaseClock:
-    """The clock of a database, which a test sets."""
-
     def __init__(self) -> None:
         self.now = 1000.0
 
@@ -69,7 +67,6 @@ def record(tenant: str = "acme", request_id: str = "cmpl-1", model: str = "tiny"
 
 
 def latest_records(connection: Connection, limit: int, tenant: str | None = None) -> Sequence[Row[Any]]:
-    """Return the records that ended last, the newest first."""
     query = select(request_records).order_by(request_records.c.ended_at.desc()).limit(limit)
     if tenant is not None:
         query = query.where(request_records.c.tenant == tenant)
@@ -77,7 +74,6 @@ def latest_records(connection: Connection, limit: int, tenant: str | None = None
 
 
 def append(store: Store, event: AuditEvent) -> AuditEntry:
-    """Write an event to the audit log now."""
     with store.database.write() as connection:
         [entry] = chain.append(connection, [event])
     return entry

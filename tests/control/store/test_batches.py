@@ -249,7 +249,6 @@ def test_a_tenant_is_forgotten_with_all_it_has(database: Database) -> None:
 
 
 def counted(database: Database) -> dict[str, int]:
-    """Return how many rows the tables of files, batches and responses have."""
     tables = (files_table, file_parts, batches, batch_lines, responses, response_events)
     with database.read() as connection:
         return {

@@ -32,7 +32,6 @@ def add(table: ResponseTable, *some: StoredResponse, events: tuple[str, ...] = (
 
 
 def names(table: ResponseTable, *asked: str, tenant: str = "") -> list[str]:
-    """Return which of some responses are there."""
     return [name for name in asked if table.conversation(tenant, name)]
 
 

@@ -19,7 +19,6 @@ EVENT = AuditEvent(actor="ann", action="plan.applied")
 
 
 def keyed(folder: Path, keys: AuditKeys | None) -> Database:
-    """Open a store whose writers sign with these keys."""
     url = store_url(sqlite_setting(folder))
     assert url is not None
     database = Database(url, options={OPTION: keys})

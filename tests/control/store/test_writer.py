@@ -85,8 +85,6 @@ def test_acts_that_take_long_hold_up_no_other_writer(start: Callable[..., Writer
 
 
 class Failing(Database):
-    """A database whose next transactions fail."""
-
     num_failures = 0
 
     def write(self, *, urgent: bool = False):  # type: ignore[no-untyped-def]

@@ -83,8 +83,6 @@ LARGE = INLINE_BYTES + 1
 
 
 class Gate:
-    """Work that runs until it is let go."""
-
     def __init__(self) -> None:
         self.began = asyncio.Event()
         self._loop = asyncio.get_running_loop()

@@ -8,7 +8,6 @@ Fields = dict[str, str]
 
 
 def token_of(page: httpx.Response) -> str:
-    """Return the form token of a page."""
     found = re.search(r'name="csrf" value="([^"]+)"', page.text)
     assert found is not None, page.text
     return found[1]

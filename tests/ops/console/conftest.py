@@ -22,7 +22,6 @@ def open_scene(tmp_path: Path) -> Iterator[Scene]:
 
 @pytest.fixture
 def keyed_scene(tmp_path: Path) -> Iterator[Scene]:
-    """A server with API keys."""
     with scene(tmp_path, with_keys=True) as made:
         yield made
 

@@ -149,7 +149,6 @@ class SceneEngine(FakeEngineClient):
 
 
 def _proposer(number: int) -> str:
-    """Return who drafted for a step."""
     return "suffix" if number % 3 == 0 else "draft_head"
 
 
@@ -216,7 +215,6 @@ def scene(folder: Path, *, with_keys: bool = False, grafana_url: str = "none") -
 
 
 def key_with(scene: Scene, *roles: Role, tenant: str = "acme") -> str:
-    """Add a key with these roles and return it."""
     record, key = new_key(tenant, roles=roles)
     scene.keys.add(record)
     return key

@@ -21,7 +21,6 @@ ASKED = (
 
 @contextmanager
 def served(app: FastAPI) -> Iterator[str]:
-    """Give the address of a running server."""
     listener = bind(ServerConfig(port=0))
     with running(uvicorn.Config(app, log_config=None, lifespan="on"), listener):
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
@@ -29,7 +28,6 @@ def served(app: FastAPI) -> Iterator[str]:
 
 @contextmanager
 def served_scene(folder: Path, *, with_keys: bool) -> Iterator[tuple[str, Scene]]:
-    """Give the address of a running server, and its scene."""
     with scene(folder, with_keys=with_keys) as site, served(site.app) as url:
         yield url, site
 

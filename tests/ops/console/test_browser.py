@@ -56,7 +56,6 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Scene]]:
-    """One server with keys and some traffic."""
     with served_scene(tmp_path_factory.mktemp("site"), with_keys=True) as (url, scene):
         traffic(url, scene, 3)
         yield url, scene
@@ -283,7 +282,6 @@ class Walk:
 
 
 def link_of(alert: str, url: str) -> str:
-    """Return the address that an alert comes with."""
     [rule] = [
         rule
         for rule in all_rules(with_runbooks(alert_groups(), RUNBOOK_URL.replace("http://127.0.0.1:8000", url)))

@@ -41,7 +41,6 @@ async def serve(http: httpx.AsyncClient, **headers: str) -> None:
 
 
 async def pages_of(http: httpx.AsyncClient) -> list[str]:
-    """Return the pages of the navigation."""
     return re.findall(r'<li><a href="([^"]+)"', (await http.get("/console")).text)
 
 

@@ -16,7 +16,6 @@ LABELS = {"alertname": "AcceptanceFell", "severity": "page"}
 
 
 def replying(series: Mapping[str, object]) -> Prometheus:
-    """Return a Prometheus that has one series."""
     document = {"status": "success", "data": {"resultType": "matrix", "result": [series]}}
     return asked(lambda _: httpx.Response(200, json=document))
 

@@ -99,7 +99,6 @@ def test_a_text_whose_field_is_not_declared_is_left_out() -> None:
 
 
 def fields_of_logs() -> set[str]:
-    """Return the names of the fields of our log lines."""
     found: set[str] = set()
     for file in (ROOT / "src" / "prolepsis").rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):

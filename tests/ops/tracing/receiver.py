@@ -59,7 +59,6 @@ class Receiver:
 
 @contextmanager
 def receiving() -> Iterator[Receiver]:
-    """Run a receiver on loopback while the block runs."""
     receiver = Receiver()
 
     with serving(receiver.take) as receiver.url:

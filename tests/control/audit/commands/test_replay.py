@@ -45,8 +45,6 @@ def run(*words: str, start: object = None) -> Result:
 def small(
     *, fingerprint: str = "fp", forward: str = "table"
 ) -> Callable[[object], AbstractAsyncContextManager[ThreadEngineClient]]:
-    """Return what starts the small engine."""
-
     @asynccontextmanager
     async def running(settings: object) -> AsyncIterator[ThreadEngineClient]:
         client = table()
