@@ -300,7 +300,7 @@ def machines(as_json: AsJson = False) -> None:
         for name, machine in known.items()
         for row in machine.times
     ]
-    sources = {name: f"{spec.device}, {spec.model}, {spec.engine}: {' '.join(spec.sources)}" for name, spec in known.items()}
+    sources = {name: f"{gpu.device}, {gpu.model}, {gpu.engine}: {' '.join(gpu.sources)}" for name, gpu in known.items()}
     print_reply({"times": times, "sources": sources}, {"times": columns}, as_json=as_json)
 
 
