@@ -127,7 +127,7 @@ class Corpora(Feature):
     async def _usable(self) -> list[TenantFile]:
         """Return the corpora of all owners that are tokenised, and tokenise those that are new."""
         files = await self.all()
-        for file in self._skipped.due(self.name, files, lambda one: one.file_id):
+        for file in self._skipped.due(self.name, files, lambda corpus: corpus.file_id):
             if file.file_id not in self._ids:
                 with self._skipped.contained(self.name, file.file_id, file.tenant):
                     self._ids[file.file_id] = await self.tokenise(file, partial(b"".join, self.files.pages(file)))

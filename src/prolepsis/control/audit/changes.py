@@ -90,7 +90,7 @@ def change_of(entry: AuditEntry) -> AuditChange:
         words: Iterable[str] = version_words(entry.versions)
     else:
         found = changed_fields(details.before, details.after)  # without what another column says, and digests
-        words = (one for one in found if one != details.subject and not one.startswith(("reason ", "digest ")))
+        words = (word for word in found if word != details.subject and not word.startswith(("reason ", "digest ")))
     what = ", ".join(islice(words, _NUM_TOLD))
     return AuditChange(entry.seq, entry.at, entry.action, details.actor, details.subject, what, reason)
 
@@ -102,7 +102,7 @@ def without_repeats(entries: Sequence[AuditEntry]) -> Iterator[AuditEntry]:
     controls file, where a server's entry says what that changed.
     """
     applied: set[str] = set()
-    followed = [(_file_of(one), _seconds(one)) for one in entries if _is_followed(one)]
+    followed = [(_file_of(row), _seconds(row)) for row in entries if _is_followed(row)]
     for entry in entries:
         near = [file for file, at in followed if abs(at - _seconds(entry)) < _FOLLOWED_S]
         if not _is_followed(entry) and _file_of(entry) in near:

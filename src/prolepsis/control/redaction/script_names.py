@@ -35,7 +35,7 @@ def _marked(match: re.Match[str]) -> str:
 
 def _listed(script: str) -> str:
     """Return a pattern of the listed names, the longest first."""
-    return "|".join(map(re.escape, sorted(name_lists().scripts[script], key=lambda one: (-len(one), one))))
+    return "|".join(map(re.escape, sorted(name_lists().scripts[script], key=lambda name: (-len(name), name))))
 
 
 @cache

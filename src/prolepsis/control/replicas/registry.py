@@ -108,7 +108,7 @@ class ReplicaTable:
             self._replicas.put(connection, [StoredDocument(own.replica, replace(own, started_at=started_at), now)])
             self._replicas.remove(connection, of.at < now - FORGOTTEN_S)
             found = self._replicas.list(connection)
-        return now, sorted(found, key=lambda one: one.value.started_at if one.value else one.at)
+        return now, sorted(found, key=lambda document: document.value.started_at if document.value else document.at)
 
     def leave(self, replica: str) -> None:
         """Remove a server that stops."""
@@ -155,12 +155,12 @@ class ReplicaRegistry(Feature):
     @property
     def num_sharing(self) -> int:
         """How many servers share the store, this one included, as last known: a store that is away loses none."""
-        return 1 + sum(one.key != self.replica and self._store_time - one.at < LOST_S for one in self._seen)
+        return 1 + sum(seen.key != self.replica and self._store_time - seen.at < LOST_S for seen in self._seen)
 
     @property
     def addresses(self) -> list[str]:
         """URLs of the servers that share the store, as last known."""
-        return [one.address for one in self.shown().replicas if one.here or one.state != "lost"]
+        return [replica.address for replica in self.shown().replicas if replica.here or replica.state != "lost"]
 
     def shown(self) -> ReplicasReply:
         """Return all replicas, the longest running first."""
@@ -173,7 +173,7 @@ class ReplicaRegistry(Feature):
             state: State = "lost" if seen_s_ago >= LOST_S else other.state
             aged = replace(other, here=False, seen_s_ago=seen_s_ago, state=state)
             found.append(replace(own, started_at=other.started_at) if seen.key == own.replica else aged)
-        if not any(one.here for one in found):
+        if not any(replica.here for replica in found):
             found.append(own)
         return ReplicasReply(self._table.is_shared, found, self._fault)
 
@@ -183,8 +183,8 @@ class ReplicaRegistry(Feature):
             self._keeping = asyncio.create_task(self._keep())
         await asyncio.wait({self._keeping}, timeout=PATIENCE_S)
         self._number.clear()
-        for one in self.shown().replicas:
-            self._number.labels(one.exact_group, one.state).inc()
+        for replica in self.shown().replicas:
+            self._number.labels(replica.exact_group, replica.state).inc()
 
     async def close(self) -> None:
         """Leave the registry; an entry that stays ages out."""

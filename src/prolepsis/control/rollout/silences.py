@@ -230,7 +230,7 @@ def instances_of(addresses: Collection[str]) -> list[str]:
         hosts = {host.strip("[]")}
         if host == socket.gethostname():
             hosts |= {"127.0.0.1", "localhost", socket.getfqdn(), *_numbers(host)}
-        found |= {f"[{one}]:{port}" if ":" in one else f"{one}:{port}" for one in hosts}
+        found |= {f"[{name}]:{port}" if ":" in name else f"{name}:{port}" for name in hosts}
     return sorted(found)
 
 

@@ -80,12 +80,12 @@ class RolloutStore:
         Evidence of moving windows that replicas kept for the last time before the window is dropped.
         """
         now = self._clock()
-        ours = [StoredDocument(f"{one.rollout_id} {self._replica}", one, now, by=self._replica) for one in evidence]
+        ours = [StoredDocument(f"{item.rollout_id} {self._replica}", item, now, by=self._replica) for item in evidence]
         with self._database.write() as connection:
-            for one in evidence:
-                if isinstance(one, WindowEvidence):
+            for part in evidence:
+                if isinstance(part, WindowEvidence):
                     is_old = of.at < now - MINUTE_S * WINDOW_MINUTES
-                    _BY_REPLICA.remove(connection, of.begins(f"{one.rollout_id} "), is_old)
+                    _BY_REPLICA.remove(connection, of.begins(f"{part.rollout_id} "), is_old)
             _BY_REPLICA.put(connection, ours)
 
     def claim(self, keys: Sequence[UnitKey], again_before: float, now: float) -> frozenset[UnitKey]:

@@ -45,7 +45,7 @@ class AllowanceTable:
                 held = ALLOWANCES.list(connection, of.key.in_([*by_name]), hold=True)  # in one order, until the end
                 if len(held) == len(by_name):
                     leases = {found.key: _leased(found.value, by_name[found.key], now) for found in held}
-                    left = [StoredDocument(one.key, one.value, now + one.value.reset_s(now)) for one in held]
+                    left = [StoredDocument(entry.key, entry.value, now + entry.value.reset_s(now)) for entry in held]
                     ALLOWANCES.put(connection, left)
                     are_full = ALLOWANCES.are(of.at < now - PERIOD_S)
                     free = (

@@ -164,7 +164,7 @@ class BatchTable:
         """
         kept = list[str]()
         with self._database.write() as connection:
-            for line, result in sorted(results, key=lambda one: _place(one[0])):
+            for line, result in sorted(results, key=lambda pair: _place(pair[0])):
                 settle = update(batch_lines).where(_leased(line)).values(result.row)
                 kept += [result.state] * connection.execute(settle).rowcount
         return kept

@@ -122,13 +122,13 @@ class Documents(Generic[Value]):
         return [
             {
                 "kind": self._kind,
-                "key": one.key,
-                "value": self._write(one.value),
-                "at": one.at,
-                "version": one.version,
-                "by": one.by,
+                "key": document.key,
+                "value": self._write(document.value),
+                "at": document.at,
+                "version": document.version,
+                "by": document.by,
             }
-            for one in sorted(given, key=attrgetter("key"))
+            for document in sorted(given, key=attrgetter("key"))
         ]
 
 

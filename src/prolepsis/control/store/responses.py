@@ -133,12 +133,12 @@ class ResponseTable:
         held = set[str]()
         with self._database.write() as connection:
             until = self._now(connection) + LEASE_S
-            for one in sorted(news, key=lambda one: one.response_id):  # in one order for all replicas
-                shown = _shown(one.document) if one.document else {}
-                values = {**shown, "num_bytes": one.num_bytes, "leased_until": until}
-                if connection.execute(update(responses).where(_running(one.response_id)).values(values)).rowcount:
-                    _add_events(connection, one.response_id, one.events)
-                    held.add(one.response_id)
+            for item in sorted(news, key=lambda row: row.response_id):  # in one order for all replicas
+                shown = _shown(item.document) if item.document else {}
+                values = {**shown, "num_bytes": item.num_bytes, "leased_until": until}
+                if connection.execute(update(responses).where(_running(item.response_id)).values(values)).rowcount:
+                    _add_events(connection, item.response_id, item.events)
+                    held.add(item.response_id)
         return held
 
     def cancel(self, tenant: str, response_id: str) -> StoredResponse | None:

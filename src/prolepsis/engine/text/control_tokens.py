@@ -59,18 +59,18 @@ class ControlTokens:
         """Return the ids of `text`, where only what holds no given character is a control token."""
         encoding = _encoding(self._backend, text, add_special_tokens=add_special_tokens)
         found = self._found(text, encoding)
-        written = [one for one in found if not text.holds_given(one.start, one.end)]
+        written = [token for token in found if not text.holds_given(token.start, token.end)]
         if written == found:
             return encoding.ids
         renamed, parts, end, source = self._renamed, list[str](), 0, plain(text)
-        for one in written:
-            parts += (source[end : one.start], renamed.names[one.token])
-            end = one.end
+        for control in written:
+            parts += (source[end : control.start], renamed.names[control.token])
+            end = control.end
         source = "".join([*parts, source[end:]])
         encoding = _encoding(renamed.backend, source, add_special_tokens=add_special_tokens)
         words = {  # models of some tokenizers know control tokens as words
-            one.index: [token.id for char in self._texts[one.token] for token in self._backend.model.tokenize(char)]
-            for one in self._found(source, encoding)
+            mark.index: [token.id for char in self._texts[mark.token] for token in self._backend.model.tokenize(char)]
+            for mark in self._found(source, encoding)
         }
         ids = [renamed.ids.get(token, token) for token in encoding.ids]
         return [token for i, single in enumerate(ids) for token in words.get(i, (single,))]
@@ -102,10 +102,10 @@ class ControlTokens:
         backend.post_processor = original.post_processor
         added = original.get_added_tokens_decoder()
         names = {token: f"\ufdd0{secret} {token}\ufdd1" for token in self._texts}
-        kept = [one for token, one in added.items() if token not in names]
+        kept = [entry for token, entry in added.items() if token not in names]
         new = [AddedToken(names[i], lstrip=added[i].lstrip, rstrip=added[i].rstrip, normalized=False) for i in names]
         backend.add_tokens([*kept, *new])
-        originals = {names.get(token, one.content): token for token, one in added.items()}
+        originals = {names.get(token, entry.content): token for token, entry in added.items()}
         return _RenamedTokenizer(
-            backend, names, {i: originals[one.content] for i, one in backend.get_added_tokens_decoder().items()}
+            backend, names, {i: originals[entry.content] for i, entry in backend.get_added_tokens_decoder().items()}
         )

@@ -59,7 +59,7 @@ class FittingTemplate:
         """Return the prompt text of `messages`; raises `InvalidParameter` if the template refuses them."""
         if tools and self._needs.descriptions:
             given = ((tool, cast(Mapping[str, object], tool["function"])) for tool in tools)
-            tools = [{**tool, "function": {"name": one["name"], "description": "", **one}} for tool, one in given]
+            tools = [{**tool, "function": {"name": func["name"], "description": "", **func}} for tool, func in given]
         return self._template.render(
             fitted(messages, self._needs), add_generation_prompt=add_generation_prompt, tools=tools, variables=variables
         )
@@ -75,7 +75,7 @@ def needs_of(template: ChatTemplate) -> TemplateNeeds:
     parts = not _shows(template, [user], _ASKED) and _shows(template, [_in_parts(user)], _ASKED)
     system: Message = {"role": "system", "content": _SYSTEM}
     other: Message = {"role": "user", "content": _OTHER}
-    asked, system, other = (_in_parts(one) if parts else one for one in (user, system, other))
+    asked, system, other = (_in_parts(message) if parts else message for message in (user, system, other))
     takes_user, takes_system = _shows(template, [asked], _ASKED), _shows(template, [system, asked], _SYSTEM, _ASKED)
     forms: list[tuple[bool, str | None]] = [(False, ""), (False, None), (True, ""), (True, None)]
     as_text, content = next((one for one in forms if _shows_call(template, asked, one[1], as_text=one[0])), forms[0])
@@ -96,16 +96,16 @@ def fitted(messages: Sequence[Message], needs: TemplateNeeds) -> list[Message]:
     What stands in system messages then begins the user's message that follows, or ends the one before, or is one; where
     one of them may come first, it has what stands in those at the beginning.
     """
-    found = [each for one in messages for each in (_with_calls(one, needs) if one.get("tool_calls") else [one])]
+    found = [each for entry in messages for each in (_with_calls(entry, needs) if entry.get("tool_calls") else [entry])]
     if needs.no_system:
         found = _without_system(found)
     elif needs.one_system:
-        first = list(takewhile(lambda one: one["role"] == "system", found))
+        first = list(takewhile(lambda message: message["role"] == "system", found))
         found = [*_joined(first), *_without_system(found[len(first) :])]
     if needs.alternates:
         groups = [(role, list(group)) for role, group in groupby(found, key=itemgetter("role"))]
-        found = [one for role, group in groups for one in (_joined(group) if role == "user" else group)]
-    return [_in_parts(one) for one in found] if needs.parts else found
+        found = [message for role, group in groups for message in (_joined(group) if role == "user" else group)]
+    return [_in_parts(message) for message in found] if needs.parts else found
 
 
 def _rendered(template: ChatTemplate, messages: Sequence[Message], tool: Mapping[str, object] = _TOOL) -> str:
@@ -175,7 +175,7 @@ def _without_system(messages: Sequence[Message]) -> list[Message]:
 def _joined(messages: Sequence[Message]) -> list[Message]:
     if len(messages) < 2:
         return list(messages)
-    return [{**messages[0], "content": joined([one["content"] for one in messages], "\n\n")}]
+    return [{**messages[0], "content": joined([message["content"] for message in messages], "\n\n")}]
 
 
 def _add_to_user(messages: list[Message], texts: Sequence[object]) -> None:

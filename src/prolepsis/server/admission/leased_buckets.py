@@ -159,7 +159,7 @@ class LeasedBuckets(Feature):
 
     async def tick(self) -> None:
         now, number = self._clock(), self._num_sharing()
-        self._buckets = {key: one for key, one in self._buckets.items() if not one.is_spare(now)}
+        self._buckets = {key: held for key, held in self._buckets.items() if not held.is_spare(now)}
         for bucket in self._buckets.values():
             bucket.share = bucket.per_minute / number
         # a store that takes longer than until the next tick is lost
@@ -186,7 +186,7 @@ class LeasedBuckets(Feature):
 
     async def _lease(self, *, closing: bool) -> None:
         now = self._exchanged_at = self._clock()
-        found = {key: one.request(now, closing=closing) for key, one in self._buckets.items()}
+        found = {key: held.request(now, closing=closing) for key, held in self._buckets.items()}
         requests = {key: request for key, request in found.items() if request is not None}
         if not requests:
             return

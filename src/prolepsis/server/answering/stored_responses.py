@@ -305,7 +305,7 @@ class StoredResponses(Feature):
             if is_due:
                 self._renewed = time.monotonic()
                 lost = await asyncio.to_thread(self.table.lost)
-                for name, tenant in self._skipped.due(self.name, lost, lambda one: one[0]):
+                for name, tenant in self._skipped.due(self.name, lost, lambda key: key[0]):
                     with self._skipped.contained(self.name, name, tenant):
                         await asyncio.to_thread(self.table.fail_lost, name, _LOST)
                 if await asyncio.to_thread(self._periodic_work.take, self.name, _HOUR_S):
@@ -337,20 +337,20 @@ class StoredResponses(Feature):
     async def _keep(self, *, everything: bool) -> None:
         """Keep what has happened and renew the leases; stop what was cancelled or deleted."""
         running = dict(self._running)
-        news = [one.news(name) for name, one in running.items()]
-        news = [one for one in news if everything or one.document or one.events]
+        news = [response.news(name) for name, response in running.items()]
+        news = [item for item in news if everything or item.document or item.events]
         if not news:
             return
         held = await asyncio.to_thread(apart, self.table.keep, news, _not_kept)
-        for one in news:
-            running[one.response_id].kept(one)
-            events = one.events if one.response_id in held else ()
-            if followed := self._followed.get((running[one.response_id].caller.tenant, one.response_id)):
+        for update in news:
+            running[update.response_id].kept(update)
+            events = update.events if update.response_id in held else ()
+            if followed := self._followed.get((running[update.response_id].caller.tenant, update.response_id)):
                 followed.add(events[0][0] if events else 0, [text for _, text in events])
-            if one.response_id not in held:
-                running[one.response_id].task.cancel()
-            if one.response_id not in held or (one.document and one.document["status"] not in RUNNING):
-                self._running.pop(one.response_id, None)
+            if update.response_id not in held:
+                running[update.response_id].task.cancel()
+            if update.response_id not in held or (update.document and update.document["status"] not in RUNNING):
+                self._running.pop(update.response_id, None)
 
     def _add(self, given: GivenItems, tenant: str, document: Json, events: Sequence[str] = ()) -> int:
         """Store a response; returns its size. Waits for the database. Raises `RequestRefused` without room for it."""

@@ -72,7 +72,7 @@ def check(
         findings = list(error.findings)
     has_errors = any(finding.severity == "error" for finding in findings)
     shown: dict[str, object] = {"file": file, "version": policy and policy.full_version}
-    shown |= {"findings": [one.plain() for one in findings]} | ({"num_rules": len(policy.rules)} if policy else {})
+    shown |= {"findings": [fault.plain() for fault in findings]} | ({"num_rules": len(policy.rules)} if policy else {})
     if policy and not has_errors and (expected := _forecasts(policy, requests_per_s)):
         shown["rollouts"] = expected
     print_reply(shown, {name: _COLUMNS[name] for name in _COLUMNS if shown.get(name)}, as_json=as_json)
@@ -203,7 +203,7 @@ def _show_explained(found: ExplainedRequest, decisions: Sequence[FlagDecision]) 
         if found.facts["prompt_tokens"] is None:
             note("the length of the prompt is unknown; give it with --prompt-tokens")
     if decisions:
-        rows = [[one.key, as_yaml(one.value), one.variant or "-", one.reason, one.error] for one in decisions]
+        rows = [[flag.key, as_yaml(flag.value), flag.variant or "-", flag.reason, flag.error] for flag in decisions]
         print_table("flags", ["flag", "value", "variant", "reason", "error"], rows)
 
 

@@ -118,7 +118,7 @@ class DeliveryFeature(Feature):
         self.health_parts = {"delivery": self._shown}
 
     def _shown(self) -> DeliveryReply:
-        policies = [OutputPolicyReply.model_validate(one, from_attributes=True) for one in self._output.loaded]
+        policies = [OutputPolicyReply.model_validate(policy, from_attributes=True) for policy in self._output.loaded]
         return DeliveryReply(policies=policies, delivered=[counts for _, counts in sorted(self._counts.items())])
 
     def on_request_end(self, ended: RequestEnded) -> None:

@@ -240,7 +240,7 @@ def explanation(tools: Sequence[FunctionBody], form: ToolFormat = HERMES) -> str
 
 def without_attribution(messages: Sequence[Message]) -> list[Message]:
     """Return messages without lines of attribution in system texts."""
-    return [one for message in messages if (one := _without(_ATTRIBUTION, message)) is not None] or list(messages)
+    return [kept for message in messages if (kept := _without(_ATTRIBUTION, message)) is not None] or list(messages)
 
 
 def moved(messages: Sequence[Message], names: Sequence[MovedLine]) -> tuple[list[Message], list[MovedLine]]:

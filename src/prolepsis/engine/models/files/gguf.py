@@ -201,7 +201,7 @@ def _rope(file: GgufFile, default_base: float) -> Fields:
         "original_max_position_embeddings": 8192,
     }
     dim = 2 * divisors.numel()
-    (plain, _), (scaled, _) = (rope_frequencies(one, dim) for one in (rope, llama3))
+    (plain, _), (scaled, _) = (rope_frequencies(setting, dim) for setting in (rope, llama3))
     if not torch.allclose(torch.tensor(plain) / divisors, torch.tensor(scaled), rtol=1e-3):
         raise ModelLoadError(f"{file.path}: rope_freqs.weight is not Llama 3's scaling, the only one read from GGUF")
     return llama3

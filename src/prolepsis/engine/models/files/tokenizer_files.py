@@ -33,7 +33,7 @@ def with_formats(parts: TokenizerParts, tool_format: str = AUTO, reasoning_forma
     formats = answer_formats(template_of(parts), tools=tool_format, reasoning=reasoning_format)
     ends = {parts.special_tokens[name] for name in ("bos_token", "eos_token") if name in parts.special_tokens}
     added = parts.backend.get_added_tokens_decoder().values()
-    special = {one.content for one in added if one.special} - ends
+    special = {entry.content for entry in added if entry.special} - ends
     as_text = frozenset(token for token in special if any(token in mark for mark in formats.texts))
     backend = parts.backend
     if as_text:  # special tokens would not be seen

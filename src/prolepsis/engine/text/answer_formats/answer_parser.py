@@ -109,7 +109,7 @@ class AnswerParser:
             self._open("thought")
             return True
         mark = self._call_mark if self._at_start else ""
-        if not ended and any(len(text) < len(one) and one.startswith(text) for one in (start, mark)):
+        if not ended and any(len(text) < len(marker) and marker.startswith(text) for marker in (start, mark)):
             return False
         if mark and text.startswith(mark):
             self._held = text

@@ -94,7 +94,7 @@ def _found(template: Template) -> AnswerFormats:
         return replace(found, tools=_with_several(row, template), shows_calls=True)
     if all(text in answer for text in (_CALLS[0].name, "Rome-7")):
         return replace(found, tools=None, shows_calls=True)
-    return replace(found, tools=next((row for row in ROWS if any(one in template.source for one in row.hints)), HERMES))
+    return replace(found, tools=next((row for row in ROWS if any(tag in template.source for tag in row.hints)), HERMES))
 
 
 def _reasoning(template: Template, prompt: str | None) -> ReasoningFormat | None:

@@ -83,10 +83,10 @@ class TaggedArguments:
         key = f"{lark_quoted(before)} /[A-Za-z_][A-Za-z0-9_.-]*/ {lark_quoted(_PLACE.sub('string', after))}"
         if IS_STRING in after:
             key = key.replace('\\"string\\"', '\\"true\\"')
-        one = f"{rule}_any: {key} {rule}_value"
+        any_rule = f"{rule}_any: {key} {rule}_value"
         value = f"{rule}_value[lazy]: /(.|\\n)*/ {lark_quoted(self.close)}"
         rest = f"({lark_quoted(self.between)} {rule}_any)*" if self.between else f"{rule}_any*"
-        return f"({rule}_any {rest})?", [one, value]
+        return f"({rule}_any {rest})?", [any_rule, value]
 
     def _parameter(self, name: str, key: str, part: Schema, root: Schema) -> list[str]:
         part = resolved(part, root)
@@ -228,7 +228,7 @@ def _only(part: Schema, kinds: frozenset[str]) -> Schema:
 
 
 def _type_name(kinds: frozenset[str]) -> str:
-    return next((one for one in ("object", "array", "boolean", "null") if kinds == {one}), "number")
+    return next((name for name in ("object", "array", "boolean", "null") if kinds == {name}), "number")
 
 
 def _without_strings(part: Schema, root: Schema, kinds: frozenset[str]) -> dict[str, object]:
@@ -240,13 +240,13 @@ def _without_strings(part: Schema, root: Schema, kinds: frozenset[str]) -> dict[
     ):
         kept["type"] = sorted(kinds - ({"integer"} if "number" in kinds else set()))
     if isinstance(part.get("enum"), list):
-        kept["enum"] = [one for one in listed(part["enum"]) if not isinstance(one, str)]
+        kept["enum"] = [value for value in listed(part["enum"]) if not isinstance(value, str)]
     return kept
 
 
 def _string(part: Schema, close: str) -> str:
     """Return the rest of the rule of a text up to its closing mark, as far as its schema bounds it."""
-    if choices := [one for one in values_of(part) or () if isinstance(one, str)]:
-        written = [one + close for one in choices if (one + close).find(close) == len(one)]
+    if choices := [choice for choice in values_of(part) or () if isinstance(choice, str)]:
+        written = [choice + close for choice in choices if (choice + close).find(close) == len(choice)]
         return ": " + " | ".join(map(lark_quoted, checked_choices(written, choices)))
     return f"[lazy]: /(.|\\n){length_bound(part)}/ {lark_quoted(close)}"

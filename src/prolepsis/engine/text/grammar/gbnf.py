@@ -64,7 +64,7 @@ def read(text: str) -> Mapping[str, Part]:
     """Return the rules of a grammar by their names; raises `InvalidGrammar`."""
     reader = _Reader(text)
     rules = reader.rules()
-    unknown = next((one for one in reader.named if one[0] not in rules), None)
+    unknown = next((reference for reference in reader.named if reference[0] not in rules), None)
     if unknown is not None:
         raise _wrong(text, unknown[1], f"names the rule {unknown[0][:64]!r}", "rules that the grammar defines")
     if "root" not in rules:
@@ -189,7 +189,7 @@ def _apart(ranges: list[tuple[int, int]], *, within: bool = False) -> tuple[tupl
             joined.append((low, high))
     if not within:
         return tuple(joined)
-    edges = [-1, *(edge for one in joined for edge in one), LAST_CHAR + 1]
+    edges = [-1, *(edge for interval in joined for edge in interval), LAST_CHAR + 1]
     return tuple((a + 1, b - 1) for a, b in zip(edges[::2], edges[1::2], strict=True) if a + 1 < b)
 
 

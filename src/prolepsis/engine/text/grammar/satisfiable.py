@@ -112,7 +112,7 @@ def _in_place(schema: object) -> list[str]:
     for part in waiting:
         if isinstance(part, dict):
             names += [str(part["$ref"])] if is_local(part.get("$ref")) else []
-            waiting += [one for name in ("allOf", "anyOf", "oneOf") for one in listed(part, name)]
+            waiting += [branch for name in ("allOf", "anyOf", "oneOf") for branch in listed(part, name)]
     return names
 
 
@@ -157,9 +157,9 @@ class _Judge:
                 if isinstance(target, dict) and name not in followed and len(parts) < _MOST_PARTS and len(part) > 1:
                     followed.add(name)
                     waiting.append(target)
-            if any(one is False for one in inner):
+            if any(branch is False for branch in inner):
                 return None
-            waiting += [one for one in inner if isinstance(one, dict)]
+            waiting += [branch for branch in inner if isinstance(branch, dict)]
         return parts
 
     def _may_be_array(self, part: dict[str, object]) -> bool:
