@@ -89,8 +89,8 @@ def change_of(entry: AuditEntry) -> AuditChange:
     if entry.action.startswith("server."):
         words: Iterable[str] = version_words(entry.versions)
     else:
-        found = changed_fields(details.before, details.after)  # without what another column says, and digests
-        words = (word for word in found if word != details.subject and not word.startswith(("reason ", "digest ")))
+        fields = changed_fields(details.before, details.after)  # without what another column says, and digests
+        words = (word for word in fields if word != details.subject and not word.startswith(("reason ", "digest ")))
     what = ", ".join(islice(words, _NUM_TOLD))
     return AuditChange(entry.seq, entry.at, entry.action, details.actor, details.subject, what, reason)
 

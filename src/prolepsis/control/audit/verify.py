@@ -61,12 +61,12 @@ def verify(links: Iterable[ChainLink], evidence: ChainEvidence = NO_EVIDENCE) ->
         anchors.setdefault(anchor.seq, set()).add(anchor.digest)
     unsigned: list[int] = []
     for link in links:
-        found = link.found_digest()
-        faults += [Fault(link.seq, what) for what in _faults(link, found, last)]
+        digest = link.found_digest()
+        faults += [Fault(link.seq, what) for what in _faults(link, digest, last)]
         if anchors.get(link.seq, set()) - {link.digest}:
             faults.append(Fault(link.seq, "is not the entry of the anchor: the chain has been rewritten"))
         unexplained -= set(link.erases)
-        if found is None:
+        if digest is None:
             unexplained.add(link.seq)
             num_erased += 1
         if link.action == HEAD_UNSIGNED:
@@ -100,13 +100,13 @@ def parse_anchor(text: str) -> Anchor:
     return Anchor(int(seq), digest)
 
 
-def _faults(link: ChainLink, found: str | None, last: Anchor) -> Iterator[str]:
+def _faults(link: ChainLink, digest: str | None, last: Anchor) -> Iterator[str]:
     """Yield what is wrong with a link; `found`: the digest of its details now."""
     if link.seq != last.seq + 1:
         yield f"follows {last.seq}: entries between them are missing, or it has another's number"
     if link.previous != last.digest:
         yield "does not follow the entry before it"
-    if found not in (None, link.details_digest):
+    if digest not in (None, link.details_digest):
         yield "has other details than were written"
     if link.action == HEAD_INVALID:
         yield "says that the entries before it were not signed by a known key"

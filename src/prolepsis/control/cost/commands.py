@@ -90,8 +90,8 @@ def check(
     try:
         book = read_prices(file)
     except InvalidPrices as error:
-        found = {"file": file, "version": None, "findings": [finding.plain() for finding in error.findings]}
-        print_reply(found, {"findings": FINDINGS}, as_json=as_json)
+        reply = {"file": file, "version": None, "findings": [finding.plain() for finding in error.findings]}
+        print_reply(reply, {"findings": FINDINGS}, as_json=as_json)
         raise typer.Exit(FAILED) from None
     if as_json:
         print_json({"file": file, "version": book.full_version, "findings": [], **book.content()})

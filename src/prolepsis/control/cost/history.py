@@ -42,7 +42,7 @@ def store_prices(connection: Connection, version: str, content: str) -> StoredPr
 
 def stored_prices(connection: Connection, limit: int) -> list[StoredPrices]:
     """Return the price books, newest first."""
-    return [found.value for found in _PRICES.list(connection, order=of.version.desc(), limit=limit)]
+    return [document.value for document in _PRICES.list(connection, order=of.version.desc(), limit=limit)]
 
 
 def store_periods(connection: Connection, replica: str, periods: Sequence[DeviceCost]) -> None:

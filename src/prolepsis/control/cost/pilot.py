@@ -81,8 +81,8 @@ def pilot_report(connection: Connection, since: float, until: float, prices: Map
 def _figures(rows: Sequence[Row[Any]], share: float, prices: Mapping[str, float]) -> Iterator[PilotFigure]:
     done = [row for row in rows if row.terminal == "finished" and row.num_output_tokens]
     for text, level, value_of in _QUANTILES:
-        found = [(row.side, value) for row in done if (value := value_of(row)) is not None]
-        values = [reduce(Histogram.observe, (x for side, x in found if side == arm), Histogram()) for arm in _ARMS]
+        pairs = [(row.side, value) for row in done if (value := value_of(row)) is not None]
+        values = [reduce(Histogram.observe, (x for side, x in pairs if side == arm), Histogram()) for arm in _ARMS]
         canary, control = (_quantile(histogram, level) for histogram in values)
         yield PilotFigure(text, canary, control, _relative(canary, control), values[0].count, values[1].count)
     cost, form = Comparison(Experiment("", 0, 0, share)), _FORM.empty()
@@ -132,8 +132,8 @@ def _uneven(rows: Sequence[Row[Any]], share: float) -> Iterator[str]:
     for kind in known:
         canary, control = (numbers[kind, arm] for arm in _ARMS)
         if log_evidence_against(share, canary, canary + control) >= math.log(len(known) / UNEVEN_ALPHA):
-            found = f"{canary} of {canary + control} requests speculate where chance gives {share:.0%}"
-            yield f"The mix differs between the arms, so no change is shown: of {kind}, {found}."
+            counts = f"{canary} of {canary + control} requests speculate where chance gives {share:.0%}"
+            yield f"The mix differs between the arms, so no change is shown: of {kind}, {counts}."
 
 
 def _limits(rows: Sequence[Row[Any]], figures: Sequence[PilotFigure], num_requests: int) -> Iterator[str]:

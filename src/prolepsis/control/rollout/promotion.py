@@ -35,8 +35,8 @@ def missing(state: RolloutState, verdict: Verdict | None, settings: RolloutSetti
         return []
     results = {result.name: result for result in verdict.guardrails}
     guardrails = [g for g in guardrails_of(state, settings) if not g.dry_run and g.name in results]
-    found = [_missing(g, results[g.name]) for g in guardrails if results[g.name].outcome != "pass"]
-    return [*found, *([_UNFIT[verdict.reason]] if verdict.reason in _UNFIT else [])]
+    reasons = [_missing(g, results[g.name]) for g in guardrails if results[g.name].outcome != "pass"]
+    return [*reasons, *([_UNFIT[verdict.reason]] if verdict.reason in _UNFIT else [])]
 
 
 def _missing(guardrail: Guardrail, result: GuardrailResult) -> str:

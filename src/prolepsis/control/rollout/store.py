@@ -49,7 +49,7 @@ class RolloutStore:
     def states(self) -> Mapping[str, RolloutState]:
         """Return the newest state of every rollout by its id, including rollouts that other replicas kept."""
         with self._database.read() as connection:
-            return {found.key: found.value for found in _STATES.list(connection)}
+            return {document.key: document.value for document in _STATES.list(connection)}
 
     def swap(self, state: RolloutState, events: Sequence[RolloutEvent]) -> bool:
         """Keep a state with the events that led to it, both or neither, if it follows the newest one by one version.
@@ -72,7 +72,7 @@ class RolloutStore:
     def events(self, rollout_id: str) -> Sequence[RolloutEvent]:
         """Return what happened to a rollout, oldest first."""
         with self._database.read() as connection:
-            return [found.value for found in _EVENTS.list(connection, of.begins(f"{rollout_id} "))]
+            return [document.value for document in _EVENTS.list(connection, of.begins(f"{rollout_id} "))]
 
     def keep_evidence(self, evidence: Sequence[Evidence]) -> None:
         """Keep this replica's evidence of some rollouts' stages, in place of its earlier evidence of these rollouts.
@@ -104,4 +104,4 @@ class RolloutStore:
     def other_evidence(self) -> Sequence[Evidence]:
         """Return the evidence of other replicas, and of earlier starts of this one; of any rollout and any stage."""
         with self._database.read() as connection:
-            return [found.value for found in _BY_REPLICA.list(connection, of.by != self._replica)]
+            return [document.value for document in _BY_REPLICA.list(connection, of.by != self._replica)]

@@ -107,10 +107,10 @@ class Documents(Generic[Value]):
 
     def are(self, *which: Condition) -> Condition:
         """Return the condition that rows of the table are of this kind, and what is given besides."""
-        found = documents.c.kind == self._kind
+        where = documents.c.kind == self._kind
         for condition in which:
-            found &= condition
-        return found
+            where &= condition
+        return where
 
     def _written(
         self, connection: Connection, statement: Insert, given: Iterable[StoredDocument[Value]]

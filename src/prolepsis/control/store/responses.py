@@ -100,16 +100,16 @@ class ResponseTable:
 
         Raises `InvalidParameter` where they have more bytes.
         """
-        found, size = list[StoredResponse](), 0
+        turns, size = list[StoredResponse](), 0
         with self._database.read() as connection:
             while row := connection.execute(select(responses).where(_there(tenant, response_id))).mappings().first():
                 size += len(row["input"]) + len(row["document"])
                 if size > most_bytes:
                     message = f"The conversation has more than {most_bytes} bytes; allowed: fewer."
                     raise InvalidParameter(message, param="previous_response_id")
-                found.append(_response(row))
+                turns.append(_response(row))
                 response_id = row["previous_id"]
-        return found[::-1]
+        return turns[::-1]
 
     def events(self, tenant: str, response_id: str, after: int, most: int = 500) -> tuple[str | None, list[str]]:
         """Return the status of a response, None without one, and the next events behind a sequence number.

@@ -46,8 +46,8 @@ class Skipped:
         return sorted(self._items.values(), key=lambda item: item.since)
 
     def error_of(self, kind: str, item: str) -> str | None:
-        found = self._items.get((kind, item))
-        return found.error if found else None
+        skipped = self._items.get((kind, item))
+        return skipped.error if skipped else None
 
     def due(self, kind: str, items: Iterable[T], name: Callable[[T], str]) -> list[T]:
         """Return the items of a kind without those that wait; what is no longer among them is forgotten."""

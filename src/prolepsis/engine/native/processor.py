@@ -51,8 +51,8 @@ def _fact(name: str) -> str:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
         return ""
-    found = (line.partition(":") for line in text.splitlines())
-    return next((value.strip() for key, _, value in found if key.strip() == name), "")
+    facts = (line.partition(":") for line in text.splitlines())
+    return next((value.strip() for key, _, value in facts if key.strip() == name), "")
 
 
 def instruction_sets(flags: frozenset[str]) -> tuple[InstructionSet, ...]:

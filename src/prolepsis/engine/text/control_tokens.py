@@ -58,9 +58,9 @@ class ControlTokens:
     def encode(self, text: GivenText, *, add_special_tokens: bool) -> list[int]:
         """Return the ids of `text`, where only what holds no given character is a control token."""
         encoding = _encoding(self._backend, text, add_special_tokens=add_special_tokens)
-        found = self._found(text, encoding)
-        written = [token for token in found if not text.holds_given(token.start, token.end)]
-        if written == found:
+        tokens = self._found(text, encoding)
+        written = [token for token in tokens if not text.holds_given(token.start, token.end)]
+        if written == tokens:
             return encoding.ids
         renamed, parts, end, source = self._renamed, list[str](), 0, plain(text)
         for control in written:
@@ -77,7 +77,7 @@ class ControlTokens:
 
     def _found(self, text: str, encoding: Encoding) -> list[_FoundToken]:
         """Return the control tokens that `text` spells, without the white space that some of them take in."""
-        found: list[_FoundToken] = []
+        tokens: list[_FoundToken] = []
         for index, token in enumerate(encoding.ids):
             place = encoding.token_to_chars(index) if token in self._texts else None
             if place is None:
@@ -85,10 +85,10 @@ class ControlTokens:
             (start, end), content = place, self._texts[token]
             inner = text.find(content, start, end)
             if inner >= 0:
-                found.append(_FoundToken(index, token, inner, inner + len(content)))
+                tokens.append(_FoundToken(index, token, inner, inner + len(content)))
             elif self._normalised(content) in self._normalised(text[start:end]):  # else it stands for unknown text
-                found.append(_FoundToken(index, token, start, end))
-        return found
+                tokens.append(_FoundToken(index, token, start, end))
+        return tokens
 
     def _normalised(self, text: str) -> str:
         normalizer = self._backend.normalizer

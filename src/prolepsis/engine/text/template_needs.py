@@ -65,8 +65,8 @@ class FittingTemplate:
         )
 
     def shows_role(self, role: str) -> bool:
-        asked = [{"role": "user", "content": _ASKED}, {"role": role, "content": _VALUE}]
-        return _shows(self._template, fitted(asked, self._needs), _ASKED, _VALUE)
+        messages = [{"role": "user", "content": _ASKED}, {"role": role, "content": _VALUE}]
+        return _shows(self._template, fitted(messages, self._needs), _ASKED, _VALUE)
 
 
 def needs_of(template: ChatTemplate) -> TemplateNeeds:
@@ -156,20 +156,20 @@ def _with_text(call: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without_system(messages: Sequence[Message]) -> list[Message]:
-    found: list[Message] = []
+    merged: list[Message] = []
     waiting: list[object] = []
     for message in messages:
         if message["role"] == "system":
             waiting.append(message["content"])
         elif waiting and message["role"] == "user":
-            found.append({**message, "content": joined([*waiting, message["content"]], "\n\n")})
+            merged.append({**message, "content": joined([*waiting, message["content"]], "\n\n")})
             waiting = []
         else:
-            _add_to_user(found, waiting)
-            found.append(message)
+            _add_to_user(merged, waiting)
+            merged.append(message)
             waiting = []
-    _add_to_user(found, waiting)
-    return found
+    _add_to_user(merged, waiting)
+    return merged
 
 
 def _joined(messages: Sequence[Message]) -> list[Message]:

@@ -82,9 +82,9 @@ class Limits:
             (f"key:{caller.key_id}", (f"key:{caller.key_id}", f"tier:{caller.tier}", "key")),
             (f"tenant:{caller.tenant}", (f"tenant:{caller.tenant}", "tenant")),
         ):
-            found = next((allowed[name] for name in names if name in allowed), None)
-            if found is not None:
-                yield owner, found
+            limit = next((allowed[name] for name in names if name in allowed), None)
+            if limit is not None:
+                yield owner, limit
 
 
 class LocalBuckets:

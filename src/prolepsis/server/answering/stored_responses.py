@@ -55,14 +55,14 @@ class FollowedEvents:
     async def behind(self, number: int) -> tuple[str | None, Sequence[Json]]:
         """Return the status of the response, None without one, and the next events behind a number."""
         async with self._turn:
-            place, news = number + 1 - self._first, self._news
+            place, event = number + 1 - self._first, self._news
             if not 0 <= place < len(self._events) + self._has_last:
                 self._has_last = False
                 self._status, texts = await asyncio.to_thread(self._read, number)
                 self._looked = time.monotonic()
                 if texts or place != len(self._events):
                     self._hold(number + 1, texts)
-                self._has_last, place = not texts and news is self._news, number + 1 - self._first
+                self._has_last, place = not texts and event is self._news, number + 1 - self._first
             return self._status, self._events[place:]
 
     def add(self, first: int, texts: Sequence[str]) -> None:
@@ -197,15 +197,15 @@ class StoredResponses(Feature):
 
     async def conversation(self, tenant: str, previous_id: str | None) -> Sequence[StoredResponse]:
         read = partial(self.table.conversation, tenant, previous_id, MOST_BYTES)
-        found = await asyncio.to_thread(read) if previous_id else []
-        missing = found[0].previous_id if found else previous_id
+        turns = await asyncio.to_thread(read) if previous_id else []
+        missing = turns[0].previous_id if turns else previous_id
         if missing is not None:
             message = f"Previous response with id {missing[:64]!r} not found; it was not stored, or is deleted."
             raise RequestRefused(message, code="previous_response_not_found", param="previous_response_id")
-        if found and found[-1].status not in ("completed", "incomplete"):
-            message = f"The previous response is {found[-1].status}; allowed: completed or incomplete."
+        if turns and turns[-1].status not in ("completed", "incomplete"):
+            message = f"The previous response is {turns[-1].status}; allowed: completed or incomplete."
             raise RequestRefused(message, code="previous_response_not_ended", param="previous_response_id")
-        return found
+        return turns
 
     async def keep(self, given: GivenItems, request: Request, document: Json) -> Json:
         """Store an ended response and return it; without the store it says that it is not stored."""

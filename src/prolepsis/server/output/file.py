@@ -76,8 +76,8 @@ def _maker(use: str) -> Callable[..., OutputPolicy]:
         maker: Callable[..., OutputPolicy] = getattr(import_module(module), name)
         return maker
     for point in entry_points(group=GROUP, name=use):
-        found: Callable[..., OutputPolicy] = point.load()
-        return found
+        loaded: Callable[..., OutputPolicy] = point.load()
+        return loaded
     known = [*BUILT_IN, *(point.name for point in entry_points(group=GROUP))]
     raise ConfigError(f"no such policy; allowed: {', '.join(known)}, or MODULE:FUNCTION")
 

@@ -207,10 +207,10 @@ def _check(parts: Sequence[GgufContainer]) -> None:
     total = _number(first, _TENSORS, sum(len(part.tensors) for part in parts))
     seen: dict[str, GgufContainer] = {}
     for i, part in enumerate(parts):
-        found = (_number(part, _NUMBER, -1), _number(part, _COUNT, 1), _number(part, _TENSORS, total))
-        if found != (i, len(parts), total):
+        stated = (_number(part, _NUMBER, -1), _number(part, _COUNT, 1), _number(part, _TENSORS, total))
+        if stated != (i, len(parts), total):
             raise ModelLoadError(
-                f"{part.path} says that it is part {found[0] + 1} of {found[1]}, of a model of {found[2]} tensors; "
+                f"{part.path} says that it is part {stated[0] + 1} of {stated[1]}, of a model of {stated[2]} tensors; "
                 f"expected: part {i + 1} of {len(parts)}, of {total} tensors"
             )
         for key in part.metadata.keys() & first.metadata.keys():

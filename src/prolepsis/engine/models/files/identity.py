@@ -54,12 +54,12 @@ def weights_identity(model: ModelSource) -> str:
         tensors = ((str((name, tensor.kind, tensor.shape)), raw(name).data) for name, tensor in source.tensors.items())
     with ThreadPoolExecutor(4) as readers:  # hashing lets go of the interpreter
         lines = sorted(readers.map(lambda tensor: f"{tensor[0]} {sha256(tensor[1]).hexdigest()}", tensors))
-    found = digest_of([json.dumps({key: stated[key] for key in computing}, sort_keys=True), lines])
+    digest = digest_of([json.dumps({key: stated[key] for key in computing}, sort_keys=True), lines])
     if (seconds := time.monotonic() - began) > _SLOW_S:
-        log.info("weights_identified", files=len(files), seconds=round(seconds, 1), weights=found[:16])
+        log.info("weights_identified", files=len(files), seconds=round(seconds, 1), weights=digest[:16])
     if time.time() - max(state[0] for state in stamps if state) / 1e9 > _SETTLED_S:
-        write_cached(kept, found)
-    return found
+        write_cached(kept, digest)
+    return digest
 
 
 def _folder_tensors(folder: Path) -> Iterator[tuple[str, memoryview]]:

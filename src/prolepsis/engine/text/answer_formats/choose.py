@@ -36,21 +36,21 @@ def answer_formats(template: Template | None, *, tools: str = AUTO, reasoning: s
 
     Raises `ConfigError` for a name that is not known.
     """
-    found = _found(template) if template is not None else AnswerFormats()
+    formats = _found(template) if template is not None else AnswerFormats()
     if tools != AUTO:
         if tools not in TOOL_FORMATS:
             message = f"tool_format is {tools[:64]!r}; allowed: {AUTO}, {', '.join(TOOL_FORMATS)}"
             raise ConfigError(message, param="tool_format")
-        if found.tools is None or found.tools.name != tools:
-            found = replace(found, tools=TOOL_FORMATS[tools], shows_calls=False)
+        if formats.tools is None or formats.tools.name != tools:
+            formats = replace(formats, tools=TOOL_FORMATS[tools], shows_calls=False)
     if reasoning == "none":
-        return replace(found, reasoning=None)
+        return replace(formats, reasoning=None)
     if reasoning != AUTO:
         if reasoning not in REASONING_FORMATS:
             message = f"reasoning_format is {reasoning[:64]!r}; allowed: {AUTO}, none, {', '.join(REASONING_FORMATS)}"
             raise ConfigError(message, param="reasoning_format")
-        return replace(found, reasoning=REASONING_FORMATS[reasoning])
-    return found
+        return replace(formats, reasoning=REASONING_FORMATS[reasoning])
+    return formats
 
 
 _ARGUMENTS: Mapping[str, object] = {

@@ -277,11 +277,11 @@ class _Parser:
                         raise _Incomplete
                     self.at = end + len(quote)
                     return self._text[start:end]
-                found = re.compile(rf"{quote}(?:[^{quote}\\\n]|\\.)*{quote}").match(self._text, self.at)
-                if found is None:
+                match = re.compile(rf"{quote}(?:[^{quote}\\\n]|\\.)*{quote}").match(self._text, self.at)
+                if match is None:
                     raise _Incomplete
-                self.at = found.end()
-                return str(ast.literal_eval(found[0]))
+                self.at = match.end()
+                return str(ast.literal_eval(match[0]))
         if text.startswith("[", self.at):
             return self._list()
         if text.startswith("{", self.at):
@@ -303,8 +303,8 @@ class _Parser:
         return values
 
     def _take(self, pattern: re.Pattern[str]) -> str:
-        found = pattern.match(self._text, self.at)
-        if found is None:
+        match = pattern.match(self._text, self.at)
+        if match is None:
             raise _Incomplete
-        self.at = found.end()
-        return found[0]
+        self.at = match.end()
+        return match[0]

@@ -44,13 +44,13 @@ def resolved(part: Schema, root: Schema) -> Schema:
         target = part.get("$ref")
         if not isinstance(target, str):
             return part
-        found: object = root
+        value: object = root
         for step in target.removeprefix("#").strip("/").split("/"):
             if step:
-                found = found.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(found, dict) else None
-        if not isinstance(found, dict):
+                value = value.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(value, dict) else None
+        if not isinstance(value, dict):
             return {}
-        part = found
+        part = value
     return {}
 
 

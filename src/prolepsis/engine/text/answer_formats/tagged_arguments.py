@@ -149,17 +149,17 @@ class TaggedReader:
     def _parameter(self, text: str) -> tuple[str, int]:
         """Read up to an argument's value, or the end."""
         start = self._between.match(text) if self._num_read else None
-        found = self._opening.match(text, start.end() if start else 0)
-        if found is not None:
-            self._key = found["key"]
+        match = self._opening.match(text, start.end() if start else 0)
+        if match is not None:
+            self._key = match["key"]
             if self._tells_texts:
-                self._is_text = found["kind"] in ("true", "string")
+                self._is_text = match["kind"] in ("true", "string")
             else:
                 self._is_text = kinds_of(self._schema_of(self._key), self._root) == {"string"}
             self._has_begun = False
             lead = ("{" if not self._num_read else ", ") + f"{json.dumps(self._key, ensure_ascii=False)}: "
             self._num_read += 1
-            return lead + ('"' if self._is_text else ""), found.end()
+            return lead + ('"' if self._is_text else ""), match.end()
         if self._tail.match(text) is not None:
             self.ended = True
             return ("}" if self._num_read else "{}"), 0
@@ -201,7 +201,7 @@ class TaggedReader:
 
 
 def _placed(text: str, places: Mapping[str, str]) -> str:
-    return _PLACE.sub(lambda found: places[found[1]], text)
+    return _PLACE.sub(lambda match: places[match[1]], text)
 
 
 def _root(function: Function) -> Schema:

@@ -135,8 +135,8 @@ def pattern_of(text: str) -> str:
 
 
 def _spaced(text: str) -> str:
-    found = re.sub(r"\s+", "\x00", text)
-    escaped = "".join(rf"\s*{re.escape(char)}\s*" if char in "{}[],:" else re.escape(char) for char in found)
+    spaced = re.sub(r"\s+", "\x00", text)
+    escaped = "".join(rf"\s*{re.escape(char)}\s*" if char in "{}[],:" else re.escape(char) for char in spaced)
     return escaped.replace(re.escape("\x00"), r"\s*").replace('"arguments"', '"(?:arguments|parameters)"')
 
 

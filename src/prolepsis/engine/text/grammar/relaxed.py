@@ -98,12 +98,12 @@ def _bring_bounds_near(schema: Schema) -> None:
 
 def _spell_dependencies(schema: Schema) -> None:
     """Write each dependency as a choice: the name is missing, or what depends on it holds too."""
-    found = [item for keyword in _DEPENDENT for item in mapped(schema, keyword).items()]
-    if not 1 <= len(found) <= _MAX_DEPENDENT:
+    dependencies = [item for keyword in _DEPENDENT for item in mapped(schema, keyword).items()]
+    if not 1 <= len(dependencies) <= _MAX_DEPENDENT:
         return
     for keyword in _DEPENDENT:
         schema.pop(keyword, None)
-    for name, then in found:
+    for name, then in dependencies:
         names = [needed for needed in then if isinstance(needed, str)] if isinstance(then, list) else []
         held: Schema = {"required": [name, *names]}
         if not isinstance(then, list):
@@ -146,8 +146,8 @@ def _left_out(schema: Schema, name: str) -> bool:
 
 
 def _patterns(schema: Schema, name: str) -> list[str]:
-    found = [schema[name]] if name == "pattern" else mapped(schema, name) if name == "patternProperties" else ()
-    return [pattern for pattern in found if isinstance(pattern, str)]
+    patterns = [schema[name]] if name == "pattern" else mapped(schema, name) if name == "patternProperties" else ()
+    return [pattern for pattern in patterns if isinstance(pattern, str)]
 
 
 def _not_held(schema: Schema, name: str) -> bool:

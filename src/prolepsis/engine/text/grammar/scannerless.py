@@ -48,8 +48,8 @@ class _Links:
 
     def ends(self, part: Part) -> _Ends:
         """Return the ends of a part, and note what follows what inside."""
-        if (found := self._known(part)) is not None:
-            return found
+        if (known := self._known(part)) is not None:
+            return known
         if isinstance(part, Repeat):
             nested = self.ends(part.part)
             self._add(nested.last if part.most != 1 else _Places(), nested.first)
@@ -98,13 +98,13 @@ class _Automaton:
         """Return the states behind one, each with the characters that lead there, as bits."""
         if state not in self._moves:
             places = _Places().union(*(self._follows[place] for place in state)) if state else self.ends.first
-            found = self._moves[state] = dict[_Places, int]()
+            moves = self._moves[state] = dict[_Places, int]()
             groups = [-1]
             for mask in {self._masks[place] for place in places}:
                 groups = [part for group in groups for part in (group & mask, group & ~mask) if part]
             for group in groups:
                 if led := frozenset(place for place in places if self._masks[place] & group):
-                    found[led] = found.get(led, 0) | group
+                    moves[led] = moves.get(led, 0) | group
         return self._moves[state]
 
     def allowed(self, state: _Places = frozenset()) -> int:
@@ -210,18 +210,18 @@ class _Lexing:
         """Return the characters with which `other` goes on where a text of `ended` may end."""
         if (ended, other) in self._compared:
             return self._compared[ended, other]
-        found, seen, waiting = 0, set[tuple[_Places, _Places]](), [(frozenset[int](), frozenset[int]())]
+        chars, seen, waiting = 0, set[tuple[_Places, _Places]](), [(frozenset[int](), frozenset[int]())]
         while waiting:
             x, y = waiting.pop()
             moves = other.moves(y).items()
             new = {(a, b) for a, to_a in ended.moves(x).items() for b, to_b in moves if to_a & to_b} - seen
             for a, b in new:
-                found |= other.allowed(b) if a & ended.ends.last else 0
+                chars |= other.allowed(b) if a & ended.ends.last else 0
                 self._count()
             seen |= new
             waiting += new
-        self._compared[ended, other] = found
-        return found
+        self._compared[ended, other] = chars
+        return chars
 
     def _count(self, steps: int = 1) -> None:
         self._num_steps += steps

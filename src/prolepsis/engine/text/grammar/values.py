@@ -68,8 +68,8 @@ def values(root: Schema) -> tuple[list[Value], set[int]]:
 
 
 def _is_joint(root: Schema, part: Schema) -> bool:
-    found = list(groups(root, part))
-    return bool(found) and len(found) + any(word in part for word in ("properties", "required", *OPEN)) > 1
+    pairs = list(groups(root, part))
+    return bool(pairs) and len(pairs) + any(word in part for word in ("properties", "required", *OPEN)) > 1
 
 
 def groups(root: Schema, part: Schema) -> Iterator[tuple[str, list[object]]]:
@@ -121,15 +121,15 @@ def _inner(held: tuple[HeldSchema, ...]) -> Iterator[list[HeldSchema]]:
     yield _dicts((part, _items(part.schema)) for part in held)
 
 
-def _dicts(found: Iterator[tuple[HeldSchema, object]]) -> list[HeldSchema]:
-    return [HeldSchema(inner, part.choices) for part, inner in found if isinstance(inner, dict)]
+def _dicts(pairs: Iterator[tuple[HeldSchema, object]]) -> list[HeldSchema]:
+    return [HeldSchema(inner, part.choices) for part, inner in pairs if isinstance(inner, dict)]
 
 
 def _of_name(schema: Schema, name: str) -> list[object]:
     listed = mapped(schema, "properties")
-    found = [listed[name]] if name in listed else []
-    found += [inner for pattern, inner in mapped(schema, "patternProperties").items() if is_found(pattern, name)]
-    return found or [_rest(schema)]
+    schemas = [listed[name]] if name in listed else []
+    schemas += [inner for pattern, inner in mapped(schema, "patternProperties").items() if is_found(pattern, name)]
+    return schemas or [_rest(schema)]
 
 
 def _rest(schema: Schema) -> object:

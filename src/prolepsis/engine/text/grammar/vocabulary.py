@@ -33,7 +33,7 @@ class GrammarVocabulary:
 
     def lark(self, source: str) -> str:
         """Return a lark grammar in which tokens that are text here, and are named without quotes, stand by their id."""
-        return _LARK.sub(lambda found: self._named(found[1]) or found[0], source)
+        return _LARK.sub(lambda match: self._named(match[1]) or match[0], source)
 
     def _named(self, name: str | None) -> str | None:
         token = self._text.get(f"<{name}>")
