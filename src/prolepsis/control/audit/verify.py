@@ -100,13 +100,13 @@ def parse_anchor(text: str) -> Anchor:
     return Anchor(int(seq), digest)
 
 
-def _faults(link: ChainLink, digest: str | None, last: Anchor) -> Iterator[str]:
+def _faults(link: ChainLink, found: str | None, last: Anchor) -> Iterator[str]:
     """Yield what is wrong with a link; `found`: the digest of its details now."""
     if link.seq != last.seq + 1:
         yield f"follows {last.seq}: entries between them are missing, or it has another's number"
     if link.previous != last.digest:
         yield "does not follow the entry before it"
-    if digest not in (None, link.details_digest):
+    if found not in (None, link.details_digest):
         yield "has other details than were written"
     if link.action == HEAD_INVALID:
         yield "says that the entries before it were not signed by a known key"

@@ -57,7 +57,7 @@ def _fact(name: str) -> str:
 
 def instruction_sets(flags: frozenset[str]) -> tuple[InstructionSet, ...]:
     """Return the supported instruction sets among `flags`, the fastest first."""
-    return tuple(found for found in FASTEST_FIRST if found.needs <= flags)
+    return tuple(instruction_set for instruction_set in FASTEST_FIRST if instruction_set.needs <= flags)
 
 
 def describe_missing() -> str:

@@ -219,16 +219,16 @@ class SharedIndex:
                 break
         return [SuffixContinuation(self._read(place, length), match, SHARED) for place, match in matches.items()]
 
-    def _walk(self, size: int, tag: int, context: list[int], matches: dict[int, int]) -> None:
+    def _walk(self, size: int, tag: int, context: list[int], found: dict[int, int]) -> None:
         """Add places behind the last `size` tokens of the context to `found`, with their match lengths."""
         oldest = max(0, self._end - self.capacity)
         place = self._heads[size][self._slot(tag, context[-size:])]
         previous, quota = self._previous[size], _QUOTA[size]
         while place > oldest and quota:
-            if place not in matches and self._salts[place % self.capacity] == tag:
+            if place not in found and self._salts[place % self.capacity] == tag:
                 match = self._match(place, context, oldest)
                 if match >= size:
-                    matches[place] = match
+                    found[place] = match
             place, quota = previous[place % self.capacity], quota - 1
 
     def _slot(self, tag: int, ngram: Sequence[int]) -> int:

@@ -23,13 +23,13 @@ def closed(schema: Mapping[str, object]) -> Schema:
     """Return `schema` with its objects closed that list names and say nothing of others."""
     made = rooted(schema)
     try:
-        found, _ = values(made)
+        inside, _ = values(made)
     except TimeoutError:
         return made
-    sources = {id(source.schema): source.schema for value in found for source in value.held[: value.num_sources]}
-    alone = {id(item.held[0].schema) for item in found if len(item.held) == 1}
+    sources = {id(source.schema): source.schema for value in inside for source in value.held[: value.num_sources]}
+    alone = {id(item.held[0].schema) for item in inside if len(item.held) == 1}
     names, is_open = defaultdict[int, dict[str, object]](dict), set[int]()
-    for value in found:
+    for value in inside:
         for held in value.held:
             if id(held.schema) in sources:
                 beside = [other.schema for other in value.held if held.beside(other)]

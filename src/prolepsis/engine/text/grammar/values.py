@@ -47,7 +47,7 @@ def values(root: Schema) -> tuple[list[Value], set[int]]:
     parts, looks = [part for _, part in placed(root)], 0
     joined = {id(item) for part in parts if _is_joint(root, part) for _, group in groups(root, part) for item in group}
     while True:
-        num_joined, found, seen = len(joined), list[Value](), set[frozenset[int]]()
+        num_joined, inside, seen = len(joined), list[Value](), set[frozenset[int]]()
         for part in parts:
             waiting = [] if id(part) in joined else [[HeldSchema(part, {})]]
             while waiting:
@@ -61,10 +61,10 @@ def values(root: Schema) -> tuple[list[Value], set[int]]:
                     raise TooMany
                 joined.update(id(source.schema) for source in held[len(sources) == 1 :])
                 if len(held) <= _MOST_PARTS:
-                    found.append(Value(held, len(sources)))
+                    inside.append(Value(held, len(sources)))
                     waiting += [inner for inner in _inner(held) if len({id(source.schema) for source in inner}) > 1]
         if len(joined) == num_joined:
-            return found, joined
+            return inside, joined
 
 
 def _is_joint(root: Schema, part: Schema) -> bool:
@@ -89,17 +89,17 @@ def groups(root: Schema, part: Schema) -> Iterator[tuple[str, list[object]]]:
 
 def _together(root: Schema, sources: list[HeldSchema]) -> tuple[HeldSchema, ...]:
     """Return what holds with the sources, these first."""
-    found, seen = list(sources), {id(source.schema) for source in sources}
+    result, seen = list(sources), {id(source.schema) for source in sources}
     if len(sources) == 1 and not _is_joint(root, sources[0].schema):
-        return tuple(found)
-    for held in found:
+        return tuple(result)
+    for held in result:
         for name, group in groups(root, held.schema):
             for i, inner in enumerate(group):
                 if isinstance(inner, dict) and id(inner) not in seen:
                     seen.add(id(inner))
                     taken = {(id(held.schema), name): i} if len(group) > 1 else {}
-                    found.append(HeldSchema(inner, {**held.choices, **taken}))
-    return tuple(found)
+                    result.append(HeldSchema(inner, {**held.choices, **taken}))
+    return tuple(result)
 
 
 def _inner(held: tuple[HeldSchema, ...]) -> Iterator[list[HeldSchema]]:
