@@ -72,16 +72,16 @@ def charge(rows: Sequence[Row], timing: StepTiming, cost: CostCurve) -> None:
 
 def _charge_drafting(rows: Sequence[Row], timing: StepTiming) -> None:
     """Share the time of drafting between the rows that proposers were asked for, and of learning between all."""
-    asked: list[DeviceSeconds] = []
+    drafting: list[DeviceSeconds] = []
     learning: list[DeviceSeconds] = []
     for row in rows:
         request, plain = row.sequence.request, row.plain
         if request.source.speculation.enabled:
             learning.append(request.stats.device)
         if row.draft is not None or row.shadow is not None or not (plain is None or plain in _NOT_ASKED):
-            asked.append(request.stats.device)
+            drafting.append(request.stats.device)
     everyone = learning or [row.sequence.request.stats.device for row in rows]
-    for payers, seconds in ((asked or everyone, timing.propose), (everyone, timing.learn)):
+    for payers, seconds in ((drafting or everyone, timing.propose), (everyone, timing.learn)):
         for device in payers:
             device.propose += seconds / len(payers)
 

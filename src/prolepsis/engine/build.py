@@ -193,11 +193,11 @@ def _draft_head_slots(
         proposer = partial(HeadProposer, num_pages=num_pages, max_sequences=config.max_requests, name=name)
 
         def load(head: str) -> HeadProposer | None:
-            found = find(head)
-            if found is None:
+            draft_head = find(head)
+            if draft_head is None:
                 return None
-            check_head(found.info, target.model.info.device, num_pages, config.max_requests)
-            return proposer(found)
+            check_head(draft_head.info, target.model.info.device, num_pages, config.max_requests)
+            return proposer(draft_head)
 
         return DraftHeadSlot(load, target.model, proposer(first) if first else None, proposer=name)
 

@@ -219,9 +219,9 @@ class Decisions:
 
         A step emits one token more than it accepts.
         """
-        asked = plan.ceiling if choice.num_speculative_tokens is None else choice.num_speculative_tokens
+        depth = plan.ceiling if choice.num_speculative_tokens is None else choice.num_speculative_tokens
         left = sequence.params.max_tokens - sequence.num_output_tokens - 1
-        return max(0, min(plan.ceiling, asked, left, self._max_model_len - len(sequence.tokens) - 1, room))
+        return max(0, min(plan.ceiling, depth, left, self._max_model_len - len(sequence.tokens) - 1, room))
 
     def _allowed(self, sequence: SequenceState, plan: SpecPlan, *, compared: bool = False) -> tuple[str, ...]:
         """Return the proposers that may draft for the sequence, less those that are disabled.

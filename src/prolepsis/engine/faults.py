@@ -46,8 +46,8 @@ class Faults:
         if row.draft is None or sampled is None or not sampled.tokens or sequence.matcher is not None:
             return sampled
         *before, last = sampled.tokens
-        other = self._last_token - last
-        return sampled if other in sequence.end_ids else replace(sampled, tokens=(*before, other))
+        planted = self._last_token - last
+        return sampled if planted in sequence.end_ids else replace(sampled, tokens=(*before, planted))
 
     def _fail(self, fault: EngineFault, over: Event, drafts: Sequence[Draft | None]) -> Sequence[Draft | None]:
         """Do to a call that made these drafts what the fault does; a head's say as if its matrix were upside down."""

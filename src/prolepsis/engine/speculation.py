@@ -55,14 +55,14 @@ class Speculation:
         """Return the rows with drafts, to verify or to compare, where a proposer has one; others with the reason."""
         room = max(0, self._max_step_tokens - sum(row.num_tokens for row in rows))
         verdicts = self.decisions.begin(rows, plan, room)
-        asked = [i for i, verdict in enumerate(verdicts) if isinstance(verdict, Ask)]
+        drafting = [i for i, verdict in enumerate(verdicts) if isinstance(verdict, Ask)]
         compared = [i for i, verdict in enumerate(verdicts) if isinstance(verdict, Compare)]
         drafted = list(rows)
         for i, verdict in enumerate(verdicts):
             if isinstance(verdict, Plain) and verdict.reason is not None:  # `replace` takes five times as long
                 drafted[i] = Row(rows[i].sequence, rows[i].start, rows[i].num_tokens, None, verdict.reason)
-        if asked or compared:
-            for i in (*asked, *compared):
+        if drafting or compared:
+            for i in (*drafting, *compared):
                 self._commit(rows[i].sequence)  # tokens from before it might draft
                 if rows[i].sequence.request.source.records_drafts:
                     self.proposers.records.begin(rows[i].sequence)
@@ -70,7 +70,7 @@ class Speculation:
             correction = payback.correction(number) if payback is not None else AS_PREDICTED
             num_tokens, num_context = sum(row.num_tokens for row in rows), sum(row.start for row in rows)
             load = StepLoad(num_tokens, num_context, room, correction, number)
-            self._verify(drafted, asked, verdicts, plan, load)
+            self._verify(drafted, drafting, verdicts, plan, load)
             self._compare(drafted, compared, verdicts, plan, load)
             for i in compared:
                 self.decisions.note(drafted[i])
@@ -154,9 +154,9 @@ class Speculation:
     def _verify(
         self, rows: list[Row], places: Sequence[int], verdicts: Sequence[Verdict], plan: SpecPlan, load: StepLoad
     ) -> None:
-        asked = [verdict.request for verdict in verdicts if isinstance(verdict, Ask)]
-        chosen = self.proposers.propose(asked, plan, load) if asked else []
-        for i, request, choice in zip(places, asked, chosen, strict=True):
+        requests = [verdict.request for verdict in verdicts if isinstance(verdict, Ask)]
+        chosen = self.proposers.propose(requests, plan, load) if requests else []
+        for i, request, choice in zip(places, requests, chosen, strict=True):
             row, draft = rows[i], self._cut(rows[i], choice.draft)
             reason = self._reason(request, row.sequence, choice, plan)
             rows[i] = Row(row.sequence, row.start, row.num_tokens, draft, reason)  # `replace` takes five times as long

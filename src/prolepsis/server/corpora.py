@@ -99,15 +99,15 @@ class Corpora(Feature):
     async def check(self, file: TenantFile, given: bytes = b"") -> None:
         """Raise `RequestRefused` if there are too many tokens, with those `given` of a file that is not kept yet."""
         held_by = Counter[str]()
-        for other in await self._usable():
-            held_by[owner_of(other)] += _number(self._ids[other.file_id])
+        for corpus in await self._usable():
+            held_by[owner_of(corpus)] += _number(self._ids[corpus.file_id])
         for held, most, setting in (
             (held_by[owner_of(file)], self._most_of_owner, "corpus_tokens"),
             (held_by.total(), self._most, "limits.corpus_tokens_in_all"),
         ):
             if _number(given) + held > most:
-                found = f"The corpus has {_number(given)} tokens, those before it {held}"
-                message = f"{found}; allowed: {most} together ({setting})."
+                counts = f"The corpus has {_number(given)} tokens, those before it {held}"
+                message = f"{counts}; allowed: {most} together ({setting})."
                 raise RequestRefused(message, code="corpora_too_large", param="file", status=413)
 
     async def take(self, file: TenantFile, given: bytes) -> None:
@@ -127,7 +127,7 @@ class Corpora(Feature):
     async def _usable(self) -> list[TenantFile]:
         """Return the corpora of all owners that are tokenised, and tokenise those that are new."""
         files = await self.all()
-        for file in self._skipped.due(self.name, files, lambda one: one.file_id):
+        for file in self._skipped.due(self.name, files, lambda corpus: corpus.file_id):
             if file.file_id not in self._ids:
                 with self._skipped.contained(self.name, file.file_id, file.tenant):
                     self._ids[file.file_id] = await self.tokenise(file, partial(b"".join, self.files.pages(file)))

@@ -121,12 +121,12 @@ def read_anchors(path: Path) -> AnchorsRead:
 def _last_heads(path: Path | None) -> Sequence[SignedHead]:
     """Return the last head of each chain in a file, none of one that cannot be read."""
     try:
-        found = read_anchors(path) if path is not None else AnchorsRead([], [])
+        anchors = read_anchors(path) if path is not None else AnchorsRead([], [])
     except OSError:  # `prolepsis audit verify` says what is wrong with it
         return []
-    if found.torn:
-        log.warning("audit_anchors_torn", file=str(path), lines=found.torn[:_TORN_SHOWN], number=len(found.torn))
-    return [*{head.chain: head for head in sorted(found.heads, key=attrgetter("seq"))}.values()]
+    if anchors.torn:
+        log.warning("audit_anchors_torn", file=str(path), lines=anchors.torn[:_TORN_SHOWN], number=len(anchors.torn))
+    return [*{head.chain: head for head in sorted(anchors.heads, key=attrgetter("seq"))}.values()]
 
 
 class AnchorFeature(Feature):

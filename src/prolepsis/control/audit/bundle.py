@@ -43,10 +43,10 @@ _BUNDLE: TypeAdapter[Bundle] = TypeAdapter(Bundle)
 
 def bundle_of(connection: Connection, name: str, form: Form) -> Bundle:
     """Return the bundle of a request by any of its names; raises `InvalidParameter` if the store knows none."""
-    found = find_request(connection, name)
-    about = [chain.find(connection, str(seq)) for seq in found.audit_entries]
+    request = find_request(connection, name)
+    about = [chain.find(connection, str(seq)) for seq in request.audit_entries]
     entries = [entry for entry in about if entry is not None and entry.action == SERVED]
-    if not entries and not found.records:
+    if not entries and not request.records:
         message = f"no request is known as {name[:128]!r}"
         raise InvalidParameter(f"{message}; allowed: x-request-id, trace id, answer id, number of an entry", param="id")
     whole = form == "whole"
@@ -55,7 +55,7 @@ def bundle_of(connection: Connection, name: str, form: Form) -> Bundle:
         made_at=datetime.now(UTC).isoformat(timespec="seconds"),
         made_with=__version__,
         entries=tuple(entries if whole else map(_redacted, entries)),
-        records=tuple(_without(record, frozenset() if whole else _OF_PEOPLE) for record in found.records),
+        records=tuple(_without(record, frozenset() if whole else _OF_PEOPLE) for record in request.records),
         policies=_policies(connection, entries) if whole else {},
     )
 
@@ -108,10 +108,10 @@ def _without(values: Mapping[str, Any], names: frozenset[str]) -> dict[str, Any]
 
 def _policies(connection: Connection, entries: Iterable[AuditEntry]) -> dict[str, JsonValue]:
     """Return what the audit log has of the policies that decided about these requests."""
-    found: dict[str, JsonValue] = {}
+    policies: dict[str, JsonValue] = {}
     for version in dict.fromkeys(entry.versions.get(_POLICY, "") for entry in entries):
         content = chain.of_version(connection, _POLICY, version) if version else None
         if content is not None and content.details is not None:
             after = content.details.after
-            found[version] = after.get("content", after) if isinstance(after, dict) else None
-    return found
+            policies[version] = after.get("content", after) if isinstance(after, dict) else None
+    return policies

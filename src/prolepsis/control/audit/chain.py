@@ -31,14 +31,14 @@ def append(
     redacted = [redact(event) if isinstance(event, AuditEvent) else event for event in events]
     head(connection, hold=True)
     known = select(chain_links).where(OF_ACTS, of.uid.in_([event.uid for event in redacted]))
-    found = {row["uid"]: _read(row) for row in connection.execute(known).mappings()}
-    new = {event.uid: _entry(event, tuple(erases)) for event in redacted if event.uid not in found}
+    stored = {row["uid"]: _read(row) for row in connection.execute(known).mappings()}
+    new = {event.uid: _entry(event, tuple(erases)) for event in redacted if event.uid not in stored}
     added = links.append(connection, "audit", [*new.values()], _notice)
-    found |= {entry.uid: entry for entry in added}
-    names = {(name, found[event.uid].seq) for event in redacted if event.uid in new for name in event.names}
+    stored |= {entry.uid: entry for entry in added}
+    names = {(name, stored[event.uid].seq) for event in redacted if event.uid in new for name in event.names}
     if names:
         connection.execute(insert(chain_names), [{"name_digest": name, "seq": seq} for name, seq in sorted(names)])
-    return [found[event.uid] for event in redacted]
+    return [stored[event.uid] for event in redacted]
 
 
 def _notice(action: str, after: Mapping[str, object]) -> AuditEntry:
@@ -63,24 +63,24 @@ def _entry(event: RedactedEvent, erases: tuple[int, ...]) -> AuditEntry:
 
 def entries(connection: Connection, after: int = 0) -> Iterator[AuditEntry]:
     """Yield entries in their order, starting after number `after`."""
-    while found := page(connection, after, _PAGE):
-        yield from found
-        after = found[-1].seq
+    while batch := page(connection, after, _PAGE):
+        yield from batch
+        after = batch[-1].seq
 
 
 def find(connection: Connection, name: str, *, action: str | None = None) -> AuditEntry | None:
     """Return the entry of a number, else the newest one with that name or subject, with `action` if given."""
-    found = about(connection, name, 1, action=None if _is_number(name) else action)
-    return found[-1] if found else None
+    matching = about(connection, name, 1, action=None if _is_number(name) else action)
+    return matching[-1] if matching else None
 
 
 def about(connection: Connection, name: str, limit: int, *, action: str | None = None) -> list[AuditEntry]:
     """Return the entry of a number, else the newest ones with that name or subject, in their order."""
     if _is_number(name):
         return _some(connection, limit, of.seq == int(name))
-    found = named(connection, [name], limit, action=action)
-    if found:
-        return found
+    matching = named(connection, [name], limit, action=action)
+    if matching:
+        return matching
     is_about = of.subject == name  # has no index: a scan
     return _some(connection, limit, is_about if action is None else is_about & (of.action == action))
 
@@ -104,9 +104,9 @@ def page(connection: Connection, after: int, limit: int) -> list[AuditEntry]:
 def written(connection: Connection, since: datetime, until: datetime) -> Iterator[AuditEntry]:
     """Yield the entries of a period in their order, except those of served requests; times have no index: scans."""
     after = 0
-    while found := written_page(connection, since, until, after, _PAGE):
-        yield from found
-        after = found[-1].seq
+    while batch := written_page(connection, since, until, after, _PAGE):
+        yield from batch
+        after = batch[-1].seq
 
 
 def written_page(connection: Connection, since: datetime, until: datetime, after: int, limit: int) -> list[AuditEntry]:
@@ -161,8 +161,8 @@ def of_version(connection: Connection, area: str, version: str) -> AuditEntry | 
     """Return the newest entry of an area's actions, such as `policy`, that has this version of it."""
     fragment = canonical({area: version})[1:-1]
     of_area = of.action.startswith(f"{area}.", autoescape=True)
-    found = _some(connection, 1, of_area & of.versions.contains(fragment, autoescape=True))
-    return found[0] if found else None
+    matching = _some(connection, 1, of_area & of.versions.contains(fragment, autoescape=True))
+    return matching[0] if matching else None
 
 
 def _some(connection: Connection, limit: int, *which: ColumnElement[bool], last: bool = True) -> list[AuditEntry]:

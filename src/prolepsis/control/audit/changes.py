@@ -89,8 +89,8 @@ def change_of(entry: AuditEntry) -> AuditChange:
     if entry.action.startswith("server."):
         words: Iterable[str] = version_words(entry.versions)
     else:
-        found = changed_fields(details.before, details.after)  # without what another column says, and digests
-        words = (one for one in found if one != details.subject and not one.startswith(("reason ", "digest ")))
+        fields = changed_fields(details.before, details.after)  # without what another column says, and digests
+        words = (word for word in fields if word != details.subject and not word.startswith(("reason ", "digest ")))
     what = ", ".join(islice(words, _NUM_TOLD))
     return AuditChange(entry.seq, entry.at, entry.action, details.actor, details.subject, what, reason)
 
@@ -102,7 +102,7 @@ def without_repeats(entries: Sequence[AuditEntry]) -> Iterator[AuditEntry]:
     controls file, where a server's entry says what that changed.
     """
     applied: set[str] = set()
-    followed = [(_file_of(one), _seconds(one)) for one in entries if _is_followed(one)]
+    followed = [(_file_of(row), _seconds(row)) for row in entries if _is_followed(row)]
     for entry in entries:
         near = [file for file, at in followed if abs(at - _seconds(entry)) < _FOLLOWED_S]
         if not _is_followed(entry) and _file_of(entry) in near:

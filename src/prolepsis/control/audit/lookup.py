@@ -24,6 +24,6 @@ def find_request(connection: Connection, name: str) -> FoundRequest:
     """Return what the store has of a request, in the order in which it came."""
     entries, answers = chain.about(connection, name, MOST), records.answers_of_retries(connection, [name], MOST)
     served = [entry.details.subject for entry in entries if entry.action == SERVED and entry.details is not None]
-    found = records.find(connection, {name, *served, *answers}, MOST)
-    entries += chain.named(connection, {*answers, *(str(record["request_id"]) for record in found)}, MOST)
-    return FoundRequest(found, sorted({entry.seq for entry in entries}))
+    rows = records.find(connection, {name, *served, *answers}, MOST)
+    entries += chain.named(connection, {*answers, *(str(record["request_id"]) for record in rows)}, MOST)
+    return FoundRequest(rows, sorted({entry.seq for entry in entries}))

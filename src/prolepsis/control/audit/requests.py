@@ -136,7 +136,7 @@ def _details(served: _AuditedAnswer, content: AuditContent, decode: Decode, info
     stats, assignment = prompt.stats, about.assignment
     continued: dict[str, object] = {}
     if stats.continued:  # of several engines, so that it may differ from that of one
-        continued = {"continued": [asdict(one) for one in stats.continued], "not_exact": list(stats.not_exact)}
+        continued = {"continued": [asdict(part) for part in stats.continued], "not_exact": list(stats.not_exact)}
     salt, kept = secrets.token_hex(16), plain(recorded)
     drafts = [draft for event in prompt.tokens if (draft := event.proposed) is not None]
     rounds: list[list[object]] = [  # redacting lists takes a tenth of the time of mappings

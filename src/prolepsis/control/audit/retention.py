@@ -66,7 +66,7 @@ def erase_old_texts(database: Database, retention: TextRetention, now: float, *,
             old = old_texts(connection, retention, now, BATCH)
             if old:
                 event = AuditEvent(actor=actor, action="texts.erased", after={"entries": len(old)})
-                chain.erase(connection, [one.seq for one in old], event)
+                chain.erase(connection, [entry.seq for entry in old], event)
         total += len(old)
         if len(old) < BATCH:
             return total

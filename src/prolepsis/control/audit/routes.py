@@ -115,9 +115,9 @@ def audit_routes(store: Store, info: Callable[[], EngineInfo], replay_now: Repla
         reply=Bundle,
     )
     async def bundle(name: str, body: Annotated[BundleBody, read_body(BundleBody)], caller: SignedIn) -> Response:
-        found = await reading(lambda: _bundle(store, name, body.form))
-        emit(exported(found, caller.actor, body.sealed_for))
-        return Response(to_json(found), media_type="application/json")
+        contents = await reading(lambda: _bundle(store, name, body.form))
+        emit(exported(contents, caller.actor, body.sealed_for))
+        return Response(to_json(contents), media_type="application/json")
 
     @routes.post(
         "/admin/audit/{entry}/replay",
@@ -126,19 +126,19 @@ def audit_routes(store: Store, info: Callable[[], EngineInfo], replay_now: Repla
         errors=(409, 504),
     )
     async def replay(entry: str, caller: SignedIn) -> AuditReplayReply:
-        found = await reading(lambda: _entry(store, entry, SERVED))
-        recorded, here = recorded_in(found), info()
-        if (given := found.versions.get("fingerprint")) != here.fingerprint:
-            message = f"Entry {found.seq} is of the model {given}; this server has {here.fingerprint}."
+        served = await reading(lambda: _entry(store, entry, SERVED))
+        recorded, here = recorded_in(served), info()
+        if (given := served.versions.get("fingerprint")) != here.fingerprint:
+            message = f"Entry {served.seq} is of the model {given}; this server has {here.fingerprint}."
             raise RequestRefused(message, code="other_model", param="entry", status=409)
-        reply = replay_reply(found, await replay_now(recorded, REPLAY_TIMEOUT_S), here.exactness)
+        reply = replay_reply(served, await replay_now(recorded, REPLAY_TIMEOUT_S), here.exactness)
         event = AuditEvent(
             actor=caller.actor,
             action="request.replayed",
             subject=reply.request_id,
             names=(reply.request_id,),
             after={"entry": reply.seq, "outcome": reply.outcome},
-            tenant=found.details.tenant if found.details else "",
+            tenant=served.details.tenant if served.details else "",
         )
         emit(event)
         return reply
@@ -168,9 +168,9 @@ def _entries(store: Store, query: AuditQuery) -> tuple[str, SignedHead | None, l
 def found_request(store: Store, name: str) -> FoundRequest:
     """Return what the store has of a request; raises `RequestRefused` (404)."""
     with store.database.read() as connection:
-        found = find_request(connection, storable(name))
-    if found.records or found.audit_entries:
-        return found
+        request = find_request(connection, storable(name))
+    if request.records or request.audit_entries:
+        return request
     raise _not_found(name)
 
 
@@ -187,9 +187,9 @@ def _bundle(store: Store, name: str, form: Form) -> Bundle:
 
 def _entry(store: Store, name: str, action: str | None = None) -> AuditEntry:
     with store.database.read() as connection:
-        found = chain.find(connection, storable(name), action=action)
-    if found is not None:
-        return found
+        match = chain.find(connection, storable(name), action=action)
+    if match is not None:
+        return match
     message = f"There is no audit entry {name[:128]!r}; allowed: a number, or the id of a request that has one."
     raise RequestRefused(message, code="audit_entry_not_found", param="entry", status=404)
 

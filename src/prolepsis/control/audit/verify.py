@@ -61,12 +61,12 @@ def verify(links: Iterable[ChainLink], evidence: ChainEvidence = NO_EVIDENCE) ->
         anchors.setdefault(anchor.seq, set()).add(anchor.digest)
     unsigned: list[int] = []
     for link in links:
-        found = link.found_digest()
-        faults += [Fault(link.seq, what) for what in _faults(link, found, last)]
+        digest = link.found_digest()
+        faults += [Fault(link.seq, what) for what in _faults(link, digest, last)]
         if anchors.get(link.seq, set()) - {link.digest}:
             faults.append(Fault(link.seq, "is not the entry of the anchor: the chain has been rewritten"))
         unexplained -= set(link.erases)
-        if found is None:
+        if digest is None:
             unexplained.add(link.seq)
             num_erased += 1
         if link.action == HEAD_UNSIGNED:

@@ -25,16 +25,16 @@ _EVENT = TypeAdapter(AuditEvent)
 _ACTS = Documents("act", str, str)  # by uid; a text that is no event gets an entry too
 
 
-def signing_fault(connection: Connection, found: FoundKeys) -> str:
+def signing_fault(connection: Connection, keys: FoundKeys) -> str:
     """Return why this process must not append to the chain of a store, or an empty text.
 
     A chain that is not signed may be continued without a key, once it has begun.
     """
     signed = chain.signed_head(connection)
-    if found.keys is None:
-        return found.fault if signed is not None or not chain.head(connection)[0] else ""
-    if signed is not None and found.keys.public.fault(signed) is not None:
-        return f"audit key {found.keys.path} is not one that signs the log of this store (see PROLEPSIS_AUDIT_KEY)"
+    if keys.keys is None:
+        return keys.fault if signed is not None or not chain.head(connection)[0] else ""
+    if signed is not None and keys.keys.public.fault(signed) is not None:
+        return f"audit key {keys.keys.path} is not one that signs the log of this store (see PROLEPSIS_AUDIT_KEY)"
     return ""
 
 

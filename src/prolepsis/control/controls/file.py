@@ -95,6 +95,6 @@ def newer(section: Section, than: Section) -> dict[ControlKey, Control]:
     return {key: control for key, control in section.items() if control.beats(than.get(key))}
 
 
-def newest(one: Section, other: Section) -> dict[ControlKey, Control]:
+def newest(first: Section, second: Section) -> dict[ControlKey, Control]:
     """Return the controls of both; of two with one key the newer."""
-    return {**one, **newer(other, one)}
+    return {**first, **newer(second, first)}

@@ -80,10 +80,10 @@ class FlagsFeature(Feature):
     async def named(self, keys: Sequence[str], facts: RequestFacts) -> tuple[FlagDecision, ...]:
         """Return the values of these flags for the request; a missing flag is false."""
         provided = await asyncio.gather(*(self._provided(key, facts) for key in keys))
-        found = (
+        decisions = (
             stricter(key, flag, self.operators.decide(key, facts)) for key, flag in zip(keys, provided, strict=True)
         )
-        return tuple(decision for each in found if (decision := self._counted(each)) is not None)
+        return tuple(decision for each in decisions if (decision := self._counted(each)) is not None)
 
     async def tick(self) -> None:
         """Reload the file if it changed, and evaluate the kill flag if that is due."""

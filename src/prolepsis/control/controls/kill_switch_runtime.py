@@ -56,8 +56,8 @@ class KillSwitch(Feature):
     @property
     def shown(self) -> KillStatus:
         """The status, with warnings of scopes that nothing here has now."""
-        found = {scope: self._known.warning(scope) for scope in self.status.killed}
-        warnings = {scope: text for scope, text in found.items() if text}
+        texts = {scope: self._known.warning(scope) for scope in self.status.killed}
+        warnings = {scope: text for scope, text in texts.items() if text}
         return self.status.model_copy(
             update={"warnings": warnings, "fault": self._controls.fault, "not_saved": self._controls.not_saved}
         )

@@ -24,14 +24,14 @@ class KnownScopes:
     def warning(self, scope: str) -> str:
         """Return a sentence if nothing here has the scope now, else ""."""
         kind, _, name = scope.partition(":")
-        found = next((names for known, names in self.names.items() if known == kind), None)
-        if scope == EVERYTHING or found is None:
+        listing = next((names for known, names in self.names.items() if known == kind), None)
+        if scope == EVERYTHING or listing is None:
             return ""
-        known = sorted(found())
+        known = sorted(listing())
         # requests decide form and context of traffic classes, so ROUTE/TIER is enough
         if name in known or (kind == "traffic_class" and "/".join(name.split("/")[:2]) in known):
             return ""
-        plural = next(plural for other, plural in _PLURALS.items() if other == kind)
+        plural = next(plural for scope_kind, plural in _PLURALS.items() if scope_kind == kind)
         listed = ", ".join(known[:_SHOWN]) + (f" and {len(known) - _SHOWN} more" if len(known) > _SHOWN else "")
         return f"nothing on this server has the scope {scope} now; its {plural}: {listed or 'none'}"
 

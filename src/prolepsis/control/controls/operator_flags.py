@@ -60,8 +60,8 @@ class OperatorFlags:
         return [usable.entry for _, usable in sorted(self._flags.items()) if usable is not None]
 
     def entry(self, key: str) -> SetFlag | None:
-        found = self._flags.get(key)
-        return None if found is None else found.entry
+        held = self._flags.get(key)
+        return None if held is None else held.entry
 
     def set(self, key: str, definition: Mapping[str, object], *, by: str, reason: str) -> str:
         """Set a flag here at once and for others soon; returns why it would be lost with the server, else "".
@@ -85,12 +85,12 @@ class OperatorFlags:
         """Return the value of a flag, for a request or for all, None if it is not set."""
         if key not in self._flags:
             return None
-        found = self._flags[key]
-        if found is None:
+        held = self._flags[key]
+        if held is None:
             stop = STOP.get(key)
             error = str(ErrorCode.PARSE_ERROR)
             return None if stop is None else FlagDecision(key, stop, None, Reason.ERROR, error=error)
-        return found.flags.decide(key, facts)
+        return held.flags.decide(key, facts)
 
     def _follow(self, origin: Origin) -> None:
         controls = self._controls.of(KIND)

@@ -90,15 +90,15 @@ def check(
     try:
         book = read_prices(file)
     except InvalidPrices as error:
-        found = {"file": file, "version": None, "findings": [one.plain() for one in error.findings]}
-        print_reply(found, {"findings": FINDINGS}, as_json=as_json)
+        reply = {"file": file, "version": None, "findings": [finding.plain() for finding in error.findings]}
+        print_reply(reply, {"findings": FINDINGS}, as_json=as_json)
         raise typer.Exit(FAILED) from None
     if as_json:
         print_json({"file": file, "version": book.full_version, "findings": [], **book.content()})
         return
     rows = [
-        [one.name, one.region or "-", one.term, f"{one.per_hour:g}", f"{HOURS_PER_MONTH * one.per_hour:.2f}"]
-        for one in book.prices
+        [price.name, price.region or "-", price.term, f"{price.per_hour:g}", f"{HOURS_PER_MONTH * price.per_hour:.2f}"]
+        for price in book.prices
     ]
     print_table(str(file), ["price", "region", "term", f"{book.currency}/hour", f"{book.currency}/month"], rows)
     print_facts([("version", book.full_version)])
@@ -109,13 +109,13 @@ def history(store: StoreOption = None, as_json: AsJson = False) -> None:
     """List the price books that were used, and what the device cost hour by hour, the newest first."""
     with ready_database(store) as database, database.read() as connection:
         books, periods = stored_prices(connection, _NEWEST), stored_periods(connection, _NEWEST)
-    contents = [(one, json.loads(one.content)) for one in books]
+    contents = [(book, json.loads(book.content)) for book in books]
     if as_json:
-        rows = [{"version": one.version, "taken_at": one.taken_at, **content} for one, content in contents]
-        print_json({"books": rows, "periods": [asdict(one) for one in periods]})
+        rows = [{"version": book.version, "taken_at": book.taken_at, **content} for book, content in contents]
+        print_json({"books": rows, "periods": [asdict(period) for period in periods]})
         return
     listed = [
-        {"taken_at": one.taken_at, "version": one.version, "prices": _names(content)} for one, content in contents
+        {"taken_at": book.taken_at, "version": book.version, "prices": _names(content)} for book, content in contents
     ]
     shown = TypeAdapter(list[DeviceCost]).dump_python(periods)
     print_document({"price_books": listed, "device": shown}, {"price_books": _BOOKS, "device": _PERIODS})
@@ -123,6 +123,6 @@ def history(store: StoreOption = None, as_json: AsJson = False) -> None:
 
 def _names(content: dict[str, Any]) -> str:
     return ", ".join(
-        f"{one['name']} {one['per_device_hour'] + sum(one['overheads'].values()):g} {content['currency']}"
-        for one in content["prices"]
+        f"{price['name']} {price['per_device_hour'] + sum(price['overheads'].values()):g} {content['currency']}"
+        for price in content["prices"]
     )

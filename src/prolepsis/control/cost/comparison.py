@@ -264,4 +264,4 @@ class Comparisons:
     def savings(self) -> Mapping[str, Interval]:
         """Return what each rule's rollout saves, some milliseconds each."""
         newest = self.newest.items()
-        return {rollout_id.rpartition("@")[0]: next(one.compared()).saved for rollout_id, one in newest}
+        return {rollout_id.rpartition("@")[0]: next(comparison.compared()).saved for rollout_id, comparison in newest}

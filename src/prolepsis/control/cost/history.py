@@ -42,15 +42,15 @@ def store_prices(connection: Connection, version: str, content: str) -> StoredPr
 
 def stored_prices(connection: Connection, limit: int) -> list[StoredPrices]:
     """Return the price books, newest first."""
-    return [found.value for found in _PRICES.list(connection, order=of.version.desc(), limit=limit)]
+    return [document.value for document in _PRICES.list(connection, order=of.version.desc(), limit=limit)]
 
 
 def store_periods(connection: Connection, replica: str, periods: Sequence[DeviceCost]) -> None:
     """Store periods of a server, each in place of what is there of it: a period grows until it is over."""
     of = cost_periods.c
-    by_start = {one.started_at: one for one in periods}
+    by_start = {period.started_at: period for period in periods}
     connection.execute(delete(cost_periods).where(of.replica == replica, of.started_at.in_(by_start)))
-    connection.execute(insert(cost_periods), [{"replica": replica, **asdict(one)} for one in by_start.values()])
+    connection.execute(insert(cost_periods), [{"replica": replica, **asdict(period)} for period in by_start.values()])
 
 
 def stored_periods(connection: Connection, limit: int) -> list[DeviceCost]:

@@ -209,13 +209,13 @@ def forecast(past: Sequence[Snapshot], price: Price | None) -> CostForecast:
     """Extrapolate the rates of the past to a month; it has `LEAST_SPANS` spans or more."""
     first, last = past[0], past[-1]
     elapsed, per_hour = last.at - first.at, price.per_hour if price else 0.0
-    used = _month(past, lambda one: one.device_s / 3600.0, least=0.0)
-    saved = _month(past, lambda one: one.saved_s / 3600.0)
+    used = _month(past, lambda snapshot: snapshot.device_s / 3600.0, least=0.0)
+    saved = _month(past, lambda snapshot: snapshot.saved_s / 3600.0)
     return CostForecast(
         looks_back_s=elapsed,
         busy=(last.device_s - first.device_s) / elapsed,
         device_hours=used,
-        num_output_tokens=_month(past, lambda one: one.num_output_tokens, least=0.0),
+        num_output_tokens=_month(past, lambda snapshot: snapshot.num_output_tokens, least=0.0),
         saved_device_hours=saved,
         amount_of_use=used.mapped(lambda hours: hours * per_hour) if price else None,
         amount_of_device=HOURS_PER_MONTH * per_hour if price else None,

@@ -68,22 +68,22 @@ def pilot_report(connection: Connection, since: float, until: float, prices: Map
     drawn = {(run, share) for run, share, _ in numbers if share is not None}
     if not drawn:
         return PilotReport(since, until, numbers.total(), "", 0.0, [], [_NOTHING])
-    run, share = max(drawn, key=lambda one: min(numbers[*one, arm] for arm in _ARMS))
+    run, share = max(drawn, key=lambda draw: min(numbers[*draw, arm] for arm in _ARMS))
     chosen = here & (of.rollout_run == run) & (of.canary_share == share)
     sample = select(request_records, side).where(chosen).order_by(of.record_id).limit(MOST_REQUESTS)  # ids are random
     rows = sorted(connection.execute(sample), key=lambda row: row.ended_at)
     uneven, figures = list(_uneven(rows, share)), list(_figures(rows, share, prices))
     limits = [*uneven, *_limits(rows, figures, numbers.total())]
-    shown = [replace(one, change=Interval(None)) for one in figures] if uneven else figures
+    shown = [replace(figure, change=Interval(None)) for figure in figures] if uneven else figures
     return PilotReport(since, until, numbers.total(), run, share, shown, limits)
 
 
 def _figures(rows: Sequence[Row[Any]], share: float, prices: Mapping[str, float]) -> Iterator[PilotFigure]:
     done = [row for row in rows if row.terminal == "finished" and row.num_output_tokens]
     for text, level, value_of in _QUANTILES:
-        found = [(row.side, value) for row in done if (value := value_of(row)) is not None]
-        values = [reduce(Histogram.observe, (one for side, one in found if side == arm), Histogram()) for arm in _ARMS]
-        canary, control = (_quantile(one, level) for one in values)
+        pairs = [(row.side, value) for row in done if (value := value_of(row)) is not None]
+        values = [reduce(Histogram.observe, (x for side, x in pairs if side == arm), Histogram()) for arm in _ARMS]
+        canary, control = (_quantile(histogram, level) for histogram in values)
         yield PilotFigure(text, canary, control, _relative(canary, control), values[0].count, values[1].count)
     cost, form = Comparison(Experiment("", 0, 0, share)), _FORM.empty()
     for row in done:
@@ -93,14 +93,14 @@ def _figures(rows: Sequence[Row[Any]], share: float, prices: Mapping[str, float]
             cost.observe(RequestCost("", "", NO_PROPOSER, *counts, experiment=cost.experiment, arm=row.side))
         form = form if row.kept_form is None else _FORM.observe(form, row.side, float(row.kept_form))
     of = next(cost.compared())
-    change = Interval(*(one and -one for one in (of.saved.estimate, of.saved.upper, of.saved.lower)))
+    change = Interval(*(bound and -bound for bound in (of.saved.estimate, of.saved.upper, of.saved.lower)))
     for unit, price in prices.items():
         per_token = (of.device_s_per_token, of.control_device_s_per_token)
-        canary, control = (Interval(one and 1e6 * price * one) for one in per_token)
+        canary, control = (Interval(seconds and 1e6 * price * seconds) for seconds in per_token)
         text = f"cost of a million tokens ({unit})"
         yield PilotFigure(text, canary, control, change, of.num_speculating, of.num_control)
     kept = evaluate(_FORM, form, share, fail_alpha=_TAIL, pass_alpha=_TAIL)
-    canary, control = (Interval(one.mean if one.count else None) for one in (form.canary, form.control))
+    canary, control = (Interval(mean.mean if mean.count else None) for mean in (form.canary, form.control))
     is_known, text = kept.num_canary and kept.num_control, "structured answers that are valid"
     change = Interval(kept.estimate, kept.lower, kept.upper) if is_known else Interval(None)
     yield PilotFigure(text, canary, control, change, kept.num_canary, kept.num_control)
@@ -132,13 +132,13 @@ def _uneven(rows: Sequence[Row[Any]], share: float) -> Iterator[str]:
     for kind in known:
         canary, control = (numbers[kind, arm] for arm in _ARMS)
         if log_evidence_against(share, canary, canary + control) >= math.log(len(known) / UNEVEN_ALPHA):
-            found = f"{canary} of {canary + control} requests speculate where chance gives {share:.0%}"
-            yield f"The mix differs between the arms, so no change is shown: of {kind}, {found}."
+            counts = f"{canary} of {canary + control} requests speculate where chance gives {share:.0%}"
+            yield f"The mix differs between the arms, so no change is shown: of {kind}, {counts}."
 
 
 def _limits(rows: Sequence[Row[Any]], figures: Sequence[PilotFigure], num_requests: int) -> Iterator[str]:
-    for one in (one for one in figures if one.change.estimate is None and "acceptance" not in one.figure):
-        yield f"Too few requests to compare {one.figure}: {one.num_speculating} speculating, {one.num_control} control."
+    for fig in (item for item in figures if item.change.estimate is None and "acceptance" not in item.figure):
+        yield f"Too few requests to compare {fig.figure}: {fig.num_speculating} speculating, {fig.num_control} control."
     if failed := Counter(row.side for row in rows if row.terminal != "finished"):
         yield f"Not finished, in no figure: {failed['canary']} speculating and {failed['control']} control requests."
     if (num_versions := len({(row.policy_version, row.prices_version) for row in rows})) > 1:

@@ -201,7 +201,7 @@ class CostFeature(Feature):
     async def report(self) -> CostReport:
         """Return everything that is known; no forecast in the first hour."""
         price, device, compared = self.price, self.device_time, await self.experiments()
-        groups = {one.rollout: one.groups for one in compared}
+        groups = {comparison.rollout: comparison.groups for comparison in compared}
         return CostReport(
             price=price,
             total=self.usage.total,
@@ -211,8 +211,8 @@ class CostFeature(Feature):
             routes=list(speedups(self._modes, groups, self._killed())),
             rollouts=list(compared),
             memory=[
-                MemoryCost(**asdict(one), amount_per_hour=price.memory_per_hour(one.total) if price else None)
-                for one in self._memory()
+                MemoryCost(**asdict(memory), amount_per_hour=price.memory_per_hour(memory.total) if price else None)
+                for memory in self._memory()
             ],
             forecast=self._rates.forecast(self.usage.total, price),
         )
@@ -247,8 +247,8 @@ def feature(context: Context, prices: PriceFile | None, killed: Callable[[], Col
 
 def _contest(about: RequestAbout) -> Experiment | None:
     """Return the experiment; only if chance drew the request by itself, against plain."""
-    one, share = about.assignment, about.canary_share
-    return None if one is None or share is None else Experiment(one.rollout_id, one.run, one.stage, share)
+    drawn, share = about.assignment, about.canary_share
+    return None if drawn is None or share is None else Experiment(drawn.rollout_id, drawn.run, drawn.stage, share)
 
 
 def _main_proposer(stats: RequestStats) -> str:

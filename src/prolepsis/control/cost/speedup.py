@@ -52,9 +52,9 @@ class LatestModes:
         if EVERYTHING in killed or f"route:{route}" in killed:
             return "killed"
         modes = self._modes.get(route, ())
-        if not modes or any(one.mode == "on" for one in modes):
+        if not modes or any(mode.mode == "on" for mode in modes):
             return None
-        return Counter(one.reason for one in modes).most_common(1)[0][0]
+        return Counter(mode.reason for mode in modes).most_common(1)[0][0]
 
 
 def speedups(

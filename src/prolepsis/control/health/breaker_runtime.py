@@ -121,11 +121,11 @@ class BreakerRuntime:
         """Apply what operators set, and close the breakers that they released."""
         controls, now = self._controls.of(OVERRIDDEN), dict[Key, OperatorState]()
         for name, control in controls.items():
-            found = next((state for state in get_args(OperatorState) if state == control.value), None)
-            if found is None:  # of another version of the software
+            forced = next((state for state in get_args(OperatorState) if state == control.value), None)
+            if forced is None:  # of another version of the software
                 log.error("breaker_override_unusable", name=name)
             else:
-                now[_key(name)] = found
+                now[_key(name)] = forced
         before, self._overrides = self._overrides, now
         sections = self._controls.local(OVERRIDDEN), self._controls.shared(OVERRIDDEN)
         for key in before.keys() - now.keys():

@@ -355,8 +355,8 @@ class DriftStreams:
         """Return the level that a traffic class had with the last version known of the same target."""
         of_key = (
             state.level
-            for (other, kept), state in reversed(self.kept.items())
-            if other == key and _target_of(kept) == _target_of(version)
+            for (kept_key, kept), state in reversed(self.kept.items())
+            if kept_key == key and _target_of(kept) == _target_of(version)
         )
         return next((level for level in of_key if level is not None), None)
 

@@ -234,12 +234,12 @@ class Eligibility:
         version, conditions = self._conditions()
         if version and (again or version != self._policy):
             self._policy = version
-            asked = {
+            current = {
                 (proposers, name, threshold.min, threshold.leave)
                 for proposers, terms in conditions
                 for name, threshold in self._thresholds(terms)
             }
-            self._held = {key: judged for key, judged in self._held.items() if key[1] in asked}
+            self._held = {key: judged for key, judged in self._held.items() if key[1] in current}
 
     def see(self, ended: RequestEnded) -> None:
         """Process a request that has ended, unless an operator had its drafts verified at any cost."""
@@ -271,8 +271,8 @@ class Eligibility:
             if name == _SAVING and self._price_per_s() is None:
                 continue
             value = self._value(name, figures.values())
-            asked = (proposers, name, threshold.min, threshold.leave)
-            was, judged = self._judge(traffic_class, asked, value, figures)
+            condition = (proposers, name, threshold.min, threshold.leave)
+            was, judged = self._judge(traffic_class, condition, value, figures)
             if judged.eligible != was:
                 self._changed(judged)
             if not judged.eligible:
@@ -301,13 +301,13 @@ class Eligibility:
         return 1e6 * price * sum(seen.saved_s for seen in figures) / tokens if tokens else None
 
     def _judge(
-        self, traffic_class: str, asked: Asked, value: float | None, figures: Iterable[str]
+        self, traffic_class: str, condition: Asked, value: float | None, figures: Iterable[str]
     ) -> tuple[bool, Judged]:
         """Return whether a condition held before, and how it is judged now."""
-        proposers, name, enter, leave = asked
-        before = self._held.get((traffic_class, asked))
+        proposers, name, enter, leave = condition
+        before = self._held.get((traffic_class, condition))
         was = before is not None and before.eligible and self._is_current(before)
-        judged = self._held[traffic_class, asked] = Judged(
+        judged = self._held[traffic_class, condition] = Judged(
             traffic_class=traffic_class,
             proposers=proposers,
             condition=name,

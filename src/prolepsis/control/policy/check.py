@@ -131,8 +131,8 @@ def _eligibility(path: Keys, terms: Terms, known: Known) -> Iterator[Finding]:
     for name in ("eligible_while", "start"):
         if getattr(terms, name) is not None and terms.mode != "on":
             yield _warning((*path, name), f"is given with mode {terms.mode}; it counts with mode on")
-    asked = terms.eligible_while
-    if asked is not None and asked.saving_per_million_tokens is not None and not known.bills_time:
+    required = terms.eligible_while
+    if required is not None and required.saving_per_million_tokens is not None and not known.bills_time:
         message = "is not asked for: no device time is billed here, as there is no price, or a reserved one"
         yield _warning((*path, "eligible_while", "saving_per_million_tokens"), message)
 

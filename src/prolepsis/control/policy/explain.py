@@ -46,7 +46,7 @@ def diff(old: Policy, new: Policy) -> list[Change]:
             changes.append(Change("moved", name, "position", old_place, place))
         changes += _fields(name, {"match": plain_match(old_rule.match)}, {"match": plain_match(rule.match)})
         changes += _fields(name, plain_terms(old_rule.terms), plain_terms(rule.terms))
-        labels = [{"description": one.description, "owner": one.owner} for one in (old_rule, rule)]
+        labels = [{"description": labelled.description, "owner": labelled.owner} for labelled in (old_rule, rule)]
         changes += _fields(name, *labels, effective=False)
     changes += _fields(DEFAULT_RULE, plain_terms(old.default_terms), plain_terms(new.default_terms))
     return changes

@@ -89,12 +89,12 @@ def mismatch(match: Match, facts: RequestFacts) -> str | None:
     failed = next(((name, c) for name, c in match.conditions.items() if not c.holds(getattr(facts, name))), None)
     if failed is None:
         return None
-    name, asked = failed
-    if isinstance(asked, Headers):
+    name, condition = failed
+    if isinstance(condition, Headers):
         given = facts.headers
-        header, wanted = next((name, of) for name, of in asked.root.items() if not of.holds(given.get(name)))
+        header, wanted = next((name, of) for name, of in condition.root.items() if not of.holds(given.get(name)))
         return f"headers.{header} is {_shown(given.get(header))}; asked: {wanted}"
-    return f"{name} is {_shown(getattr(facts, name))}; asked: {asked}"
+    return f"{name} is {_shown(getattr(facts, name))}; asked: {condition}"
 
 
 def _shown(fact: object) -> str:
@@ -202,8 +202,8 @@ class Policy(VersionedPart):
     @cached_property
     def flag_names(self) -> tuple[str, ...]:
         """The feature flags that rules ask, each once."""
-        asked = (rule.match.flag for rule in self.rules)
-        return tuple(dict.fromkeys(name for flags in asked if flags is not None for name in flags.root))
+        matches = (rule.match.flag for rule in self.rules)
+        return tuple(dict.fromkeys(name for flags in matches if flags is not None for name in flags.root))
 
     def content(self) -> Mapping[str, object]:
         rules = [

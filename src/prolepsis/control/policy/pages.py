@@ -37,19 +37,19 @@ async def _policy(visit: Visit) -> Page:
 
 async def _version(visit: Visit) -> Page:
     """Show a version's text, and how it differs from the one before."""
-    one = await visit.read(PolicyText, VERSION, version=visit.names["version"])
+    version = await visit.read(PolicyText, VERSION, version=visit.names["version"])
     in_use = await visit.read(PolicyReply, "/admin/policy")
-    before = await visit.section(PolicyText, VERSION, version=str(one.version - 1)) if one.version > 1 else None
+    before = await visit.section(PolicyText, VERSION, version=str(version.version - 1)) if version.version > 1 else None
     old = before.value.text if before and before.value else ""
-    body = {"text": one.text, **({"against": one.version - 1} if old else {})}
+    body = {"text": version.text, **({"against": version.version - 1} if old else {})}
     values = {
-        "one": one,
+        "one": version,
         "in_use": in_use.version,
-        "lines": list(text_diff(old, one.text)),
+        "lines": list(text_diff(old, version.text)),
         "check": await visit.ask(PolicyCheckReply, "/admin/policy/check", body) if old else None,
         "may_apply": may_apply(visit),
     }
-    return Page("control/policy/templates/version.html", f"Policy version {one.version}", values, live=False)
+    return Page("control/policy/templates/version.html", f"Policy version {version.version}", values, live=False)
 
 
 async def _edit(visit: Visit) -> Page:

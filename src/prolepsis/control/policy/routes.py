@@ -168,8 +168,8 @@ def _checked(policies: Policies, body: PolicyCheckBody) -> PolicyCheckReply:
     try:
         policy = usable_policy(body.text, "policy", policies.known)
     except InvalidPolicy as error:
-        found = [finding.in_file(error.name) for finding in error.findings[:_MOST_FINDINGS]]
-        return PolicyCheckReply(None, found, [], [])
+        findings = [finding.in_file(error.name) for finding in error.findings[:_MOST_FINDINGS]]
+        return PolicyCheckReply(None, findings, [], [])
     before = policies.policy
     if body.against is not None:
         before, _ = parse_policy(_stored(policies).stored(body.against).text, f"version {body.against}")

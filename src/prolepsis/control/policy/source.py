@@ -128,10 +128,10 @@ class StoredPolicy:
         The last version stays if the store cannot be read, has lost its versions or has one that is unusable here.
         """
         try:
-            found = self._new_version()
-            if found is None:
+            newest = self._new_version()
+            if newest is None:
                 return Reload(changed=False)
-            version, policy = found
+            version, policy = newest
         except ProlepsisError as error:
             already, self.fault = str(error) == self.fault, str(error)
             return Reload(changed=False, refused=None if already else error)

@@ -59,11 +59,11 @@ def current_version(connection: Connection) -> int:
 
 def get(connection: Connection, version: int) -> PolicyText:
     """Return a stored version; raises `InvalidParameter` if there is none of this number."""
-    found = _POLICIES.get(connection, str(version))
-    if found is None:
+    document = _POLICIES.get(connection, str(version))
+    if document is None:
         message = f"policy version is {version}; stored: 1 to {current_version(connection)}"
         raise InvalidParameter(message, param="version")
-    return found.value
+    return document.value
 
 
 def history(connection: Connection, limit: int) -> list[PolicyVersion]:
@@ -73,5 +73,5 @@ def history(connection: Connection, limit: int) -> list[PolicyVersion]:
 
 
 def _newest(connection: Connection, limit: int) -> list[PolicyText]:
-    found = _POLICIES.list(connection, order=of.version.desc(), limit=limit)
-    return [document.value for document in found]
+    documents = _POLICIES.list(connection, order=of.version.desc(), limit=limit)
+    return [document.value for document in documents]

@@ -35,7 +35,7 @@ def without_columns(text: str) -> str:
 
 
 def _header(text: str) -> re.Match[str] | None:
-    return next((found for found in _HEADER.finditer(text) if _marks(found[0].split(found[1]))), None)
+    return next((match for match in _HEADER.finditer(text) if _marks(match[0].split(match[1]))), None)
 
 
 def _marks(columns: Sequence[str]) -> Mapping[int, str]:

@@ -28,14 +28,14 @@ def without_script_names(text: str) -> str:
 
 
 def _marked(match: re.Match[str]) -> str:
-    found = next(name for name, value in match.groupdict().items() if value)
-    start, end = match.start(found) - match.start(), match.end(found) - match.start()
+    group = next(name for name, value in match.groupdict().items() if value)
+    start, end = match.start(group) - match.start(), match.end(group) - match.start()
     return match[0][:start] + MARK + match[0][end:]
 
 
 def _listed(script: str) -> str:
     """Return a pattern of the listed names, the longest first."""
-    return "|".join(map(re.escape, sorted(name_lists().scripts[script], key=lambda one: (-len(one), one))))
+    return "|".join(map(re.escape, sorted(name_lists().scripts[script], key=lambda name: (-len(name), name))))
 
 
 @cache

@@ -107,8 +107,8 @@ class ReplicaTable:
             started_at = before.value.started_at if before and before.value else now
             self._replicas.put(connection, [StoredDocument(own.replica, replace(own, started_at=started_at), now)])
             self._replicas.remove(connection, of.at < now - FORGOTTEN_S)
-            found = self._replicas.list(connection)
-        return now, sorted(found, key=lambda one: one.value.started_at if one.value else one.at)
+            documents = self._replicas.list(connection)
+        return now, sorted(documents, key=lambda document: document.value.started_at if document.value else document.at)
 
     def leave(self, replica: str) -> None:
         """Remove a server that stops."""
@@ -155,27 +155,27 @@ class ReplicaRegistry(Feature):
     @property
     def num_sharing(self) -> int:
         """How many servers share the store, this one included, as last known: a store that is away loses none."""
-        return 1 + sum(one.key != self.replica and self._store_time - one.at < LOST_S for one in self._seen)
+        return 1 + sum(seen.key != self.replica and self._store_time - seen.at < LOST_S for seen in self._seen)
 
     @property
     def addresses(self) -> list[str]:
         """URLs of the servers that share the store, as last known."""
-        return [one.address for one in self.shown().replicas if one.here or one.state != "lost"]
+        return [replica.address for replica in self.shown().replicas if replica.here or replica.state != "lost"]
 
     def shown(self) -> ReplicasReply:
         """Return all replicas, the longest running first."""
         age_s, own = self._clock() - self._seen_at, self._own()
-        found = []
+        replicas = []
         for seen in self._seen:
-            if (other := seen.value) is None:
+            if (reported := seen.value) is None:
                 continue
             seen_s_ago = max(0.0, self._store_time - seen.at) + age_s
-            state: State = "lost" if seen_s_ago >= LOST_S else other.state
-            aged = replace(other, here=False, seen_s_ago=seen_s_ago, state=state)
-            found.append(replace(own, started_at=other.started_at) if seen.key == own.replica else aged)
-        if not any(one.here for one in found):
-            found.append(own)
-        return ReplicasReply(self._table.is_shared, found, self._fault)
+            state: State = "lost" if seen_s_ago >= LOST_S else reported.state
+            aged = replace(reported, here=False, seen_s_ago=seen_s_ago, state=state)
+            replicas.append(replace(own, started_at=reported.started_at) if seen.key == own.replica else aged)
+        if not any(replica.here for replica in replicas):
+            replicas.append(own)
+        return ReplicasReply(self._table.is_shared, replicas, self._fault)
 
     async def tick(self) -> None:
         """Say that this server is there, and see who else is."""
@@ -183,8 +183,8 @@ class ReplicaRegistry(Feature):
             self._keeping = asyncio.create_task(self._keep())
         await asyncio.wait({self._keeping}, timeout=PATIENCE_S)
         self._number.clear()
-        for one in self.shown().replicas:
-            self._number.labels(one.exact_group, one.state).inc()
+        for replica in self.shown().replicas:
+            self._number.labels(replica.exact_group, replica.state).inc()
 
     async def close(self) -> None:
         """Leave the registry; an entry that stays ages out."""

@@ -248,16 +248,16 @@ def referenced(
         return after
     places = [(state.run, evidence_stage(state, settings)) for state in (before, after)]
     is_new = places[0] != places[1]
-    found: dict[str, float] = {}
+    references: dict[str, float] = {}
     for guardrail in guardrails_of(after, settings):
         history = histories.get(guardrail.metric, _NO_HISTORY)
         is_enough = history.count >= guardrail.measure.reference_requests
         reference = guardrail.measure.reference_from(history) if is_enough else None
         if reference is not None and (is_new or not guardrail.measure.ready):
-            found[guardrail.name] = reference
-    if not found:
+            references[guardrail.name] = reference
+    if not references:
         return after
-    return replace(after, version=before.version + 1, references={**after.references, **found})
+    return replace(after, version=before.version + 1, references={**after.references, **references})
 
 
 def stopped_runs(before: RolloutState, after: RolloutState) -> Sequence[str]:

@@ -47,24 +47,24 @@ class GuardrailView:
 
 
 async def _rollout(visit: Visit) -> Page:
-    one = await visit.read(RolloutView, "/admin/rollouts/{rollout_id}", rollout_id=visit.names["rollout_id"])
+    view = await visit.read(RolloutView, "/admin/rollouts/{rollout_id}", rollout_id=visit.names["rollout_id"])
     traffic = await visit.section(TrafficReply, "/admin/traffic")
     values = {
-        "one": one,
-        "others": [*other_rules(traffic.value.rules, one.rule, one.since)] if traffic.value and one.run else [],
+        "one": view,
+        "others": [*other_rules(traffic.value.rules, view.rule, view.since)] if traffic.value and view.run else [],
         "status": STATUS,
         "buttons": BUTTONS,
-        "offered": OFFERED[one.phase],
-        "evidence": evidence(one),
-        "events": (one.events or [])[::-1],
+        "offered": OFFERED[view.phase],
+        "evidence": evidence(view),
+        "events": (view.events or [])[::-1],
         "may_act": visit.may("POST", "/admin/rollouts/{rollout_id}/{command}"),
     }
-    return Page("control/rollout/templates/rollout.html", f"Rollout of {one.rule}", values)
+    return Page("control/rollout/templates/rollout.html", f"Rollout of {view.rule}", values)
 
 
-def evidence(one: RolloutView) -> list[GuardrailView]:
+def evidence(view: RolloutView) -> list[GuardrailView]:
     """Return the guardrails of the present stage, those that decide first."""
-    results = one.verdict.guardrails if one.verdict else ()
+    results = view.verdict.guardrails if view.verdict else ()
     ordered = sorted(results, key=lambda result: result.dry_run)
     return [GuardrailView(r, interval(r.estimate, r.lower, r.upper, r.allowed)) for r in ordered]
 

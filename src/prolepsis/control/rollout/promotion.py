@@ -35,8 +35,8 @@ def missing(state: RolloutState, verdict: Verdict | None, settings: RolloutSetti
         return []
     results = {result.name: result for result in verdict.guardrails}
     guardrails = [g for g in guardrails_of(state, settings) if not g.dry_run and g.name in results]
-    found = [_missing(g, results[g.name]) for g in guardrails if results[g.name].outcome != "pass"]
-    return [*found, *([_UNFIT[verdict.reason]] if verdict.reason in _UNFIT else [])]
+    reasons = [_missing(g, results[g.name]) for g in guardrails if results[g.name].outcome != "pass"]
+    return [*reasons, *([_UNFIT[verdict.reason]] if verdict.reason in _UNFIT else [])]
 
 
 def _missing(guardrail: Guardrail, result: GuardrailResult) -> str:
@@ -63,18 +63,18 @@ def outlook(state: RolloutState, verdict: Verdict | None, settings: RolloutSetti
     stage, lasted = settings.stages[state.stage], now - state.stage_since
     results = {result.name: result for result in verdict.guardrails if result.outcome == "inconclusive"}
     guardrails = [g for g in guardrails_of(state, settings) if not g.dry_run and g.name in results]
-    left, found = stage.maximum_s - lasted, []
+    left, outlooks = stage.maximum_s - lasted, []
     for guardrail in guardrails:
         takes = _takes_s(guardrail, results[guardrail.name], guardrails, settings, lasted)
         if takes > left:
             expected = (
                 "no verdict is in sight" if math.isinf(takes) else f"a verdict takes about {duration(takes)} more"
             )
-            found.append(
+            outlooks.append(
                 f"{guardrail.name} can neither pass nor fail in the {duration(max(0.0, left))} left, after which "
                 f"{_AFTER[settings.on_inconclusive]}: {expected} with requests like these"
             )
-    return found
+    return outlooks
 
 
 def _takes_s(

@@ -124,12 +124,12 @@ class Rollouts(Feature):
         self._policy_version = policy.full_version
         known = {live.target.rollout_id: live for live in (*self._left, *self._live.values())}
         self._live = {}
-        for rule, found in targets_of(policy, self._model).items():
-            live = known.pop(found.rollout_id, None)
+        for rule, target in targets_of(policy, self._model).items():
+            live = known.pop(target.rollout_id, None)
             if live is None:
-                stored = self._exchange.states.get(found.rollout_id)
-                live = LiveRollout(found, stored or RolloutState(found.rollout_id, self._policy_version))
-            live.target = found
+                stored = self._exchange.states.get(target.rollout_id)
+                live = LiveRollout(target, stored or RolloutState(target.rollout_id, self._policy_version))
+            live.target = target
             self._follow_heads(live)
             live.take(self._ours(live.state))
             self._follow(live)

@@ -214,24 +214,24 @@ def author_of(deployment: str, rollout_id: str) -> str:
 
 def deployment_id(table: ControlTable) -> str:
     """Return the name of the deployment in its store, made by the first server that asks; raises `StoreUnavailable`."""
-    found = table.read().get(_KEY)
-    if found is None:
+    control = table.read().get(_KEY)
+    if control is None:
         first_wins = -time.time()  # of two that make one at once, the earlier has the larger number
-        found = table.exchange({_KEY: Control(uuid4().hex[:12], first_wins)})[_KEY]
-    assert found.value is not None, "nothing removes it"
-    return found.value
+        control = table.exchange({_KEY: Control(uuid4().hex[:12], first_wins)})[_KEY]
+    assert control.value is not None, "nothing removes it"
+    return control.value
 
 
 def instances_of(addresses: Collection[str]) -> list[str]:
     """Return what Prometheus may call servers at these URLs: HOST:PORT, of this machine by its other names too."""
-    found: set[str] = set()
+    names: set[str] = set()
     for url in addresses:
         host, _, port = url.partition("://")[2].rpartition(":")
         hosts = {host.strip("[]")}
         if host == socket.gethostname():
             hosts |= {"127.0.0.1", "localhost", socket.getfqdn(), *_numbers(host)}
-        found |= {f"[{one}]:{port}" if ":" in one else f"{one}:{port}" for one in hosts}
-    return sorted(found)
+        names |= {f"[{name}]:{port}" if ":" in name else f"{name}:{port}" for name in hosts}
+    return sorted(names)
 
 
 def _numbers(host: str) -> set[str]:
@@ -246,13 +246,13 @@ def matchers_of(labels: Mapping[str, Collection[str]]) -> list[dict[str, object]
 
     A label without a value is not matched: Prometheus may add one of its own. Those of `_ADDED` may also be missing.
     """
-    found: list[dict[str, object]] = []
+    matchers: list[dict[str, object]] = []
     for name, values in labels.items():
         if any(values):
             any_of = "|".join(re.sub(_SPECIAL, r"\\\1", value) for value in sorted(values))
             value = f"({any_of}){'?' if name in _ADDED else ''}"
-            found.append({"name": name, "value": value, "isRegex": True, "isEqual": True})
-    return found
+            matchers.append({"name": name, "value": value, "isRegex": True, "isEqual": True})
+    return matchers
 
 
 def check_alertmanager(url: str) -> None:

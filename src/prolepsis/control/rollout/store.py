@@ -49,7 +49,7 @@ class RolloutStore:
     def states(self) -> Mapping[str, RolloutState]:
         """Return the newest state of every rollout by its id, including rollouts that other replicas kept."""
         with self._database.read() as connection:
-            return {found.key: found.value for found in _STATES.list(connection)}
+            return {document.key: document.value for document in _STATES.list(connection)}
 
     def swap(self, state: RolloutState, events: Sequence[RolloutEvent]) -> bool:
         """Keep a state with the events that led to it, both or neither, if it follows the newest one by one version.
@@ -72,7 +72,7 @@ class RolloutStore:
     def events(self, rollout_id: str) -> Sequence[RolloutEvent]:
         """Return what happened to a rollout, oldest first."""
         with self._database.read() as connection:
-            return [found.value for found in _EVENTS.list(connection, of.begins(f"{rollout_id} "))]
+            return [document.value for document in _EVENTS.list(connection, of.begins(f"{rollout_id} "))]
 
     def keep_evidence(self, evidence: Sequence[Evidence]) -> None:
         """Keep this replica's evidence of some rollouts' stages, in place of its earlier evidence of these rollouts.
@@ -80,12 +80,12 @@ class RolloutStore:
         Evidence of moving windows that replicas kept for the last time before the window is dropped.
         """
         now = self._clock()
-        ours = [StoredDocument(f"{one.rollout_id} {self._replica}", one, now, by=self._replica) for one in evidence]
+        ours = [StoredDocument(f"{item.rollout_id} {self._replica}", item, now, by=self._replica) for item in evidence]
         with self._database.write() as connection:
-            for one in evidence:
-                if isinstance(one, WindowEvidence):
+            for part in evidence:
+                if isinstance(part, WindowEvidence):
                     is_old = of.at < now - MINUTE_S * WINDOW_MINUTES
-                    _BY_REPLICA.remove(connection, of.begins(f"{one.rollout_id} "), is_old)
+                    _BY_REPLICA.remove(connection, of.begins(f"{part.rollout_id} "), is_old)
             _BY_REPLICA.put(connection, ours)
 
     def claim(self, keys: Sequence[UnitKey], again_before: float, now: float) -> frozenset[UnitKey]:
@@ -104,4 +104,4 @@ class RolloutStore:
     def other_evidence(self) -> Sequence[Evidence]:
         """Return the evidence of other replicas, and of earlier starts of this one; of any rollout and any stage."""
         with self._database.read() as connection:
-            return [found.value for found in _BY_REPLICA.list(connection, of.by != self._replica)]
+            return [document.value for document in _BY_REPLICA.list(connection, of.by != self._replica)]

@@ -79,11 +79,11 @@ class Units:
 
     def due(self, now: float) -> Mapping[tuple[str, int, int], Sequence[UnitKey]]:
         """Return the units whose minute is over, by rollout, run and stage."""
-        found: dict[tuple[str, int, int], list[UnitKey]] = {}
+        by_stage: dict[tuple[str, int, int], list[UnitKey]] = {}
         for key, values in self._open.items():
             if now - values.since >= WINDOW_S:
-                found.setdefault(key[:3], []).append(key)
-        return found
+                by_stage.setdefault(key[:3], []).append(key)
+        return by_stage
 
     def take(self, keys: Iterable[UnitKey], now: float) -> list[tuple[UnitKey, UnitValues]]:
         """Return the values of units that are counted from now on."""

@@ -147,9 +147,9 @@ class AdjustedRatio:
             if max(stake * centre, stake * of_control * (ratio * highest - centre)) >= 1.0:
                 return -math.inf
             bet = stake * self._canary
-            total += sum(weight * math.log1p(bet * size * (found - centre)) for size, found, weight in canary)
+            total += sum(weight * math.log1p(bet * size * (score - centre)) for size, score, weight in canary)
             bet = stake * of_control
-            total += sum(weight * math.log1p(bet * size * (centre - ratio * found)) for size, found, weight in control)
+            total += sum(weight * math.log1p(bet * size * (centre - ratio * score)) for size, score, weight in control)
         return total
 
 

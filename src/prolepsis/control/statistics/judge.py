@@ -161,7 +161,7 @@ def judge(
     alphas = {"fail_alpha": levels.fail_alpha(guardrails), "pass_alpha": levels.pass_alpha}
     results = tuple(evaluate(g, evidence.scores_of(g), share, **alphas) for g in guardrails)
     unfit = _unfit(evidence, share, levels, consecutive_error_limit)
-    return Verdict(*_combined(guardrails, [one.outcome for one in results], unfit), results)
+    return Verdict(*_combined(guardrails, [result.outcome for result in results], unfit), results)
 
 
 def outcome_of(
@@ -213,4 +213,4 @@ def _uneven(sizes: Sequence[tuple[int, int]], share: float, alpha: float) -> boo
         num_canary, num_control = num_canary + canary, num_control + control
         evidence.append(log_evidence_against(share, num_canary, num_canary + num_control))
     best = max(evidence, default=-math.inf)
-    return best + math.log(sum(math.exp(one - best) for one in evidence) or 1.0) >= -math.log(alpha)
+    return best + math.log(sum(math.exp(value - best) for value in evidence) or 1.0) >= -math.log(alpha)

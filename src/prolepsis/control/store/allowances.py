@@ -44,8 +44,8 @@ class AllowanceTable:
                 now = self._now(connection)
                 held = ALLOWANCES.list(connection, of.key.in_([*by_name]), hold=True)  # in one order, until the end
                 if len(held) == len(by_name):
-                    leases = {found.key: _leased(found.value, by_name[found.key], now) for found in held}
-                    left = [StoredDocument(one.key, one.value, now + one.value.reset_s(now)) for one in held]
+                    leases = {entry.key: _leased(entry.value, by_name[entry.key], now) for entry in held}
+                    left = [StoredDocument(entry.key, entry.value, now + entry.value.reset_s(now)) for entry in held]
                     ALLOWANCES.put(connection, left)
                     are_full = ALLOWANCES.are(of.at < now - PERIOD_S)
                     free = (
@@ -54,7 +54,7 @@ class AllowanceTable:
                     ALLOWANCES.remove(connection, of.key.in_(free))
                     return {key: leases[allowance_name(*key)] for key in requests}
             with self._database.write() as connection:  # one of its own: who waits for new rows holds no others
-                rates = ((name, by_name[name].per_minute) for name in by_name.keys() - {found.key for found in held})
+                rates = ((name, by_name[name].per_minute) for name in by_name.keys() - {entry.key for entry in held})
                 full = [StoredDocument(name, TokenBucket(rate, rate, now), now) for name, rate in rates]
                 ALLOWANCES.add(connection, full)
 

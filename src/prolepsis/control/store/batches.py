@@ -80,8 +80,8 @@ class BatchTable:
         return True
 
     def get(self, tenant: str, batch_id: str) -> StoredBatch | None:
-        found = self._rows(select(batches).where(batches.c.batch_id == batch_id, batches.c.tenant == tenant))
-        return found[0] if found else None
+        rows = self._rows(select(batches).where(batches.c.batch_id == batch_id, batches.c.tenant == tenant))
+        return rows[0] if rows else None
 
     def newest(self, tenant: str, *, after: str | None, most: int) -> list[StoredBatch]:
         """Return batches of a tenant, the newest first."""
@@ -164,7 +164,7 @@ class BatchTable:
         """
         kept = list[str]()
         with self._database.write() as connection:
-            for line, result in sorted(results, key=lambda one: _place(one[0])):
+            for line, result in sorted(results, key=lambda pair: _place(pair[0])):
                 settle = update(batch_lines).where(_leased(line)).values(result.row)
                 kept += [result.state] * connection.execute(settle).rowcount
         return kept

@@ -34,10 +34,10 @@ def configured_database(given: str | None, options: Mapping[str, object] | None 
 def ready_database(given: str | None, options: Mapping[str, object] | None = None) -> Iterator[Database]:
     """Open the database; raises `ConfigError` unless it has the schema of this version."""
     with configured_database(given, options) as database:
-        found = revision(database)
-        if found is None:
+        schema = revision(database)
+        if schema is None:
             raise ConfigError(f"there is no store at {database.name}; `prolepsis serve` creates it", param="store")
-        if found != NEWEST:
-            message = f"store {database.name} has the older schema {found}; `prolepsis store upgrade` upgrades it"
+        if schema != NEWEST:
+            message = f"store {database.name} has the older schema {schema}; `prolepsis store upgrade` upgrades it"
             raise ConfigError(message, param="store")
         yield database

@@ -66,8 +66,8 @@ class ControlTable:
         """
         if not changes or not self._refusal(changes):
             return {}
-        found = {key: self._refusal({key: control}) for key, control in changes.items()}
-        return {key: error for key, error in found.items() if error}
+        refusals = {key: self._refusal({key: control}) for key, control in changes.items()}
+        return {key: error for key, error in refusals.items() if error}
 
     def _refusal(self, changes: Mapping[ControlKey, Control]) -> str:
         """Write the changes; return the kind of the error where their content is the reason of a failure, else ""."""
@@ -86,7 +86,7 @@ class ControlTable:
     def read(self) -> dict[ControlKey, Control]:
         """Return all controls, removed ones included."""
         with self._database.read() as connection:
-            return {found.key: found.value for found in _CONTROLS.list(connection)}
+            return {document.key: document.value for document in _CONTROLS.list(connection)}
 
 
 def control_key(kind: str, name: str) -> ControlKey:

@@ -256,8 +256,8 @@ def _sqlite_in_memory(content: bytes) -> Engine:
             connection.deserialize(content)
         return connection
 
-    one = {"poolclass": QueuePool, "pool_size": 1, "max_overflow": 0, "pool_timeout": LOCK_WAIT_S}
-    return _beginning(create_engine("sqlite://", creator=connect, hide_parameters=True, **one))
+    pool = {"poolclass": QueuePool, "pool_size": 1, "max_overflow": 0, "pool_timeout": LOCK_WAIT_S}
+    return _beginning(create_engine("sqlite://", creator=connect, hide_parameters=True, **pool))
 
 
 def _beginning(engine: Engine) -> Engine:

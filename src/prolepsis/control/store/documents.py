@@ -107,10 +107,10 @@ class Documents(Generic[Value]):
 
     def are(self, *which: Condition) -> Condition:
         """Return the condition that rows of the table are of this kind, and what is given besides."""
-        found = documents.c.kind == self._kind
+        where = documents.c.kind == self._kind
         for condition in which:
-            found &= condition
-        return found
+            where &= condition
+        return where
 
     def _written(
         self, connection: Connection, statement: Insert, given: Iterable[StoredDocument[Value]]
@@ -122,13 +122,13 @@ class Documents(Generic[Value]):
         return [
             {
                 "kind": self._kind,
-                "key": one.key,
-                "value": self._write(one.value),
-                "at": one.at,
-                "version": one.version,
-                "by": one.by,
+                "key": document.key,
+                "value": self._write(document.value),
+                "at": document.at,
+                "version": document.version,
+                "by": document.by,
             }
-            for one in sorted(given, key=attrgetter("key"))
+            for document in sorted(given, key=attrgetter("key"))
         ]
 
 

@@ -31,8 +31,8 @@ class LearnedTable:
     def read(self) -> Mapping[Place, str]:
         """Return all texts, the last written last."""
         with self._database.read() as connection:
-            found = _LEARNED.list(connection, order=of.at)
-        written: dict[Place, tuple[str, float]] = {tuple(json.loads(one.key)): (one.value, one.at) for one in found}
+            rows = _LEARNED.list(connection, order=of.at)
+        written: dict[Place, tuple[str, float]] = {tuple(json.loads(row.key)): (row.value, row.at) for row in rows}
         self._written |= written
         return {place: text for place, (text, _) in written.items()}
 

@@ -55,26 +55,26 @@ def revision(database: Database) -> str | None:
     if database.file is not None and not database.file.exists():
         return None
     with database.read() as connection:
-        found = _revision(connection)
-    _check_known(found, database)
-    return found
+        schema = _revision(connection)
+    _check_known(schema, database)
+    return schema
 
 
 def _revision(connection: Connection) -> str | None:
     if not inspect(connection).has_table("alembic_version"):
         return None
-    found: str | None = connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
-    return found
+    schema: str | None = connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
+    return schema
 
 
-def _check_known(found: str | None, database: Database) -> None:
-    if found in (None, NEWEST):
+def _check_known(schema: str | None, database: Database) -> None:
+    if schema in (None, NEWEST):
         return
     from alembic.script import ScriptDirectory
 
     known = {script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()}
-    if found not in known:
-        given = f"store {database.name} has schema {found} of another version"
+    if schema not in known:
+        given = f"store {database.name} has schema {schema} of another version"
         raise ConfigError(f"{given}; this one knows {', '.join(sorted(known))}: name another database", param="store")
 
 

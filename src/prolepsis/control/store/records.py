@@ -71,13 +71,13 @@ class RequestRetry(QueueItem):
     @classmethod
     def write(cls, connection: Connection, items: Sequence[Self]) -> None:
         """Write retries; a batch with an unknown outcome can be repeated."""
-        found = {
+        retried = {
             f"{_digest(name)} {item.answer_id}": item
             for item in items
             for name in (item.http_request_id, item.trace_id)
             if name
         }
-        rows = [StoredDocument(key, item.answer_id, item.retried_at, by=item.tenant) for key, item in found.items()]
+        rows = [StoredDocument(key, item.answer_id, item.retried_at, by=item.tenant) for key, item in retried.items()]
         _RETRIES.put(connection, rows)
 
 

@@ -100,16 +100,16 @@ class ResponseTable:
 
         Raises `InvalidParameter` where they have more bytes.
         """
-        found, size = list[StoredResponse](), 0
+        turns, size = list[StoredResponse](), 0
         with self._database.read() as connection:
             while row := connection.execute(select(responses).where(_there(tenant, response_id))).mappings().first():
                 size += len(row["input"]) + len(row["document"])
                 if size > most_bytes:
                     message = f"The conversation has more than {most_bytes} bytes; allowed: fewer."
                     raise InvalidParameter(message, param="previous_response_id")
-                found.append(_response(row))
+                turns.append(_response(row))
                 response_id = row["previous_id"]
-        return found[::-1]
+        return turns[::-1]
 
     def events(self, tenant: str, response_id: str, after: int, most: int = 500) -> tuple[str | None, list[str]]:
         """Return the status of a response, None without one, and the next events behind a sequence number.
@@ -133,12 +133,12 @@ class ResponseTable:
         held = set[str]()
         with self._database.write() as connection:
             until = self._now(connection) + LEASE_S
-            for one in sorted(news, key=lambda one: one.response_id):  # in one order for all replicas
-                shown = _shown(one.document) if one.document else {}
-                values = {**shown, "num_bytes": one.num_bytes, "leased_until": until}
-                if connection.execute(update(responses).where(_running(one.response_id)).values(values)).rowcount:
-                    _add_events(connection, one.response_id, one.events)
-                    held.add(one.response_id)
+            for item in sorted(news, key=lambda row: row.response_id):  # in one order for all replicas
+                shown = _shown(item.document) if item.document else {}
+                values = {**shown, "num_bytes": item.num_bytes, "leased_until": until}
+                if connection.execute(update(responses).where(_running(item.response_id)).values(values)).rowcount:
+                    _add_events(connection, item.response_id, item.events)
+                    held.add(item.response_id)
         return held
 
     def cancel(self, tenant: str, response_id: str) -> StoredResponse | None:

@@ -82,8 +82,8 @@ class FileTable:
 
     def get(self, tenant: str, file_id: str) -> TenantFile | None:
         """Return a file that has not expired."""
-        found = self._rows(_there(tenant).where(files.c.file_id == file_id))
-        return found[0] if found else None
+        rows = self._rows(_there(tenant).where(files.c.file_id == file_id))
+        return rows[0] if rows else None
 
     def newest(
         self, tenant: str, *, purpose: str | None, after: str | None, most: int, ascending: bool = False
@@ -112,8 +112,8 @@ class FileTable:
         of = batches.c
         query = select(of.batch_id).where(of.input_file_id == file_id, of.status.in_(RUNNING)).limit(1)
         with self._database.read() as connection:
-            found: str | None = connection.scalar(query)
-        return found
+            user: str | None = connection.scalar(query)
+        return user
 
     def bytes_of(self, file_id: str, start: int, length: int) -> bytes:
         """Return a piece of an uploaded file."""

@@ -91,22 +91,22 @@ class RecentFeature(Feature):
         """Return so many requests, those that `order` names first."""
         newest = list(self.requests)[::-1]
         if order == "slowest":
-            newest.sort(key=lambda one: -_number(one.record["total_s"]))
+            newest.sort(key=lambda request: -_number(request.record["total_s"]))
         if order == "least_accepted":
-            newest = [one for one in newest if one.record["num_draft_tokens"]]
+            newest = [request for request in newest if request.record["num_draft_tokens"]]
             newest.sort(key=_acceptance)
         return newest[:last]
 
     def named(self, names: Set[object]) -> list[RecentRequest]:
         """Return the requests that are called so, the oldest first."""
-        return [one for one in self.requests if not names.isdisjoint(one.names)]
+        return [request for request in self.requests if not names.isdisjoint(request.names)]
 
 
 def bounded(requests: Sequence[RecentRequest]) -> RecentReply:
     """Return the requests with rounds as long as there is room for them."""
-    totals = accumulate(len(one.rounds) for one in requests)
+    totals = accumulate(len(request.rounds) for request in requests)
     num_whole = sum(total <= MAX_LISTED_ROUNDS for total in totals)
-    bare = [replace(one, rounds=[]) for one in requests[num_whole:]]
+    bare = [replace(request, rounds=[]) for request in requests[num_whole:]]
     return RecentReply([*requests[:num_whole], *bare], len(bare))
 
 
@@ -116,8 +116,8 @@ def _recent(ended: RequestEnded, prompt: PromptEnded) -> RecentRequest:
     return RecentRequest(record, dict(prompt.stats.plain_steps), list(prompt.stats.rounds), stages)
 
 
-def _acceptance(one: RecentRequest) -> float:
-    return _number(one.record["num_accepted"]) / _number(one.record["num_draft_tokens"])
+def _acceptance(request: RecentRequest) -> float:
+    return _number(request.record["num_accepted"]) / _number(request.record["num_draft_tokens"])
 
 
 def _number(value: object) -> float:

@@ -108,21 +108,21 @@ class ServiceLevel:
 
     def reply(self, now: float) -> ServiceReply:
         """Return the figures of the last five minutes, and what of the last hour is missed."""
-        times = [one for one in self._times if one.at > now - LATELY_S]
-        ends: Counter[End] = sum((one.ends for one in self._since(now - LATELY_S)), Counter())
+        times = [timing for timing in self._times if timing.at > now - LATELY_S]
+        ends: Counter[End] = sum((span.ends for span in self._since(now - LATELY_S)), Counter())
         return ServiceReply(
             ends=dict(ends),
             num_judged=ends["finished"] + sum(ends[end] for end in FAILED),
             num_failed=sum(ends[end] for end in FAILED),
-            first_token_s=_middle_and_most([one.first_token_s for one in times]),
-            per_token_s=_middle_and_most([one.per_token_s for one in times]),
-            total_s=_middle_and_most([one.total_s for one in times]),
+            first_token_s=_middle_and_most([timing.first_token_s for timing in times]),
+            per_token_s=_middle_and_most([timing.per_token_s for timing in times]),
+            total_s=_middle_and_most([timing.total_s for timing in times]),
             missed=list(self._missed(now)),
         )
 
     def _missed(self, now: float) -> Iterator[Missed]:
         lately, long = self._judged(now - LATELY_S), self._judged(now - LONG_S)
-        for goal, tier in sorted({(goal, tier) for goal, tier, _ in lately}, key=lambda one: (one[0].alert, one[1])):
+        for goal, tier in sorted({(goal, tier) for goal, tier, _ in lately}, key=lambda pair: (pair[0].alert, pair[1])):
             num_missed, num = lately[goal, tier, True], lately[goal, tier, True] + lately[goal, tier, False]
             limit = BURNS * goal.budget
             if num_missed <= limit * num:
@@ -139,12 +139,12 @@ class ServiceLevel:
             )
 
     def _judged(self, since: float) -> Counter[tuple[Goal, str, bool]]:
-        return sum((one.judged for one in self._since(since)), Counter())
+        return sum((span.judged for span in self._since(since)), Counter())
 
     def _since(self, at: float) -> list[_ServiceSpan]:
-        return [one for one in self._spans if one.at > at]
+        return [span for span in self._spans if span.at > at]
 
 
 def _middle_and_most(seconds: list[float | None]) -> list[float | None]:
-    known = [one for one in seconds if one is not None]
+    known = [value for value in seconds if value is not None]
     return [percentile(known, level) for level in (0.5, 0.95)]

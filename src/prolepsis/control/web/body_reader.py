@@ -168,14 +168,14 @@ class _Field:
 
 @cache
 def _fields(kind: type[Body]) -> Mapping[str, _Field]:
-    found = {}
+    fields = {}
     for name, info in kind.model_fields.items():
         leaves = [leaf for part in (info.annotation, *info.metadata) for leaf in _leaves(part)]
         bodies = tuple(leaf for leaf in leaves if isinstance(leaf, type) and issubclass(leaf, Body))
         served = next((frozenset(leaf.names) for leaf in leaves if isinstance(leaf, Served)), None)
         has_effect = not any(isinstance(leaf, NoEffect) for leaf in leaves)
-        found[info.alias or name] = _Field(bodies, served, not info.is_required(), has_effect)
-    return found
+        fields[info.alias or name] = _Field(bodies, served, not info.is_required(), has_effect)
+    return fields
 
 
 def _leaves(annotation: object) -> Iterator[object]:
@@ -267,6 +267,6 @@ def _unknown_field(name: str, param: str, names: Sequence[str]) -> RequestRefuse
         return RequestRefused(f"Unknown parameter: '{param}'; {hint}", code="unknown_parameter", param=param)
     neutral, use = FOREIGN_FIELDS[name].asks_nothing, replacement(name, names)
     allowed = f"; allowed: {', '.join(map(shown_value, neutral))} or null" if neutral else ""
-    other = f"; use '{use}'" if use else ""
-    message = f"Unsupported parameter: '{param}' is not supported by this server{allowed}{other}."
+    advice = f"; use '{use}'" if use else ""
+    message = f"Unsupported parameter: '{param}' is not supported by this server{allowed}{advice}."
     return RequestRefused(message, code="unsupported_parameter", param=param)

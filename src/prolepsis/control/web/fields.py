@@ -98,7 +98,7 @@ def _prompts(value: object) -> object:
     """Read one prompt or several, each a string or a list of token ids, as a list of prompts."""
     if isinstance(value, str) or _are_tokens(value):
         return [value]
-    if isinstance(value, list) and all(isinstance(one, str) or _are_tokens(one) for one in value):
+    if isinstance(value, list) and all(isinstance(item, str) or _are_tokens(item) for item in value):
         if len(value) > MAX_PROMPTS:
             raise ValueError(f"{len(value)} prompts given; allowed: at most {MAX_PROMPTS} a request")
         return value

@@ -27,9 +27,9 @@ class ForeignField:
 
     def is_neutral(self, value: object) -> bool:
         if isinstance(value, dict):
-            value = {name: one for name, one in value.items() if one is not None}
-        same_kind = (one for one in self.asks_nothing if isinstance(one, bool) == isinstance(value, bool))
-        return value in (None, "", []) or any(value == one for one in same_kind)
+            value = {name: item for name, item in value.items() if item is not None}
+        same_kind = (neutral for neutral in self.asks_nothing if isinstance(neutral, bool) == isinstance(value, bool))
+        return value in (None, "", []) or any(value == neutral for neutral in same_kind)
 
 
 _Rows = tuple[tuple[tuple[object, ...], str], ...]
@@ -124,7 +124,7 @@ def replacement(name: str, known: Iterable[str]) -> str | None:
     """Return the field of `known` that means the same as a foreign one, or that an unknown name misspells."""
     if name in FOREIGN_FIELDS:
         fields = set(known)
-        return next((one for one in FOREIGN_FIELDS[name].instead if one in fields), None)
+        return next((instead for instead in FOREIGN_FIELDS[name].instead if instead in fields), None)
     return next(iter(get_close_matches(name[:_MOST_CHARACTERS], list(known), n=1, cutoff=0.7)), None)
 
 

@@ -85,14 +85,14 @@ def _decoder(request: Request, most_bytes: int) -> Callable[[bytes], bytes]:
 
     def decoded(part: bytes) -> bytes:
         try:
-            found = stream.decompress(part, most_bytes + 1)
+            content = stream.decompress(part, most_bytes + 1)
         except zlib.error as error:
             raise RequestRefused(f"The request body is not valid gzip: {error}.", code="invalid_gzip") from None
         if stream.unused_data:
             raise RequestRefused("The request body has bytes behind the end of its gzip stream.", code="invalid_gzip")
         if not part and not stream.eof:  # the server's sign of the end
             raise RequestRefused("The request body ends inside its gzip stream.", code="invalid_gzip")
-        return found
+        return content
 
     return decoded
 

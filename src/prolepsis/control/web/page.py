@@ -91,10 +91,10 @@ class Visit:
 
     async def document(self, resource: Resource) -> Section[Any]:
         """Return a resource as JSON."""
-        found: Section[Any] = await self.section(object, resource.path)
-        if found.value is None:
-            return found
-        return Section(resource.show(as_json(self.admin["GET", resource.path], found.value)))
+        section: Section[Any] = await self.section(object, resource.path)
+        if section.value is None:
+            return section
+        return Section(resource.show(as_json(self.admin["GET", resource.path], section.value)))
 
     async def ask(self, kind: type[T], path: str, body: Mapping[str, object]) -> T:
         """Return what an admin route replies to a body; for routes that answer and change nothing."""

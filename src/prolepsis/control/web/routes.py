@@ -83,7 +83,7 @@ class Route(APIRoute):
         self.error_shape = errors
         self.most_bytes: int | None = None
         """Largest body, where it is not that of all routes."""
-        calls: list[object] = [one.call for one in self.dependant.dependencies]
+        calls: list[object] = [dependency.call for dependency in self.dependant.dependencies]
         readers = [call for call in calls if isinstance(call, Reader)]
         self.bodies = [reader.kind for reader in readers if isinstance(reader, BodyReader)]
         self.taken = [reader.kind for reader in readers if isinstance(reader, BodyReader | QueryReader)]

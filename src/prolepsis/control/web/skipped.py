@@ -43,16 +43,16 @@ class Skipped:
     @property
     def all(self) -> list[SkippedItem]:
         """The items, the first to fail first."""
-        return sorted(self._items.values(), key=lambda one: one.since)
+        return sorted(self._items.values(), key=lambda item: item.since)
 
     def error_of(self, kind: str, item: str) -> str | None:
-        found = self._items.get((kind, item))
-        return found.error if found else None
+        skipped = self._items.get((kind, item))
+        return skipped.error if skipped else None
 
     def due(self, kind: str, items: Iterable[T], name: Callable[[T], str]) -> list[T]:
         """Return the items of a kind without those that wait; what is no longer among them is forgotten."""
         given, now = {(kind, name(item)): item for item in items}, self._clock()
-        self._items = {key: one for key, one in self._items.items() if key[0] != kind or key in given}
+        self._items = {key: item for key, item in self._items.items() if key[0] != kind or key in given}
         return [item for key, item in given.items() if key not in self._items or self._items[key].due <= now]
 
     @contextmanager
@@ -108,6 +108,6 @@ class SkippedFeature(Feature):
         return self._skipped.all
 
     async def tick(self) -> None:
-        counts = Counter(one.kind for one in self._skipped.all)
+        counts = Counter(item.kind for item in self._skipped.all)
         for kind in KINDS:
             self._gauge.labels(kind).set(counts[kind])

@@ -48,7 +48,7 @@ def take_profile(config: EngineConfig, *, fresh: bool) -> Profile:
 
     loaded = load_model(config)
     rounding = loaded.model.info.computation
-    measured = {one.computation: one for one in measured_quality(resolve(config.model, config.model_dir))}
+    measured = {quality.computation: quality for quality in measured_quality(resolve(config.model, config.model_dir))}
     note(f"{loaded.model.info.forward}: checking row invariance, measuring passes")
     threads = config.threads or default_threads()
     build = build_of(loaded.model)

@@ -98,10 +98,10 @@ class DraftCandidate:
         The merged tree has estimates of its own, which know whether its parts agree. It contains each part, so nothing
         is lost: the window cuts the nodes that do not pay.
         """
-        other = self.best
+        best = self.best
         scored = self.compete(draft, board, token_cost)
-        if scored is not None and other is not None:
-            union = merge(other, scored, self.limit)
+        if scored is not None and best is not None:
+            union = merge(best, scored, self.limit)
             if union.tokens:
                 self.best = self._scored(union, board, token_cost)
 

@@ -129,13 +129,13 @@ class ProposerSet:
         """
         assert proposer is None or proposer.name == name, "a proposer is exchanged for one of its name"
         self._removed.update({old.name: old for old in self.contained if old.name == name})
-        self.contained = [other for other in self.contained if other.name != name]
+        self.contained = [known for known in self.contained if known.name != name]
         for forgotten in (name, MERGED):
             self._board.acceptance.forget(forgotten)
             self._board.forget(forgotten)
         self.ledger.exchange(name)
         self._kept.clear()
-        self.names = tuple(other for other in self.names if other != name)
+        self.names = tuple(kept for kept in self.names if kept != name)
         if proposer is not None:
             contained = self._contain(proposer)
             assert not contained.free, "a free proposer is asked before the others"

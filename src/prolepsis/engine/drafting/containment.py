@@ -108,10 +108,10 @@ class ContainedProposer:
 
         The arguments are those of `Proposer.propose_trees`.
         """
-        asked = list(zip(sequences, depths, limits or depths, strict=True))
+        rows = list(zip(sequences, depths, limits or depths, strict=True))
         started = self._clock()
         call = self._watch.enter(self, sequences)
-        drafts = self._ask(asked, threshold, call)
+        drafts = self._ask(rows, threshold, call)
         self._watch.leave(call)
         self.seconds += self._clock() - started
         return drafts
@@ -141,21 +141,21 @@ class ContainedProposer:
     def memory(self) -> ProposerMemory:
         return self._proposer.memory()
 
-    def _ask(self, asked: Sequence[_Asked], threshold: float, call: WatchedCall | None) -> list[Draft | None]:
+    def _ask(self, rows: Sequence[_Asked], threshold: float, call: WatchedCall | None) -> list[Draft | None]:
         try:
-            sequences, depths, limits = zip(*asked, strict=True)
+            sequences, depths, limits = zip(*rows, strict=True)
             drafts = list(self._proposer.propose_trees(sequences, depths, limits, threshold))
             drafts = drafts if self.fault is None else list(self.fault(drafts))
-            if len(drafts) != len(asked):
-                raise ValueError(f"{len(drafts)} drafts for {len(asked)} sequences")
+            if len(drafts) != len(rows):
+                raise ValueError(f"{len(drafts)} drafts for {len(rows)} sequences")
         except Exception as error:  # contained: a proposer costs speed, never a request
             self._end_if_overdue(call)
-            if len(asked) > 1:
-                return [draft for each in asked for draft in self._ask([each], threshold, call)]
-            self._fail(asked[0][0], f"propose: {error!r}")
+            if len(rows) > 1:
+                return [draft for each in rows for draft in self._ask([each], threshold, call)]
+            self._fail(rows[0][0], f"propose: {error!r}")
             return [None]
         self._end_if_overdue(call)
-        checked = [self._checked(draft, *each) for draft, each in zip(drafts, asked, strict=True)]
+        checked = [self._checked(draft, *each) for draft, each in zip(drafts, rows, strict=True)]
         if any(draft is not None for draft in checked):
             self._failed_in_row = 0
         return checked

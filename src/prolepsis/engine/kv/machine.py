@@ -65,13 +65,13 @@ def host_memory(root: Path = Path("/")) -> FreeMemory:
 def limited_memory(root: Path = Path("/")) -> FreeMemory | None:
     """Return what the tightest limit of this process leaves; None if it has none, or what it uses is not known."""
     held = _kib(root / "proc/self/status", "RssAnon") or 0
-    found = [
+    memories = [
         FreeMemory(place, max(0, limit - used), held)
         for kind, key, place in _LIMITS
         if (limit := resource.getrlimit(kind)[0]) != resource.RLIM_INFINITY
         and (used := _kib(root / "proc/self/status", key)) is not None
     ]
-    return min(found, key=lambda memory: memory.free, default=None)
+    return min(memories, key=lambda memory: memory.free, default=None)
 
 
 def _cgroups_free(root: Path) -> Iterator[int]:

@@ -38,7 +38,7 @@ class DraftModelEntry:
 
 def list_draft_models(root: Path | None = None) -> list[DraftModelEntry]:
     """Return the installed draft models by name; broken ones are logged and left out."""
-    found: list[DraftModelEntry] = []
+    entries: list[DraftModelEntry] = []
     for folder in sorted(open_store(root).root.glob("[!.]*/")):
         try:
             provenance = provenance_of(folder)
@@ -46,8 +46,8 @@ def list_draft_models(root: Path | None = None) -> list[DraftModelEntry]:
             log.warning("draft_model_unreadable", folder=str(folder), reason=str(error))
             continue
         if provenance is not None:
-            found.append(DraftModelEntry(folder.name.replace("--", "/"), folder, provenance))
-    return found
+            entries.append(DraftModelEntry(folder.name.replace("--", "/"), folder, provenance))
+    return entries
 
 
 def warn_of_other_target(name: str, target: LoadedModel, root: Path | None = None) -> None:

@@ -104,11 +104,11 @@ def _granite_fields(file: "GgufFile", _: Fields) -> Fields:
 def _phi3_fields(file: "GgufFile", fields: Fields) -> Fields:
     size, factors = file.optional_size("rope.dimension_count") or file.head_dim, _PHI3.gguf_factors
     rope = {**cast(Fields, fields["rope_parameters"]), "partial_rotary_factor": size / file.head_dim}
-    found: Fields = {"sliding_window": file.optional_size("attention.sliding_window") or None, "rope_parameters": rope}
+    values: Fields = {"sliding_window": file.optional_size("attention.sliding_window") or None, "rope_parameters": rope}
     if present := factors & file.tensors.keys():
         if missing := factors - present:
             raise ModelLoadError(f"{file.path} has {min(present)} but not {min(missing)}")
-        found["original_max_position_embeddings"] = original = file.size("rope.scaling.original_context_length")
+        values["original_max_position_embeddings"] = original = file.size("rope.scaling.original_context_length")
         rope |= {
             "rope_type": "longrope",
             "short_factor": file.load("rope_factors_short.weight").tolist(),
@@ -117,7 +117,7 @@ def _phi3_fields(file: "GgufFile", fields: Fields) -> Fields:
         }
         if factor := file.number("rope.scaling.attn_factor", 0.0):
             rope["attention_factor"] = factor
-    return found
+    return values
 
 
 def _gemma_score_size(file: "GgufFile", layers_of_27b: int) -> int:

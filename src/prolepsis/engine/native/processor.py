@@ -51,13 +51,13 @@ def _fact(name: str) -> str:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
         return ""
-    found = (line.partition(":") for line in text.splitlines())
-    return next((value.strip() for key, _, value in found if key.strip() == name), "")
+    facts = (line.partition(":") for line in text.splitlines())
+    return next((value.strip() for key, _, value in facts if key.strip() == name), "")
 
 
 def instruction_sets(flags: frozenset[str]) -> tuple[InstructionSet, ...]:
     """Return the supported instruction sets among `flags`, the fastest first."""
-    return tuple(found for found in FASTEST_FIRST if found.needs <= flags)
+    return tuple(instruction_set for instruction_set in FASTEST_FIRST if instruction_set.needs <= flags)
 
 
 def describe_missing() -> str:

@@ -133,8 +133,8 @@ class Sampler:
     def below_infinity(self, logits: Tensor, at: Sequence[int]) -> list[bool]:
         """Return of the rows `at` of logits [R, V] float32 whether all their values are numbers below infinity."""
         if (kernel := self._kernel_for(logits)) is not None:
-            found: list[bool] = kernel.below_infinity(logits.data_ptr(), logits.stride(0), self.vocab_size, at)
-            return found
+            are_below: list[bool] = kernel.below_infinity(logits.data_ptr(), logits.stride(0), self.vocab_size, at)
+            return are_below
         return [bool(below) for below in (logits[list(at)] < torch.inf).all(-1).tolist()]
 
     def pick(

@@ -50,7 +50,7 @@ class ChatTemplate:
         """
         values: dict[str, object] = {**self._special_tokens, "documents": None, **(variables or {})}
         values |= {
-            "messages": [_with_thinking(one) for one in messages],
+            "messages": [_with_thinking(message) for message in messages],
             "add_generation_prompt": add_generation_prompt,
             "tools": tools,
         }
@@ -125,7 +125,7 @@ class _Environment(ImmutableSandboxedEnvironment):
             extensions=[loopcontrols, _GenerationTag],
             finalize=lambda value: joined((value,)),
         )
-        self.filters = {name: _tracing(one) for name, one in {**self.filters, "tojson": _to_json}.items()}
+        self.filters = {name: _tracing(function) for name, function in {**self.filters, "tojson": _to_json}.items()}
         self.globals["raise_exception"] = _raise
         self.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
 
@@ -143,7 +143,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 def _tracing(work: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(work)
     def traced(*args: Any, **kwargs: Any) -> Any:
-        args = tuple(list(one) if isinstance(one, GeneratorType) else one for one in args)
+        args = tuple(list(arg) if isinstance(arg, GeneratorType) else arg for arg in args)
         return _traced(work(*args, **kwargs), args, kwargs)
 
     return traced
@@ -153,8 +153,8 @@ def _traced(result: Any, *sources: object) -> Any:
     """Return a text, or a list of texts, that was made of `sources`."""
     if isinstance(result, str):
         return made_of(result, *sources)
-    if isinstance(result, list | tuple) and any(isinstance(one, str) for one in result):
-        return type(result)(made_of(one, *sources) if isinstance(one, str) else one for one in result)
+    if isinstance(result, list | tuple) and any(isinstance(item, str) for item in result):
+        return type(result)(made_of(item, *sources) if isinstance(item, str) else item for item in result)
     return result
 
 

@@ -58,26 +58,26 @@ class ControlTokens:
     def encode(self, text: GivenText, *, add_special_tokens: bool) -> list[int]:
         """Return the ids of `text`, where only what holds no given character is a control token."""
         encoding = _encoding(self._backend, text, add_special_tokens=add_special_tokens)
-        found = self._found(text, encoding)
-        written = [one for one in found if not text.holds_given(one.start, one.end)]
-        if written == found:
+        tokens = self._found(text, encoding)
+        written = [token for token in tokens if not text.holds_given(token.start, token.end)]
+        if written == tokens:
             return encoding.ids
         renamed, parts, end, source = self._renamed, list[str](), 0, plain(text)
-        for one in written:
-            parts += (source[end : one.start], renamed.names[one.token])
-            end = one.end
+        for control in written:
+            parts += (source[end : control.start], renamed.names[control.token])
+            end = control.end
         source = "".join([*parts, source[end:]])
         encoding = _encoding(renamed.backend, source, add_special_tokens=add_special_tokens)
         words = {  # models of some tokenizers know control tokens as words
-            one.index: [token.id for char in self._texts[one.token] for token in self._backend.model.tokenize(char)]
-            for one in self._found(source, encoding)
+            mark.index: [token.id for char in self._texts[mark.token] for token in self._backend.model.tokenize(char)]
+            for mark in self._found(source, encoding)
         }
         ids = [renamed.ids.get(token, token) for token in encoding.ids]
         return [token for i, single in enumerate(ids) for token in words.get(i, (single,))]
 
     def _found(self, text: str, encoding: Encoding) -> list[_FoundToken]:
         """Return the control tokens that `text` spells, without the white space that some of them take in."""
-        found: list[_FoundToken] = []
+        tokens: list[_FoundToken] = []
         for index, token in enumerate(encoding.ids):
             place = encoding.token_to_chars(index) if token in self._texts else None
             if place is None:
@@ -85,10 +85,10 @@ class ControlTokens:
             (start, end), content = place, self._texts[token]
             inner = text.find(content, start, end)
             if inner >= 0:
-                found.append(_FoundToken(index, token, inner, inner + len(content)))
+                tokens.append(_FoundToken(index, token, inner, inner + len(content)))
             elif self._normalised(content) in self._normalised(text[start:end]):  # else it stands for unknown text
-                found.append(_FoundToken(index, token, start, end))
-        return found
+                tokens.append(_FoundToken(index, token, start, end))
+        return tokens
 
     def _normalised(self, text: str) -> str:
         normalizer = self._backend.normalizer
@@ -102,10 +102,10 @@ class ControlTokens:
         backend.post_processor = original.post_processor
         added = original.get_added_tokens_decoder()
         names = {token: f"\ufdd0{secret} {token}\ufdd1" for token in self._texts}
-        kept = [one for token, one in added.items() if token not in names]
+        kept = [entry for token, entry in added.items() if token not in names]
         new = [AddedToken(names[i], lstrip=added[i].lstrip, rstrip=added[i].rstrip, normalized=False) for i in names]
         backend.add_tokens([*kept, *new])
-        originals = {names.get(token, one.content): token for token, one in added.items()}
+        originals = {names.get(token, entry.content): token for token, entry in added.items()}
         return _RenamedTokenizer(
-            backend, names, {i: originals[one.content] for i, one in backend.get_added_tokens_decoder().items()}
+            backend, names, {i: originals[entry.content] for i, entry in backend.get_added_tokens_decoder().items()}
         )

@@ -223,6 +223,6 @@ class ModelTokenizer:
             return hashlib.sha256(f"{self._digest}{self.chat_template}{rules}".encode()).hexdigest()
         state = json.loads(self._backend.to_str())
         as_text = self._parts.as_text
-        added = [one | {"special": one["special"] or one["content"] in as_text} for one in state["added_tokens"]]
+        added = [row | {"special": row["special"] or row["content"] in as_text} for row in state["added_tokens"]]
         parts = [sorted(self.vocab.items()), state["model"].get("merges"), added, self.chat_template, rules]
         return hashlib.sha256(json.dumps(parts, ensure_ascii=False).encode()).hexdigest()

@@ -31,13 +31,13 @@ def named_ends(special: Mapping[str, int], others: Mapping[str, int]) -> tuple[i
     `special`: its control tokens with their ids; `others`: its further added tokens.
     """
     added = {**others, **special}
-    found = [
+    ends = [
         token
         for text, token in added.items()
         if text in _OF_ANY_KIND or (text in _IF_SPECIAL and text in special)
         if added.keys().isdisjoint(_ENDS_OF_MESSAGES.get(text, ()))
     ]
-    return tuple(sorted(found))
+    return tuple(sorted(ends))
 
 
 class FillMarks(NamedTuple):

@@ -59,34 +59,34 @@ class FittingTemplate:
         """Return the prompt text of `messages`; raises `InvalidParameter` if the template refuses them."""
         if tools and self._needs.descriptions:
             given = ((tool, cast(Mapping[str, object], tool["function"])) for tool in tools)
-            tools = [{**tool, "function": {"name": one["name"], "description": "", **one}} for tool, one in given]
+            tools = [{**tool, "function": {"name": func["name"], "description": "", **func}} for tool, func in given]
         return self._template.render(
             fitted(messages, self._needs), add_generation_prompt=add_generation_prompt, tools=tools, variables=variables
         )
 
     def shows_role(self, role: str) -> bool:
-        asked = [{"role": "user", "content": _ASKED}, {"role": role, "content": _VALUE}]
-        return _shows(self._template, fitted(asked, self._needs), _ASKED, _VALUE)
+        messages = [{"role": "user", "content": _ASKED}, {"role": role, "content": _VALUE}]
+        return _shows(self._template, fitted(messages, self._needs), _ASKED, _VALUE)
 
 
 def needs_of(template: ChatTemplate) -> TemplateNeeds:
     """Return what `template` takes; what it can show in no form counts as no need."""
-    user: Message = {"role": "user", "content": _ASKED}
-    parts = not _shows(template, [user], _ASKED) and _shows(template, [_in_parts(user)], _ASKED)
+    plain: Message = {"role": "user", "content": _ASKED}
+    parts = not _shows(template, [plain], _ASKED) and _shows(template, [_in_parts(plain)], _ASKED)
     system: Message = {"role": "system", "content": _SYSTEM}
     other: Message = {"role": "user", "content": _OTHER}
-    asked, system, other = (_in_parts(one) if parts else one for one in (user, system, other))
-    takes_user, takes_system = _shows(template, [asked], _ASKED), _shows(template, [system, asked], _SYSTEM, _ASKED)
+    user, system, other = (_in_parts(message) if parts else message for message in (plain, system, other))
+    takes_user, takes_system = _shows(template, [user], _ASKED), _shows(template, [system, user], _SYSTEM, _ASKED)
     forms: list[tuple[bool, str | None]] = [(False, ""), (False, None), (True, ""), (True, None)]
-    as_text, content = next((one for one in forms if _shows_call(template, asked, one[1], as_text=one[0])), forms[0])
+    as_text, content = next((form for form in forms if _shows_call(template, user, form[1], as_text=form[0])), forms[0])
     return TemplateNeeds(
         no_system=takes_user and not takes_system,
-        one_system=takes_system and not _shows(template, [system, {**other, "role": "system"}, asked], _SYSTEM, _OTHER),
-        alternates=takes_user and not _shows(template, [asked, other], _ASKED, _OTHER),
+        one_system=takes_system and not _shows(template, [system, {**other, "role": "system"}, user], _SYSTEM, _OTHER),
+        alternates=takes_user and not _shows(template, [user, other], _ASKED, _OTHER),
         parts=parts,
         text_arguments=as_text,
         null_content=content is None,
-        descriptions=bool(_rendered(template, [asked])) and not _rendered(template, [asked], _UNDESCRIBED),
+        descriptions=bool(_rendered(template, [user])) and not _rendered(template, [user], _UNDESCRIBED),
     )
 
 
@@ -96,16 +96,16 @@ def fitted(messages: Sequence[Message], needs: TemplateNeeds) -> list[Message]:
     What stands in system messages then begins the user's message that follows, or ends the one before, or is one; where
     one of them may come first, it has what stands in those at the beginning.
     """
-    found = [each for one in messages for each in (_with_calls(one, needs) if one.get("tool_calls") else [one])]
+    turns = [each for entry in messages for each in (_with_calls(entry, needs) if entry.get("tool_calls") else [entry])]
     if needs.no_system:
-        found = _without_system(found)
+        turns = _without_system(turns)
     elif needs.one_system:
-        first = list(takewhile(lambda one: one["role"] == "system", found))
-        found = [*_joined(first), *_without_system(found[len(first) :])]
+        first = list(takewhile(lambda message: message["role"] == "system", turns))
+        turns = [*_joined(first), *_without_system(turns[len(first) :])]
     if needs.alternates:
-        groups = [(role, list(group)) for role, group in groupby(found, key=itemgetter("role"))]
-        found = [one for role, group in groups for one in (_joined(group) if role == "user" else group)]
-    return [_in_parts(one) for one in found] if needs.parts else found
+        groups = [(role, list(group)) for role, group in groupby(turns, key=itemgetter("role"))]
+        turns = [message for role, group in groups for message in (_joined(group) if role == "user" else group)]
+    return [_in_parts(message) for message in turns] if needs.parts else turns
 
 
 def _rendered(template: ChatTemplate, messages: Sequence[Message], tool: Mapping[str, object] = _TOOL) -> str:
@@ -120,12 +120,12 @@ def _shows(template: ChatTemplate, messages: Sequence[Message], *texts: str) -> 
     return all(text in shown for text in texts)
 
 
-def _shows_call(template: ChatTemplate, asked: Message, content: str | None, *, as_text: bool) -> bool:
+def _shows_call(template: ChatTemplate, user: Message, content: str | None, *, as_text: bool) -> bool:
     """Say whether a call is shown with its arguments, neither in Python's spelling nor as a text in a text."""
     arguments = {_KEY: _VALUE}
     function = {"name": _NAME, "arguments": json.dumps(arguments) if as_text else arguments}
     call = {"id": "abcdefghi", "type": "function", "function": function}
-    shown = _rendered(template, [asked, {"role": "assistant", "content": content, "tool_calls": [call]}])
+    shown = _rendered(template, [user, {"role": "assistant", "content": content, "tool_calls": [call]}])
     shown = shown.partition(_ASKED)[2]  # what comes before explains the function
     return _VALUE in shown and _KEY in shown and not any(f"{quote}{_KEY}" in shown for quote in ("{'", '\\"'))
 
@@ -156,26 +156,26 @@ def _with_text(call: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without_system(messages: Sequence[Message]) -> list[Message]:
-    found: list[Message] = []
+    merged: list[Message] = []
     waiting: list[object] = []
     for message in messages:
         if message["role"] == "system":
             waiting.append(message["content"])
         elif waiting and message["role"] == "user":
-            found.append({**message, "content": joined([*waiting, message["content"]], "\n\n")})
+            merged.append({**message, "content": joined([*waiting, message["content"]], "\n\n")})
             waiting = []
         else:
-            _add_to_user(found, waiting)
-            found.append(message)
+            _add_to_user(merged, waiting)
+            merged.append(message)
             waiting = []
-    _add_to_user(found, waiting)
-    return found
+    _add_to_user(merged, waiting)
+    return merged
 
 
 def _joined(messages: Sequence[Message]) -> list[Message]:
     if len(messages) < 2:
         return list(messages)
-    return [{**messages[0], "content": joined([one["content"] for one in messages], "\n\n")}]
+    return [{**messages[0], "content": joined([message["content"] for message in messages], "\n\n")}]
 
 
 def _add_to_user(messages: list[Message], texts: Sequence[object]) -> None:

@@ -94,8 +94,8 @@ class FairQueue:
             elif flow.waiting:
                 flows.append(flow)
         first = min((flow.virtual_time for flow in flows), default=0.0)
-        found = (flow.waiting[0] for flow in flows if flow.virtual_time == first)
-        return sorted(found, key=attrgetter("serial"))
+        heads = (flow.waiting[0] for flow in flows if flow.virtual_time == first)
+        return sorted(heads, key=attrgetter("serial"))
 
     def start(self, request: Waiting) -> None:
         """Take out a request that goes to the engine."""

@@ -149,17 +149,17 @@ class LeasedBuckets(Feature):
         self._exchanged_at = -EARLY_S
 
     def bucket(self, kind: str, owner: str, per_minute: int, now: float) -> LeasedBucket:
-        found = self._buckets.get((kind, owner))
-        if found is None:
+        bucket = self._buckets.get((kind, owner))
+        if bucket is None:
             share = per_minute / self._num_sharing()
-            found = self._buckets[kind, owner] = LeasedBucket(per_minute, share, now, run_out=self._exchange_early)
+            bucket = self._buckets[kind, owner] = LeasedBucket(per_minute, share, now, run_out=self._exchange_early)
             if self._is_lost:
-                found.lose_store(now)
-        return found
+                bucket.lose_store(now)
+        return bucket
 
     async def tick(self) -> None:
         now, number = self._clock(), self._num_sharing()
-        self._buckets = {key: one for key, one in self._buckets.items() if not one.is_spare(now)}
+        self._buckets = {key: held for key, held in self._buckets.items() if not held.is_spare(now)}
         for bucket in self._buckets.values():
             bucket.share = bucket.per_minute / number
         # a store that takes longer than until the next tick is lost
@@ -186,8 +186,8 @@ class LeasedBuckets(Feature):
 
     async def _lease(self, *, closing: bool) -> None:
         now = self._exchanged_at = self._clock()
-        found = {key: one.request(now, closing=closing) for key, one in self._buckets.items()}
-        requests = {key: request for key, request in found.items() if request is not None}
+        by_key = {key: held.request(now, closing=closing) for key, held in self._buckets.items()}
+        requests = {key: request for key, request in by_key.items() if request is not None}
         if not requests:
             return
         self._requests = requests

@@ -43,9 +43,9 @@ def next_level(state: ShedState, age_s: float, now: float, settings: ShedSetting
 
     Upwards at once, as many levels as the age asks for; downwards one level at a time, each after `hold_s` of calm.
     """
-    asked = sum(age_s >= threshold for threshold in settings.raise_at)
-    if asked > state.level:
-        return ShedState(asked)
+    level = sum(age_s >= threshold for threshold in settings.raise_at)
+    if level > state.level:
+        return ShedState(level)
     if state.level == CALM or age_s >= DESCENT * settings.raise_at[state.level - 1]:
         return replace(state, low_since=None)
     if state.low_since is None:

@@ -82,9 +82,9 @@ class Limits:
             (f"key:{caller.key_id}", (f"key:{caller.key_id}", f"tier:{caller.tier}", "key")),
             (f"tenant:{caller.tenant}", (f"tenant:{caller.tenant}", "tenant")),
         ):
-            found = next((allowed[name] for name in names if name in allowed), None)
-            if found is not None:
-                yield owner, found
+            limit = next((allowed[name] for name in names if name in allowed), None)
+            if limit is not None:
+                yield owner, limit
 
 
 class LocalBuckets:
@@ -117,11 +117,11 @@ class RateLimits:
         debt until the answer is settled and time has paid the rest.
         """
         amounts: dict[Kind, int] = {"requests": 1, "tokens": tokens}
-        found = self._found(caller, now)
-        _check(found, amounts, now)
-        for kind, _, bucket in found:
+        entries = self._found(caller, now)
+        _check(entries, amounts, now)
+        for kind, _, bucket in entries:
             bucket.take(amounts[kind], now)
-        return _headers(found, now)
+        return _headers(entries, now)
 
     def check(self, caller: Caller, now: float) -> None:
         """Raise `Refused` (429) where not even a request of no tokens is let in; takes nothing."""
@@ -140,8 +140,8 @@ class RateLimits:
         ]
 
 
-def _check(found: list[Found], amounts: Mapping[Kind, int], now: float) -> None:
-    for kind, owner, bucket in found:
+def _check(entries: list[Found], amounts: Mapping[Kind, int], now: float) -> None:
+    for kind, owner, bucket in entries:
         wait_s = bucket.wait_s(amounts[kind], now)
         if wait_s > 0:
             whose = owner.replace(":", " ", 1)
@@ -149,14 +149,14 @@ def _check(found: list[Found], amounts: Mapping[Kind, int], now: float) -> None:
                 f"Rate limit of {whose} reached: {bucket.per_minute:.0f} {kind} a minute, "
                 f"{max(0, int(bucket.level(now)))} left, {amounts[kind]} asked for; try again in {_duration(wait_s)}."
             )
-            raise rate_limited(message, kind, wait_s, _headers(found, now))
+            raise rate_limited(message, kind, wait_s, _headers(entries, now))
 
 
-def _headers(found: list[Found], now: float) -> dict[str, str]:
+def _headers(entries: list[Found], now: float) -> dict[str, str]:
     """Return OpenAI's headers for the tightest bucket of each kind; none without limits."""
     headers: dict[str, str] = {}
     for kind in KINDS:
-        buckets = [bucket for bucket_kind, _, bucket in found if bucket_kind == kind]
+        buckets = [bucket for bucket_kind, _, bucket in entries if bucket_kind == kind]
         if buckets:
             tightest = min(buckets, key=lambda bucket: bucket.level(now))
             headers[f"x-ratelimit-limit-{kind}"] = f"{tightest.per_minute:.0f}"

@@ -55,14 +55,14 @@ class FollowedEvents:
     async def behind(self, number: int) -> tuple[str | None, Sequence[Json]]:
         """Return the status of the response, None without one, and the next events behind a number."""
         async with self._turn:
-            place, news = number + 1 - self._first, self._news
+            place, event = number + 1 - self._first, self._news
             if not 0 <= place < len(self._events) + self._has_last:
                 self._has_last = False
                 self._status, texts = await asyncio.to_thread(self._read, number)
                 self._looked = time.monotonic()
                 if texts or place != len(self._events):
                     self._hold(number + 1, texts)
-                self._has_last, place = not texts and news is self._news, number + 1 - self._first
+                self._has_last, place = not texts and event is self._news, number + 1 - self._first
             return self._status, self._events[place:]
 
     def add(self, first: int, texts: Sequence[str]) -> None:
@@ -197,15 +197,15 @@ class StoredResponses(Feature):
 
     async def conversation(self, tenant: str, previous_id: str | None) -> Sequence[StoredResponse]:
         read = partial(self.table.conversation, tenant, previous_id, MOST_BYTES)
-        found = await asyncio.to_thread(read) if previous_id else []
-        missing = found[0].previous_id if found else previous_id
+        turns = await asyncio.to_thread(read) if previous_id else []
+        missing = turns[0].previous_id if turns else previous_id
         if missing is not None:
             message = f"Previous response with id {missing[:64]!r} not found; it was not stored, or is deleted."
             raise RequestRefused(message, code="previous_response_not_found", param="previous_response_id")
-        if found and found[-1].status not in ("completed", "incomplete"):
-            message = f"The previous response is {found[-1].status}; allowed: completed or incomplete."
+        if turns and turns[-1].status not in ("completed", "incomplete"):
+            message = f"The previous response is {turns[-1].status}; allowed: completed or incomplete."
             raise RequestRefused(message, code="previous_response_not_ended", param="previous_response_id")
-        return found
+        return turns
 
     async def keep(self, given: GivenItems, request: Request, document: Json) -> Json:
         """Store an ended response and return it; without the store it says that it is not stored."""
@@ -305,7 +305,7 @@ class StoredResponses(Feature):
             if is_due:
                 self._renewed = time.monotonic()
                 lost = await asyncio.to_thread(self.table.lost)
-                for name, tenant in self._skipped.due(self.name, lost, lambda one: one[0]):
+                for name, tenant in self._skipped.due(self.name, lost, lambda key: key[0]):
                     with self._skipped.contained(self.name, name, tenant):
                         await asyncio.to_thread(self.table.fail_lost, name, _LOST)
                 if await asyncio.to_thread(self._periodic_work.take, self.name, _HOUR_S):
@@ -337,20 +337,20 @@ class StoredResponses(Feature):
     async def _keep(self, *, everything: bool) -> None:
         """Keep what has happened and renew the leases; stop what was cancelled or deleted."""
         running = dict(self._running)
-        news = [one.news(name) for name, one in running.items()]
-        news = [one for one in news if everything or one.document or one.events]
+        news = [response.news(name) for name, response in running.items()]
+        news = [item for item in news if everything or item.document or item.events]
         if not news:
             return
         held = await asyncio.to_thread(apart, self.table.keep, news, _not_kept)
-        for one in news:
-            running[one.response_id].kept(one)
-            events = one.events if one.response_id in held else ()
-            if followed := self._followed.get((running[one.response_id].caller.tenant, one.response_id)):
+        for update in news:
+            running[update.response_id].kept(update)
+            events = update.events if update.response_id in held else ()
+            if followed := self._followed.get((running[update.response_id].caller.tenant, update.response_id)):
                 followed.add(events[0][0] if events else 0, [text for _, text in events])
-            if one.response_id not in held:
-                running[one.response_id].task.cancel()
-            if one.response_id not in held or (one.document and one.document["status"] not in RUNNING):
-                self._running.pop(one.response_id, None)
+            if update.response_id not in held:
+                running[update.response_id].task.cancel()
+            if update.response_id not in held or (update.document and update.document["status"] not in RUNNING):
+                self._running.pop(update.response_id, None)
 
     def _add(self, given: GivenItems, tenant: str, document: Json, events: Sequence[str] = ()) -> int:
         """Store a response; returns its size. Waits for the database. Raises `RequestRefused` without room for it."""

@@ -118,11 +118,11 @@ class PageReply(Reply, Generic[Item]):
     has_more: bool
 
 
-def page(found: list[Item], limit: int) -> PageReply[Item]:
+def page(items: list[Item], limit: int) -> PageReply[Item]:
     """Return the first `limit` of what was found, of which one more says that there are more."""
-    data = found[:limit]
+    data = items[:limit]
     first, last = (data[0].id, data[-1].id) if data else (None, None)
-    return PageReply(data=data, first_id=first, last_id=last, has_more=len(found) > limit)
+    return PageReply(data=data, first_id=first, last_id=last, has_more=len(items) > limit)
 
 
 def shown_file(file: TenantFile) -> FileReply:

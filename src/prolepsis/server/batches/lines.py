@@ -76,14 +76,14 @@ class LineReader:
             self._is_refused = True
             return []
         *lines, self._rest = (self._rest + piece).split(b"\n") if piece else (self._rest, b"")
-        found = [line for raw in lines for line in self._read(raw)]
+        parsed = [line for raw in lines for line in self._read(raw)]
         if len(self._rest) > self._uploads.most_bytes + _FRAME_BYTES:
             self._number += 1
             self._parsed(self._rest)  # refused, although its end is not there yet
             self._is_refused = True
         if not piece and not self.num_lines and not self.faults:
             self.faults.append(LineFault("empty_file", "The file has no lines; allowed: 1 to 50000."))
-        return found
+        return parsed
 
     def _read(self, raw: bytes) -> Iterator[BatchLine]:
         start = self._start

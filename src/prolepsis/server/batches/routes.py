@@ -103,12 +103,12 @@ class UploadReader(Reader):
         corpora = _corpora(file, caller, self._models)
         given = {corpus: await corpus.tokenise(file, lambda: b"".join(_parts(content))) for corpus in corpora}
         async with self._adding:  # two that are checked at once would both take the room that is left
-            for one, ids in given.items():
-                await one.check(file, ids)
+            for model_corpus, ids in given.items():
+                await model_corpus.check(file, ids)
             await asyncio.to_thread(self._put, file, content)
         self._emit(caller.act("corpus.added", file.file_id))
-        for one, ids in given.items():
-            await one.take(file, ids)
+        for model_corpus, ids in given.items():
+            await model_corpus.take(file, ids)
 
     def _put(self, file: TenantFile, content: BinaryIO) -> None:
         """Keep a file, where its tenant has room for it. Waits for the database."""

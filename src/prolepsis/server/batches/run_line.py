@@ -44,12 +44,12 @@ async def run_line(raw: bytes, custom_id: str, caller: Caller, models: Models) -
 
     Raises `NotNow` where the server refuses it for want of room.
     """
-    name, status, answer, asked = f"batch_req_{uuid4().hex}", 200, b"", list[bytes]()
-    request, intake = _request(name, asked, caller), next(iter(models.by_name.values())).intake
+    name, status, answer, bodies = f"batch_req_{uuid4().hex}", 200, b"", list[bytes]()
+    request, intake = _request(name, bodies, caller), next(iter(models.by_name.values())).intake
     work = partial(intake.large_work.run, caller.tenant)
     try:
         line, content = await work(len(raw), partial(_parsed, raw, intake), gives_way=False)
-        asked.append(content)
+        bodies.append(content)
         request.scope["path"] = line.url
         answer = await _answer(line, request, models)
         body: Mapping[str, Any] = await work(len(answer), partial(from_json, answer))

@@ -91,8 +91,8 @@ class BatchRunner(Feature):
                 self._renewed = now
             if now > self._looked + _LOOK_S:
                 self._looked = now
-                found, served = await asyncio.to_thread(self.table.running), self._models.by_name
-                running = self._skipped.due(self.name, found, lambda one: one.batch_id)
+                batches, served = await asyncio.to_thread(self.table.running), self._models.by_name
+                running = self._skipped.due(self.name, batches, lambda item: item.batch_id)
                 for batch in running:
                     if batch.status != "validating" or batch.expires_at <= time.time():
                         with self._skipped.contained(self.name, batch.batch_id, batch.tenant):
@@ -137,7 +137,7 @@ class BatchRunner(Feature):
     async def _start(self) -> None:
         in_flight = Counter(batch.tenant for batch, _ in self._running.values())
         num_tenants = len({batch.tenant for batch in self._open})
-        for batch in sorted(self._open, key=lambda one: (in_flight[one.tenant], one.created_at)):
+        for batch in sorted(self._open, key=lambda candidate: (in_flight[candidate.tenant], candidate.created_at)):
             admission = self._models.by_name[batch.model].admission
             most = -(-admission.background_room(len(self._running)) // num_tenants)
             if most <= 0:
@@ -171,7 +171,7 @@ class BatchRunner(Feature):
             self._refused.append(line)
         except Exception as error:  # contained: this line has failed, and no other
             self._ended.append((line, _failed(line, error)))
-        if all(other.batch_id != batch.batch_id for other, _ in self._running.values()):
+        if all(started.batch_id != batch.batch_id for started, _ in self._running.values()):
             self._looked = 0.0  # it may have been the last one
         self._wake.set()
 

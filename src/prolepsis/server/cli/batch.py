@@ -98,11 +98,11 @@ def results_of(file: Path) -> Iterator[tuple[BinaryIO, set[str]]]:
         except BlockingIOError:
             raise ConfigError(f"output {file} is being written by another command", param="output") from None
         out.seek(0)
-        whole, found = 0, set[str]()
+        whole, ids = 0, set[str]()
         try:
             for line in out:
                 if line.endswith(b"\n"):
-                    found.add(from_json(line)["custom_id"])
+                    ids.add(from_json(line)["custom_id"])
                     whole += len(line)
                 elif not line.startswith(_BEGINNING[: len(line)]):
                     raise ValueError("no result was cut there")
@@ -110,7 +110,7 @@ def results_of(file: Path) -> Iterator[tuple[BinaryIO, set[str]]]:
             message = f"output {file} is no file of results; allowed: one of an earlier run, or none"
             raise ConfigError(message, param="output") from None
         out.truncate(whole)
-        yield out, found
+        yield out, ids
 
 
 async def _run(settings: Settings, requests: BatchFile, left: Sequence[BatchLine], out: BinaryIO) -> int:

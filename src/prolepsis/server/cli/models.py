@@ -151,15 +151,15 @@ def import_(
     entry = import_head(folder, name, root)
     fits = fitting_models(entry, root)
     is_unknown = bool(fits) and not entry.provenance.acceptance
-    found = _trial(entry.label, fits[0], model_dir) if is_tried and is_unknown else None
+    trial = _trial(entry.label, fits[0], model_dir) if is_tried and is_unknown else None
     if as_json:
-        print_json({**describe_drafter(entry, root), "fits": fits, "trial": found and asdict(found)})
+        print_json({**describe_drafter(entry, root), "fits": fits, "trial": trial and asdict(trial)})
         return
     stdout().print(f"{entry.label} is in {entry.folder}", soft_wrap=True)
     proof = "by fingerprint" if entry.target_fingerprint else "by its sizes; it does not name its target's weights"
     note(f"fits {', '.join(fits)} ({proof})" if fits else "fits no model that is here")
-    if found is not None:
-        note(found.describe())
+    if trial is not None:
+        note(trial.describe())
     note(f"serve with it: prolepsis serve --draft-head {entry.label}")
 
 
@@ -198,7 +198,7 @@ def alias(
         entry = find_head(head, root)
         name, version = entry.name, entry.version
     before = HeadAliases(root).set(name, alias, version)
-    was, now = (None if one is None else f"{name}@{one}" for one in (before, version))
+    was, now = (None if number is None else f"{name}@{number}" for number in (before, version))
     action, subject = "head.alias_removed" if drop else "head.alias_set", f"{name}@{alias}"
     record_act(AuditEvent(actor=actor(), action=action, subject=subject, before={"head": was}, after={"head": now}))
     stdout().print(f"{subject} is {now or 'gone'}" + (f"; it was {was}" if was else ""), soft_wrap=True)
@@ -264,15 +264,15 @@ def show(
         root = settings.engine.model_dir
         entry = find_drafter(wanted, root)
         if entry is None:
-            here = ", ".join(dict.fromkeys(one.name for one in (*store.installed(), *drafters(root)))) or "none"
+            here = ", ".join(dict.fromkeys(model.name for model in (*store.installed(), *drafters(root)))) or "none"
             raise ModelNotFound(f"model {wanted!r} is not in {store.root}; models here: {here}", param="name")
         return print_reply(describe_drafter(entry, root), as_json=as_json)
-    found = facts_of_path(Path(wanted), settings) if manifest is None else facts_of_installed(store, manifest, settings)
-    measured = measured_quality(Path(str(found["path"])))
+    about = facts_of_path(Path(wanted), settings) if manifest is None else facts_of_installed(store, manifest, settings)
+    measured = measured_quality(Path(str(about["path"])))
     if as_json:
-        print_json({**found, "quality": [asdict(one) for one in measured]})
+        print_json({**about, "quality": [asdict(quality) for quality in measured]})
         return
-    facts = shown(found) + [(f"quality with {one.computation}", one.describe()) for one in measured]
+    facts = shown(about) + [(f"quality with {quality.computation}", quality.describe()) for quality in measured]
     checksums = {} if manifest is None else manifest.sha256
     print_facts([*facts, *((f"sha256 {file}", digest) for file, digest in checksums.items())])
 

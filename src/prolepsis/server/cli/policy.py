@@ -72,7 +72,7 @@ def check(
         findings = list(error.findings)
     has_errors = any(finding.severity == "error" for finding in findings)
     shown: dict[str, object] = {"file": file, "version": policy and policy.full_version}
-    shown |= {"findings": [one.plain() for one in findings]} | ({"num_rules": len(policy.rules)} if policy else {})
+    shown |= {"findings": [fault.plain() for fault in findings]} | ({"num_rules": len(policy.rules)} if policy else {})
     if policy and not has_errors and (expected := _forecasts(policy, requests_per_s)):
         shown["rollouts"] = expected
     print_reply(shown, {name: _COLUMNS[name] for name in _COLUMNS if shown.get(name)}, as_json=as_json)
@@ -156,11 +156,11 @@ def explain(  # noqa: PLR0917  # typer names its options after parameters
         decisions = tuple(values.decide(name, sample.facts) for name in policy.flag_names)
         is_true = frozenset(decision.key for decision in decisions if decision.value)
         sample = replace(sample, facts=replace(sample.facts, flag=is_true))
-    found = explained(policy, sample)
+    explanation = explained(policy, sample)
     if as_json:
-        print_json({**asdict(found), "flags": [asdict(decision) for decision in decisions]})
+        print_json({**asdict(explanation), "flags": [asdict(decision) for decision in decisions]})
         return
-    _show_explained(found, decisions)
+    _show_explained(explanation, decisions)
     if policy.flag_names and not decisions:
         note(f"assumed to be false: {', '.join(policy.flag_names)}; --flags FILE evaluates them")
 
@@ -185,25 +185,25 @@ def _headers(given: Sequence[str]) -> dict[str, str]:
     return {name.strip(): value.strip() for name, _, value in headers}
 
 
-def _show_explained(found: ExplainedRequest, decisions: Sequence[FlagDecision]) -> None:
+def _show_explained(request: ExplainedRequest, decisions: Sequence[FlagDecision]) -> None:
     """Print which rule matches, why the others do not, what takes effect, and the flags."""
-    tried = [[str(i), rule.rule, rule.outcome.replace("_", " "), rule.why] for i, rule in enumerate(found.rules, 1)]
-    print_table(f"policy {found.policy_version}", ["", "rule", "", "why"], tried)
-    if found.refused is not None:
-        refused = f"403, {found.refused['param']}: {found.refused['message']}"
-        print_facts([("rule", found.rule), ("refused", refused)])
+    tried = [[str(i), rule.rule, rule.outcome.replace("_", " "), rule.why] for i, rule in enumerate(request.rules, 1)]
+    print_table(f"policy {request.policy_version}", ["", "rule", "", "why"], tried)
+    if request.refused is not None:
+        refused = f"403, {request.refused['param']}: {request.refused['message']}"
+        print_facts([("rule", request.rule), ("refused", refused)])
     else:
-        effect = dict(found.in_effect or {})
+        effect = dict(request.in_effect or {})
         sources = effect.pop("sources")
         shown = [[name, as_yaml(value), sources.get(name, "")] for name, value in effect.items()]
-        shown += [[name, as_yaml(found.terms[name]), "policy"] for name in _BOUNDS if name in found.terms]
-        print_table(f"in effect, by rule {found.rule}", ["", "value", "decided by"], shown)
-        if found.terms.get("rollout") is not None:
+        shown += [[name, as_yaml(request.terms[name]), "policy"] for name in _BOUNDS if name in request.terms]
+        print_table(f"in effect, by rule {request.rule}", ["", "value", "decided by"], shown)
+        if request.terms.get("rollout") is not None:
             note("this rule is rolled out: until the rollout is complete, only a share of the requests gets this")
-        if found.facts["prompt_tokens"] is None:
+        if request.facts["prompt_tokens"] is None:
             note("the length of the prompt is unknown; give it with --prompt-tokens")
     if decisions:
-        rows = [[one.key, as_yaml(one.value), one.variant or "-", one.reason, one.error] for one in decisions]
+        rows = [[flag.key, as_yaml(flag.value), flag.variant or "-", flag.reason, flag.error] for flag in decisions]
         print_table("flags", ["flag", "value", "variant", "reason", "error"], rows)
 
 

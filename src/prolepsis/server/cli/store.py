@@ -32,10 +32,10 @@ from prolepsis.engine.kept_prefixes import forget_prefixes
 @contextmanager
 def signing_database(given: str | None) -> Iterator[Database]:
     """Open the database to change what its chains are about; raises `ConfigError` unless this user may sign them."""
-    found = found_keys(settings_here(store=given).server)
-    with ready_database(given, found.options) as database:
+    keys = found_keys(settings_here(store=given).server)
+    with ready_database(given, keys.options) as database:
         with database.read() as connection:
-            fault = waiting.signing_fault(connection, found)
+            fault = waiting.signing_fault(connection, keys)
         if fault:
             raise ConfigError(fault, param="audit_key")
         yield database
@@ -48,9 +48,9 @@ app = command_group("Maintain the database of request records, policies, rollout
 def status(store: StoreOption = None, as_json: AsJson = False) -> None:
     """Show the address, schema and contents of the store."""
     with configured_database(store) as database:
-        found = revision(database)
-        facts: dict[str, object] = {"store": database.name, "schema": found, "newest_schema": NEWEST}
-        if found == NEWEST:
+        schema = revision(database)
+        facts: dict[str, object] = {"store": database.name, "schema": schema, "newest_schema": NEWEST}
+        if schema == NEWEST:
             with database.read() as connection:
                 facts["request_records"] = records.count(connection)
                 facts["audit_entries"] = chain.head(connection)[0]

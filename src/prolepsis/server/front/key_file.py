@@ -95,13 +95,13 @@ class KeyFile:
         """Delete a key and return what it was; raises `ConfigError` for an id that is not there."""
         with self._writing():
             keys = self.read()
-            found = next((key for key in keys if key.id == key_id), None)
-            if found is None:
+            removed = next((key for key in keys if key.id == key_id), None)
+            if removed is None:
                 raise ConfigError(
                     f"key {key_id[:64]!r} is not in {self.path}; `prolepsis keys list` shows those that are"
                 )
             self._write([key for key in keys if key.id != key_id])
-            return found
+            return removed
 
     @contextmanager
     def _writing(self) -> Iterator[None]:

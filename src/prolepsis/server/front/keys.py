@@ -86,8 +86,8 @@ class Keys:
         Raises `RequestRefused` where the key may not begin it now: 401 as `holder` does, 403 without the role.
         """
         self._look()
-        found = next((record for record in self._records if record.id == key_id), None)
-        caller = self._owner(found) if self._required else DEVELOPER
+        matching = next((record for record in self._records if record.id == key_id), None)
+        caller = self._owner(matching) if self._required else DEVELOPER
         if caller.tenant != tenant:
             raise not_authenticated("The API key that began this work is another tenant's now.", "invalid_api_key")
         if not caller.has("client"):

@@ -66,8 +66,8 @@ def unfit(request: h11.Request) -> Refused | None:
         return invalid_http(f"the version is HTTP/{given}; allowed: HTTP/1.0 and HTTP/1.1")
     counts = Counter(name for name, _ in request.headers)
     for name, value in request.headers:
-        if found := _CONTROL.search(value):
-            return invalid_http(f"header {name.decode()} holds the control character 0x{found[0][0]:02x}")
+        if match := _CONTROL.search(value):
+            return invalid_http(f"header {name.decode()} holds the control character 0x{match[0][0]:02x}")
         if name in _ONCE and counts[name] > 1:
             return invalid_http(f"header {name.decode()} is given {counts[name]} times; allowed: once")
     return _unfit_body(request, dict(request.headers))

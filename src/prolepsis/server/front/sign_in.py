@@ -46,8 +46,8 @@ class RouteRules:
 
     def of(self, path: str) -> PathRules | None:
         """Return the rules of a path as given; None: there is no such route."""
-        found = self._by_path.get(path)
-        return found or next((rules for rules in self._patterns if rules.pattern.match(path)), None)
+        exact = self._by_path.get(path)
+        return exact or next((rules for rules in self._patterns if rules.pattern.match(path)), None)
 
 
 _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^:\[\]/@]+))(?::\d{0,5})?")

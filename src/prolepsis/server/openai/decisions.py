@@ -87,8 +87,8 @@ async def _decided(body: DecisionsBody, services: Services, request: Request) ->
     begin, texts = await turn(lambda: _tokens(body, services.tokenizer))
     shared = {name: getattr(body, name) for name in ("model", "priority", "cache_salt", "metadata")}
     prompts = [[*begin, *tokens] for tokens in texts]
-    asked = CompletionBody.model_construct(prompt=prompts, max_tokens=0, **shared)
-    prepared = await prepare_completion(asked, context, services)
+    completion = CompletionBody.model_construct(prompt=prompts, max_tokens=0, **shared)
+    prepared = await prepare_completion(completion, context, services)
     requests = [
         replace(generate, params=replace(generate.params, prompt_logprobs=0, scored_from=len(begin)))
         for generate in prepared.requests
@@ -111,12 +111,12 @@ async def _scored(
     numbers = [0] * len(body.candidates)
 
     def take(delta: Delta) -> None:
-        found = delta.prompt.logprobs if delta.prompt else ()
-        if not found:
+        logprobs = delta.prompt.logprobs if delta.prompt else ()
+        if not logprobs:
             message = "candidates are given, and this engine does not score prompts; allowed: no /v1/decisions"
             raise InvalidParameter(message, param="candidates")
-        scores[delta.index] = max(LOWEST_LOGPROB, math.fsum(token.logprob for token in found))
-        numbers[delta.index] = len(found)
+        scores[delta.index] = max(LOWEST_LOGPROB, math.fsum(token.logprob for token in logprobs))
+        numbers[delta.index] = len(logprobs)
 
     stats = await consumed(answer(request, prepared, services), take)
     rows = zip(body.candidates, numbers, scores, shares(scores), strict=True)

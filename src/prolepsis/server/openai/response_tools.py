@@ -142,10 +142,10 @@ ResponseTool: TypeAlias = Annotated[
 def callable_tools(tools: Sequence[CallableTool | NamespaceBody]) -> list[tuple[NamedCall, CallableTool]]:
     """Return tools that may be called, each with what its calls are called; raises `InvalidParameter` for too many."""
     groups = [(tool.name, tool.tools) if isinstance(tool, NamespaceBody) else (None, [tool]) for tool in tools]
-    found = [(NamedCall(tool.name, space, tool.type == "custom"), tool) for space, some in groups for tool in some]
-    if len(found) > MAX_TOOLS:
-        raise InvalidParameter(f"tools holds {len(found)} tools; allowed: at most {MAX_TOOLS}", param="tools")
-    return found
+    calls = [(NamedCall(tool.name, space, tool.type == "custom"), tool) for space, some in groups for tool in some]
+    if len(calls) > MAX_TOOLS:
+        raise InvalidParameter(f"tools holds {len(calls)} tools; allowed: at most {MAX_TOOLS}", param="tools")
+    return calls
 
 
 def chat_tool(named: NamedCall, tool: CallableTool) -> ToolBody:

@@ -182,13 +182,13 @@ _FIELDS = {
 def shown_items(items: Sequence[InputItem]) -> list[Json]:
     shown = list[Json]()
     for item in items:
-        one: Json = {"id": item_id(item.type), "status": "completed", **item.model_dump(exclude_none=True)}
+        body: Json = {"id": item_id(item.type), "status": "completed", **item.model_dump(exclude_none=True)}
         if isinstance(item, InputMessage):
             kind = "output_text" if item.role == "assistant" else "input_text"
-            one["content"] = [{"type": kind, "text": item.content}]
+            body["content"] = [{"type": kind, "text": item.content}]
         elif isinstance(item, InputReasoning):
-            one["content"] = [{"type": "reasoning_text", "text": item.content}] if item.content else []
-        shown.append(one)
+            body["content"] = [{"type": "reasoning_text", "text": item.content}] if item.content else []
+        shown.append(body)
     return shown
 
 

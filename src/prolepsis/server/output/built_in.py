@@ -50,8 +50,8 @@ class _Reading:
         text, begin = self._context + pending, len(self._context)
         changes: list[Rewrite] = []
         position = begin
-        while (found := self._first(text, position, ended=ended)) is not None:
-            mark, start, end, open_ended = found
+        while (match := self._first(text, position, ended=ended)) is not None:
+            mark, start, end, open_ended = match
             if open_ended:
                 if len(text) - start > self._max_match:
                     return stop(start - begin, "a match does not end")

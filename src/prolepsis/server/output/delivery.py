@@ -62,14 +62,14 @@ class Delivery:
 
     def by_proposer(self, stats: RequestStats) -> dict[str, DeliveredDrafts]:
         """Return what was delivered and lost of each proposer's drafts, given counts that are `filled`."""
-        found = dict[str, DeliveredDrafts]()
+        drafts = dict[str, DeliveredDrafts]()
         for name, counts in stats.proposers.items():
             if counts.num_delivered is not None:
                 lost: dict[LossReason, int] = {reason: n for (who, reason), n in self.lost.items() if who == name}
                 left = counts.num_accepted - counts.num_delivered - sum(lost.values())
                 lost |= {"ended": counts.num_cut, "left": max(0, left)}
-                found[name] = DeliveredDrafts(counts.num_accepted + counts.num_cut, counts.num_delivered, lost)
-        return found
+                drafts[name] = DeliveredDrafts(counts.num_accepted + counts.num_cut, counts.num_delivered, lost)
+        return drafts
 
 
 @dataclass(slots=True)
@@ -118,7 +118,7 @@ class DeliveryFeature(Feature):
         self.health_parts = {"delivery": self._shown}
 
     def _shown(self) -> DeliveryReply:
-        policies = [OutputPolicyReply.model_validate(one, from_attributes=True) for one in self._output.loaded]
+        policies = [OutputPolicyReply.model_validate(policy, from_attributes=True) for policy in self._output.loaded]
         return DeliveryReply(policies=policies, delivered=[counts for _, counts in sorted(self._counts.items())])
 
     def on_request_end(self, ended: RequestEnded) -> None:

@@ -45,7 +45,7 @@ def read_output_policies(path: Path) -> list[LoadedPolicy]:
     text = read_text(path, InvalidOutputPolicies.what)
     entries = read_shape(text, PolicyList, InvalidOutputPolicies, str(path))[0].policies
     loaded = [_loaded(path, entry) for entry in entries]
-    names = [one.name for one in loaded]
+    names = [policy.name for policy in loaded]
     for name in names:
         if names.count(name) > 1:
             raise _wrong(path, f"names {name!r} twice; allowed: names that differ")
@@ -76,8 +76,8 @@ def _maker(use: str) -> Callable[..., OutputPolicy]:
         maker: Callable[..., OutputPolicy] = getattr(import_module(module), name)
         return maker
     for point in entry_points(group=GROUP, name=use):
-        found: Callable[..., OutputPolicy] = point.load()
-        return found
+        loaded: Callable[..., OutputPolicy] = point.load()
+        return loaded
     known = [*BUILT_IN, *(point.name for point in entry_points(group=GROUP))]
     raise ConfigError(f"no such policy; allowed: {', '.join(known)}, or MODULE:FUNCTION")
 

@@ -240,24 +240,24 @@ def explanation(tools: Sequence[FunctionBody], form: ToolFormat = HERMES) -> str
 
 def without_attribution(messages: Sequence[Message]) -> list[Message]:
     """Return messages without lines of attribution in system texts."""
-    return [one for message in messages if (one := _without(_ATTRIBUTION, message)) is not None] or list(messages)
+    return [kept for message in messages if (kept := _without(_ATTRIBUTION, message)) is not None] or list(messages)
 
 
 def moved(messages: Sequence[Message], names: Sequence[MovedLine]) -> tuple[list[Message], list[MovedLine]]:
     """Return messages with these lines of the first system texts behind the last message, and which there were."""
-    kept, lines, found = list(messages), list[str](), list[MovedLine]()
+    kept, lines, moves = list(messages), list[str](), list[MovedLine]()
     first_turn = next((i for i, message in enumerate(messages) if message.role not in _SYSTEM), 0)
     if not first_turn or messages[-1].role not in ("user", "tool"):  # the answer goes on behind what it has begun with
-        return kept, found
+        return kept, moves
     for name in names:
         for i, message in enumerate(kept[:first_turn]):
             if here := [line[0].strip() for line in _LINES[name].finditer(message.content or "")]:
-                lines, found = lines + here, [*found, name]
+                lines, moves = lines + here, [*moves, name]
                 kept[i] = message.model_copy(update={"content": _LINES[name].sub("", message.content or "")})
     if lines:
         reminder = "<system-reminder>\n" + "\n".join(lines) + "\n</system-reminder>"
         kept[-1] = kept[-1].model_copy(update={"content": f"{kept[-1].content or ''}\n\n{reminder}"})
-    return [message for message in kept if message.role not in _SYSTEM or message.content], list(dict.fromkeys(found))
+    return [message for message in kept if message.role not in _SYSTEM or message.content], list(dict.fromkeys(moves))
 
 
 def _without(lines: re.Pattern[str], message: Message) -> Message | None:

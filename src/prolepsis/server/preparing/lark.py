@@ -89,7 +89,7 @@ class _Items:
         if not parts:
             raise _refused(f"{place}.{name}", parts, "a list of at least one")
         if form["type"] == "or":
-            return _any(self.item(one, end, where) for one, where in parts)
+            return _any(self.item(part, end, where) for part, where in parts)
         if form["type"] == "sequence":
             return self._sequence(parts, end)
         return self._tags(form, parts, end, place)
@@ -97,10 +97,10 @@ class _Items:
     def _tags(self, form: Format, parts: Sequence[tuple[object, str]], end: str | None, place: str) -> str:
         is_one, must, behind = form.get("stop_after_first"), form.get("at_least_one"), lark_quoted(end or "")
         if form["type"] == "tags_with_separator":
-            tags = _any(self.item(one, "", where) for one, where in parts)
+            tags = _any(self.item(part, "", where) for part, where in parts)
             more = "" if is_one else f" ({lark_quoted(form['separator'])} {tags})*"
             return f"({tags}{more}){'' if must else '?'} {behind}"
-        tags, text = _any(self._triggered(form, one, where) for one, where in parts), self._text(end, place)
+        tags, text = _any(self._triggered(form, part, where) for part, where in parts), self._text(end, place)
         if is_one:
             return f"({tags} {behind}{'' if must else f' | {text}'})"
         return f"{tags}{'+' if must else '*'} {text}"

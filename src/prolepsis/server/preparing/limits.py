@@ -70,8 +70,8 @@ class AnswerRoom:
             answer = room
         needed = least if answer is None else answer
         if needed > room:
-            found = f"{length + needed} tokens: {length} in {field} and {needed} for the answer"
-            raise ContextTooLong.of(self.context, found, param=field)
+            counted = f"{length + needed} tokens: {length} in {field} and {needed} for the answer"
+            raise ContextTooLong.of(self.context, counted, param=field)
         return room if answer is None else answer
 
 

@@ -124,8 +124,8 @@ class FailedShare:
         if number >= LEAST_REQUESTS:
             last = list(self._ends)[-number:]
             errors = [end.error for end in last if end.error]
-            found = f"{len(errors)} of the last {len(last)} requests failed, the last of them with"
-            self.detail = f"{found} {errors[-1]}" if errors and _share(last) > SHARE else ""
+            summary = f"{len(errors)} of the last {len(last)} requests failed, the last of them with"
+            self.detail = f"{summary} {errors[-1]}" if errors and _share(last) > SHARE else ""
 
     def clear(self) -> None:
         """Begin again: it is known from elsewhere that requests succeed."""

@@ -55,13 +55,13 @@ class TokenPlaces:
         return offset
 
     def shown(self, token_id: int, logprobs: TokenLogprobs | None) -> ShownToken:
-        raw, found = self.raw(token_id), logprobs or TokenLogprobs(0.0)
+        raw, scores = self.raw(token_id), logprobs or TokenLogprobs(0.0)
         top = tuple(
-            ShownToken(other, self.raw(other), max(value, LOWEST_LOGPROB), rank=rank)
-            for rank, (other, value) in enumerate(found.top, 1)
+            ShownToken(candidate, self.raw(candidate), max(value, LOWEST_LOGPROB), rank=rank)
+            for rank, (candidate, value) in enumerate(scores.top, 1)
         )
         logprob = None if logprobs is None else max(logprobs.logprob, LOWEST_LOGPROB)
-        return ShownToken(token_id, raw, logprob, top, self.advance(token_id, raw), found.rank)
+        return ShownToken(token_id, raw, logprob, top, self.advance(token_id, raw), scores.rank)
 
 
 class ShownPrompt:

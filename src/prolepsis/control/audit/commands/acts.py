@@ -35,15 +35,15 @@ def record_act(event: AuditEvent, *, store: str | None = None) -> None:
 
     try:
         config = settings_here(store=store).server
-        url, found = store_url(config.store), found_keys(config)
-        database = Database(url, options=found.options) if url is not None else None
+        url, keys = store_url(config.store), found_keys(config)
+        database = Database(url, options=keys.options) if url is not None else None
         schema = revision(database) if database is not None else None
         if database is None or schema is None:
             return
         if schema != NEWEST:
             raise ConfigError(f"store {database.name} has the older schema {schema}", param="store")
         with database.write() as connection:
-            fault = waiting.signing_fault(connection, found)
+            fault = waiting.signing_fault(connection, keys)
             if fault:
                 waiting.leave(connection, event)
             else:

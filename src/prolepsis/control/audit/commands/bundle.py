@@ -55,12 +55,12 @@ def bundle(
     seal = _Seal(seal_for, passphrase_file)
     if url is not None:
         path, body = f"/admin/requests/{quote(name, safe='')}/bundle", {"form": seal.form, "sealed_for": seal.name}
-        found = read_bundle(json.dumps(ask(url, key, "POST", path, body)).encode(), url)
+        contents = read_bundle(json.dumps(ask(url, key, "POST", path, body)).encode(), url)
     else:
         with ready_database(store) as database, database.read() as connection:
-            found = bundle_of(connection, storable(name), seal.form)
-        record_act(exported(found, actor(), seal.name), store=store)
-    content = seal.closed(to_json(found))
+            contents = bundle_of(connection, storable(name), seal.form)
+        record_act(exported(contents, actor(), seal.name), store=store)
+    content = seal.closed(to_json(contents))
     if output is None:
         sys.stdout.write(content.decode())
     else:
@@ -69,7 +69,7 @@ def bundle(
         except OSError as error:
             raise ConfigError(f"output {output} cannot be written: {error.strerror}", param="output") from None
         note(f"wrote {output}, {f'sealed for {seal.name}' if seal.name else 'redacted'}")
-    num_replayable, number = sum(map(is_replayable, found.entries)), len(found.entries)
+    num_replayable, number = sum(map(is_replayable, contents.entries)), len(contents.entries)
     if num_replayable == 0:
         warn(f"nothing can be replayed from this bundle: {NOT_KEPT}")
         raise typer.Exit(UNPROVEN)

@@ -93,13 +93,13 @@ def find(
 ) -> None:
     """Show the records and the audit entries of a request, found by any of its names."""
     if url is not None:
-        found = ask(url, key, "GET", f"/admin/requests/{quote(name, safe='')}")
+        reply = ask(url, key, "GET", f"/admin/requests/{quote(name, safe='')}")
     else:
         with ready_database(store) as database, database.read() as connection:
-            found = asdict(find_request(connection, storable(name)))
-    if not found["records"] and not found["audit_entries"]:
+            reply = asdict(find_request(connection, storable(name)))
+    if not reply["records"] and not reply["audit_entries"]:
         raise InvalidParameter(f"no request is known as {name[:128]!r}", param="name")
-    print_reply(found, {"records": _RECORD}, as_json=as_json)
+    print_reply(reply, {"records": _RECORD}, as_json=as_json)
 
 
 @app.command(epilog=EPILOG)
@@ -139,8 +139,8 @@ def replay(
 
         settings, start = settings_here(model=model), context.obj
         if bundle is not None:
-            found = read_bundle_file(bundle, open_with, passphrase_file)
-            document = bundle_replayed(found, settings, start, any_model=any_model)
+            recorded = read_bundle_file(bundle, open_with, passphrase_file)
+            document = bundle_replayed(recorded, settings, start, any_model=any_model)
         else:
             document = replayed_here(_recorded(store, entry or ""), settings, start, any_model=any_model)
     print_reply(document, _REPLAYED, as_json=as_json)
@@ -150,13 +150,13 @@ def replay(
 
 def _recorded(store: str | None, name: str) -> AuditEntry:
     with ready_database(store) as database, database.read() as connection:
-        found = chain.find(connection, name, action=SERVED)
-        was_served = found is not None or bool(find_request(connection, storable(name)).records)
-    has_no_tokens = found is None or (found.action == SERVED and found.details is not None and not is_replayable(found))
+        entry = chain.find(connection, name, action=SERVED)
+        was_served = entry is not None or bool(find_request(connection, storable(name)).records)
+    has_no_tokens = entry is None or (entry.action == SERVED and entry.details is not None and not is_replayable(entry))
     if was_served and has_no_tokens:
         print_error(f"request {name[:128]} cannot be replayed: {NOT_KEPT}")
         raise typer.Exit(UNPROVEN)
-    if found is None:
+    if entry is None:
         message = f"there is no audit entry {name[:128]!r}; allowed: a number, or the id of a request that has one"
         raise InvalidParameter(message, param="entry")
-    return found
+    return entry

@@ -94,11 +94,11 @@ async def _replayed(entry: AuditEntry, client: EngineClient, *, any_model: bool)
     request_id = recorded.request.request_id
     if others and not any_model:
         return _not_compared(entry, request_id, f"this machine is of another exact group: {'; '.join(others)}")
-    found = await replay(client, recorded, f"replay-{entry.seq}")
+    result = await replay(client, recorded, f"replay-{entry.seq}")
     after = entry.details.after if entry.details is not None else None
     was_cut = isinstance(after, dict) and after.get("end") != "finished"  # a replay continues where its answer ended
     ends = {i: len(tokens) for i, tokens in enumerate(recorded.tokens)} if was_cut else {}
-    differences = [difference for difference in found.shown if ends.get(difference.sample) != difference.position]
+    differences = [difference for difference in result.shown if ends.get(difference.sample) != difference.position]
     kinds = sorted({difference.kind for difference in differences})
     reason = f"first differences: {', '.join(kinds)}" if kinds else "all recorded tokens are the same"
     if others:
@@ -108,15 +108,15 @@ async def _replayed(entry: AuditEntry, client: EngineClient, *, any_model: bool)
         request_id=request_id,
         outcome="different" if differences else "equal",
         reason=reason,
-        num_tokens=found.num_tokens,
+        num_tokens=result.num_tokens,
         differences=differences,
     )
 
 
 def other_group(entry: AuditEntry, here: EngineInfo) -> list[str]:
     """Return in what this machine differs from the exact group that made an entry's tokens."""
-    found = here.exact_group.differences(entry.versions)
+    differences = here.exact_group.differences(entry.versions)
     given = entry.versions.get(FINGERPRINT)
-    if not found and given != here.fingerprint:  # an entry from before the parts were recorded
-        found = [f"{FINGERPRINT} {given} recorded, {here.fingerprint} here"]
-    return found
+    if not differences and given != here.fingerprint:  # an entry from before the parts were recorded
+        differences = [f"{FINGERPRINT} {given} recorded, {here.fingerprint} here"]
+    return differences

@@ -60,8 +60,8 @@ class KnownKeys:
         """Anchors that no known key signed."""
         if self.keys is None:
             return []
-        found = ((head.seq, self.keys.fault(head)) for head in self.heads)
-        return [f"the anchor of entry {seq} {fault}" for seq, fault in found if fault is not None]
+        faults = ((head.seq, self.keys.fault(head)) for head in self.heads)
+        return [f"the anchor of entry {seq} {fault}" for seq, fault in faults if fault is not None]
 
     def anchors_of(self, chain: str) -> list[Anchor]:
         return [Anchor(head.seq, head.digest) for head in self.heads if head.chain == chain]
@@ -176,8 +176,8 @@ def _show(verified: Verified, recorded: tuple[int, Verified] | None, forged: Seq
     ]
     if as_json:
         shown = [{"of": what, "seq": fault.seq, "what": fault.what} for what, fault in faults]
-        found = {"faults": shown, "forged_anchors": forged, "unproven": verified.unproven}
-        print_json({**dict(facts), **found, "head": str(verified.head)})
+        findings = {"faults": shown, "forged_anchors": forged, "unproven": verified.unproven}
+        print_json({**dict(facts), **findings, "head": str(verified.head)})
     else:
         print_facts(facts)
         for line in (*forged, *(f"{what} {fault.seq} {fault.what}" for what, fault in faults[:_FAULTS_SHOWN])):

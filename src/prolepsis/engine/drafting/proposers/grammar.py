@@ -42,9 +42,9 @@ class GrammarProposer(Proposer):
             return None
         index, left = self._indexes.of(sequence), limit - len(forced)
         start, size = index.find([*sequence.tokens[-_SIZES[0] :], *forced]) if left > 0 else (0, 0)
-        found = continuation(sequence.tokens, start, left) if size else []  # what followed the end of `forced` earlier
-        tokens = (*forced, *found)
-        rates = [FORCED_RATE] * len(forced) + [_FOUND_PRIOR] * len(found)
-        buckets = (_FORCED_BUCKET,) * len(forced) + (size,) * len(found)
+        copied = continuation(sequence.tokens, start, left) if size else []  # what followed the end of `forced` earlier
+        tokens = (*forced, *copied)
+        rates = [FORCED_RATE] * len(forced) + [_FOUND_PRIOR] * len(copied)
+        buckets = (_FORCED_BUCKET,) * len(forced) + (size,) * len(copied)
         parents = tuple(range(-1, len(tokens) - 1))
         return Draft(tokens, parents, self.name, tuple(accumulate(rates, mul)), _FORCED_BUCKET, buckets)

@@ -80,11 +80,11 @@ class HeadTree:
     def grow(self, tokens: Tensor, logprobs: Tensor, states: Tensor | None = None) -> None:
         """Add what the head expects after the new nodes, or at first after the committed tokens (`Candidates`)."""
         parents = self.expanded[-self.num_expanding :] if self.expanded else [ROOT]
-        for row, found in enumerate(rank_rows(self.sequence, self.level, tokens, logprobs)):
+        for row, ranked in enumerate(rank_rows(self.sequence, self.level, tokens, logprobs)):
             parent = parents[row]
             survival = 1.0 if parent == ROOT else self.nodes[parent].survival
             given = None if states is None else states[row]
-            for token, chance in found[: self.tree_params.max_children]:
+            for token, chance in ranked[: self.tree_params.max_children]:
                 if survival * chance >= self.tree_params.min_survival:
                     bucket = confidence_bucket(self.sequence, chance)
                     self.nodes.append(Node(token, parent, self.level + 1, survival * chance, bucket, given))
@@ -136,28 +136,28 @@ def grow_in_one_call(head: TreeHead, trees: Sequence[HeadTree], first: HeadPass)
     specs, tree_params = [tree.spec for tree in trees], trees[0].tree_params
     drafts: list[Draft | None] = []
     grown = head.trees(first.batch, first.cache, first.features, tree_params, specs)
-    for tree, found in zip(trees, grown, strict=True):
-        buckets = tuple([confidence_bucket(tree.sequence, chance) for chance in found.chances])
-        draft = Draft(found.tokens, found.parents, tree.proposer, found.survival, buckets=buckets)
-        drafts.append(draft if found.tokens else None)
+    for tree, result in zip(trees, grown, strict=True):
+        buckets = tuple([confidence_bucket(tree.sequence, chance) for chance in result.chances])
+        draft = Draft(result.tokens, result.parents, tree.proposer, result.survival, buckets=buckets)
+        drafts.append(draft if result.tokens else None)
     return drafts
 
 
 def grow_over_levels(head: LookaheadHead, trees: Sequence[HeadTree], first: HeadPass) -> list[Draft | None]:
-    found = head.look_ahead(first.batch, first.cache, first.features, CANDIDATES)
-    _grow(trees, found.first.tokens, found.first.logprobs)
+    candidates = head.look_ahead(first.batch, first.cache, first.features, CANDIDATES)
+    _grow(trees, candidates.first.tokens, candidates.first.logprobs)
     while growing := [(row, tree) for row, tree in enumerate(trees) if tree.select()]:
         places = [(tree.level - 1) * len(trees) + row for row, tree in growing for _ in range(tree.num_expanding)]
         drafted = [token for _, tree in growing for token in tree.expanding_tokens]
-        tokens, logprobs = head.follow(found, places, drafted, CANDIDATES)
+        tokens, logprobs = head.follow(candidates, places, drafted, CANDIDATES)
         _grow([tree for _, tree in growing], tokens, logprobs)
     return [tree.draft() for tree in trees]
 
 
 def grow_by_passes(head: DraftHead, scratch: Scratch, trees: Sequence[HeadTree], first: HeadPass) -> list[Draft | None]:
     """Grow trees with a pass for each level; drafted tokens are written to scratch pages."""
-    found = head.committed(first.batch, first.cache, first.features, CANDIDATES)
-    _grow(trees, found.tokens, found.logprobs, found.states)
+    candidates = head.committed(first.batch, first.cache, first.features, CANDIDATES)
+    _grow(trees, candidates.tokens, candidates.logprobs, candidates.states)
     slots: list[tuple[int, list[int]]] = []  # written, and the pages to draft in
     for place, (tree, written) in enumerate(zip(trees, first.inputs, strict=True)):
         cached = written.cached + len(written.token_ids)
@@ -167,8 +167,8 @@ def grow_by_passes(head: DraftHead, scratch: Scratch, trees: Sequence[HeadTree],
         batch = pack([tree.input(cached, pages) for tree, cached, pages in growing])  # K/V of earlier nodes again
         given = [tree.nodes[i].given for tree in expanding for i in tree.expanded]
         states = torch.stack([state for state in given if state is not None])
-        found = head.drafted(batch, first.cache, states, CANDIDATES)
-        _grow(expanding, found.tokens, found.logprobs, found.states)
+        candidates = head.drafted(batch, first.cache, states, CANDIDATES)
+        _grow(expanding, candidates.tokens, candidates.logprobs, candidates.states)
     return [tree.draft() for tree in trees]
 
 

@@ -73,8 +73,8 @@ class PromptLookupProposer(Proposer):
         drafts: list[Draft | None] = []
         for sequence, limit in zip(sequences, limits, strict=True):
             start, size = self._indexes.of(sequence).find(sequence.tokens)
-            found = continuation(sequence.tokens, start, limit) if size else []
-            drafts.append(chain(tuple(found), self.name, bucket=size) if size else None)
+            copied = continuation(sequence.tokens, start, limit) if size else []
+            drafts.append(chain(tuple(copied), self.name, bucket=size) if size else None)
         return drafts
 
     def forget(self, sequence: SequenceView) -> None:

@@ -79,17 +79,17 @@ class TextIndex:
         """Return places behind the last tokens of `context` with their matches: longest n-gram, latest place first."""
         w, x, y, z = _last4(context)
         keys = {1: z, 2: y << 32 | z, 4: w << 96 | x << 64 | y << 32 | z}
-        found: dict[int, int] = {}
+        matches: dict[int, int] = {}
         for size in SIZES:
             place, previous = self._heads[size].get(keys[size], 0), self._previous[size]
             quota = _QUOTA[size]
             while place and quota:
-                if place not in found:
-                    found[place] = _match(self.tokens, place, context, size)
+                if place not in matches:
+                    matches[place] = _match(self.tokens, place, context, size)
                 place, quota = previous[place], quota - 1
-            if len(found) >= _ENOUGH:
+            if len(matches) >= _ENOUGH:
                 break
-        return found
+        return matches
 
 
 class SequenceIndex:
@@ -137,15 +137,15 @@ class SequenceIndex:
         given = self._given.find(tokens)
         if not self.goes_on:
             self._choose(own, given)
-        found: list[SuffixContinuation] = []
+        copies: list[SuffixContinuation] = []
         guesses = self._place.guesses(tokens) if self._place is not None else {}
         is_own = self._place is not None and self._place.is_own
         for place, match in guesses.items():
             seen = (own if is_own else given).pop(place, 0)
-            found.append(SuffixContinuation(self._read(place, length, is_own), max(match, seen), FOLLOWED))
-        found += [SuffixContinuation(self._read(place, length, True), match, OWN) for place, match in own.items()]
-        found += [SuffixContinuation(self._read(place, length, False), match, GIVEN) for place, match in given.items()]
-        return found
+            copies.append(SuffixContinuation(self._read(place, length, is_own), max(match, seen), FOLLOWED))
+        copies += [SuffixContinuation(self._read(place, length, True), match, OWN) for place, match in own.items()]
+        copies += [SuffixContinuation(self._read(place, length, False), match, GIVEN) for place, match in given.items()]
+        return copies
 
     def _choose(self, own: dict[int, int], given: dict[int, int]) -> None:
         """Follow the place with the longest match if that is long enough: what is there is being copied."""
@@ -211,13 +211,13 @@ class SharedIndex:
         if not self._end:
             return []
         context = [*tokens[-MAX_MATCH:]]
-        found: dict[int, int] = {}
+        matches: dict[int, int] = {}
         for size in SIZES:
             if size <= len(context):
-                self._walk(size, tag, context, found)
-            if len(found) >= _ENOUGH:
+                self._walk(size, tag, context, matches)
+            if len(matches) >= _ENOUGH:
                 break
-        return [SuffixContinuation(self._read(place, length), match, SHARED) for place, match in found.items()]
+        return [SuffixContinuation(self._read(place, length), match, SHARED) for place, match in matches.items()]
 
     def _walk(self, size: int, tag: int, context: list[int], found: dict[int, int]) -> None:
         """Add places behind the last `size` tokens of the context to `found`, with their match lengths."""
@@ -300,17 +300,17 @@ def propose(shared: SharedIndex | None, requests: Sequence[Request]) -> list[Nod
     drafts: list[Nodes | None] = []
     for index, tokens, tag, limit in requests:
         index.extend(tokens)
-        found = index.find(limit)
+        continuations = index.find(limit)
         if shared is not None:
-            found += shared.find(tag, index.context, limit)
-        draft = _tree(found, limit) if found else None
+            continuations += shared.find(tag, index.context, limit)
+        draft = _tree(continuations, limit) if continuations else None
         drafts.append((draft.tokens, draft.parents, draft.survival, draft.buckets) if draft else None)
     return drafts
 
 
-def _tree(found: Sequence[SuffixContinuation], limit: int) -> Draft | None:
+def _tree(continuations: Sequence[SuffixContinuation], limit: int) -> Draft | None:
     """Return the `limit` likeliest nodes of the trie of continuations, best first."""
-    group = [(c, _WEIGHT[c.kind] * float(1 << min(c.match, MAX_MATCH))) for c in found]
+    group = [(c, _WEIGHT[c.kind] * float(1 << min(c.match, MAX_MATCH))) for c in continuations]
     nodes: list[tuple[int, int, float, int]] = []  # as `best_first` takes them
     heap: list[tuple[float, int, int, int, int, int, _Group]] = []
     order = count()

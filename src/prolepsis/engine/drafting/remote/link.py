@@ -117,15 +117,15 @@ class Connection:
             waiting = select.poll()
             waiting.register(self._socket, select.POLLIN)
             waiting.poll(1000.0 * wait_s)
-        found: list[Drafts] = []
+        received: list[Drafts] = []
         num_bytes = 0
         while data := self._read():
             num_bytes += len(data)
             if num_bytes > _MOST_READ:
                 raise ProtocolError(f"more than {_MOST_READ} bytes at once")
-            found += map(FROM_SERVER.decode, self._reader.feed(data))
-        self.is_good |= bool(found)
-        return found
+            received += map(FROM_SERVER.decode, self._reader.feed(data))
+        self.is_good |= bool(received)
+        return received
 
     def _read(self) -> bytes:
         try:

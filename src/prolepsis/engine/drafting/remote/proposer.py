@@ -279,17 +279,17 @@ class RemoteProposer(Proposer):
             answered = [sent for sent in self._rounds if sent.number <= answer.round]
             if not answered or answered[-1].number != answer.round:
                 raise ProtocolError(f"an answer to round {answer.round}, which waits for none")
-            asked = Counter(number for sent in answered for number in sent.sequences)
+            requested = Counter(number for sent in answered for number in sent.sequences)
             drafts = {sent.number: sent for sent in answer.drafts}
-            if len(drafts) < len(answer.drafts) or not drafts.keys() <= asked.keys():
+            if len(drafts) < len(answer.drafts) or not drafts.keys() <= requested.keys():
                 raise ProtocolError("drafts that were not asked for")
             for sent in answer.drafts:
                 self._check(sent)
             for _ in answered:
                 self._rounds.popleft()
             self._seconds.append(self._clock() - answered[-1].sent_at)
-            self._outcomes["late"] += asked.total() - len(asked)  # the server went on to a later round
-            for number in asked:
+            self._outcomes["late"] += requested.total() - len(requested)  # the server went on to a later round
+            for number in requested:
                 self._arrive(number, drafts.get(number))
 
     def _arrive(self, number: int, sent: SentDraft | None) -> None:

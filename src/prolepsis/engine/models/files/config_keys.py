@@ -76,7 +76,7 @@ def _window(stated: Stated) -> Collection[object]:
 
 def _full(stated: Stated, key: str, kind: object) -> Collection[object]:
     value = stated.get(key)
-    return (None, value) if isinstance(value, list) and all(one == kind for one in value) else (None,)
+    return (None, value) if isinstance(value, list) and all(item == kind for item in value) else (None,)
 
 
 def _same_activation(stated: Stated) -> Collection[object]:
@@ -103,7 +103,7 @@ _ROTATED_PARTS = ("partial_rotary_factor", "rotary_pct")
 def declared(config: object) -> frozenset[str]:
     """Return the keys that transformers' class of a configuration reads, and the keys that its tensors check."""
     kind = type(config)
-    named = {one.name for one in fields(kind)} if is_dataclass(kind) else set(vars(config))
+    named = {entry.name for entry in fields(kind)} if is_dataclass(kind) else set(vars(config))
     aliases: Mapping[str, str] = getattr(kind, "attribute_map", {})
     rotated = [key for key in _ROTATED_PARTS if _rotates_a_part(kind, key)]
     return frozenset({*named, *aliases, *aliases.values(), *rotated, *_OF_TRANSFORMERS})
@@ -121,7 +121,7 @@ def refuse_unread(file: Path, stated: Stated, read: Collection[str]) -> None:
     kind = stated.get("model_type")
     for key in sorted((_CHANGING.keys() | _DEPENDING.keys()) & stated.keys() - set(read)):
         neutral = _CHANGING[key] if key in _CHANGING else _DEPENDING[key](stated)
-        if not any(_equal(stated[key], one) for one in neutral):
+        if not any(_equal(stated[key], default) for default in neutral):
             raise ModelLoadError(f"{file}: {key} is {stated[key]!r}, which is not read here for model_type {kind!r}")
 
 

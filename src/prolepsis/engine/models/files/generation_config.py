@@ -41,11 +41,11 @@ def sampling_of(named: Mapping[str, Any], source: str, place: str) -> SamplingDe
         return None
     try:
         values = {name: _PARAMETERS[name](value) for name, value in named.items()}
-        found = SamplingDefaults(**values, source=source)
-        found.validate()
+        defaults = SamplingDefaults(**values, source=source)
+        defaults.validate()
     except (TypeError, ValueError, OverflowError, InvalidParameter) as error:
         raise ModelLoadError(f"{place}: {error}") from error
-    return found
+    return defaults
 
 
 def token_ids(value: object) -> list[int]:

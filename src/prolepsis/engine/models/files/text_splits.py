@@ -150,4 +150,4 @@ _SINGLE: dict[str, TextSplit] = {
         )
     ),
 }
-SPLITS: Mapping[str, TextSplit] = {name: one for one, names in _NAMES.items() for name in names.split()} | _SINGLE
+SPLITS: Mapping[str, TextSplit] = {name: split for split, names in _NAMES.items() for name in names.split()} | _SINGLE

@@ -33,7 +33,7 @@ def with_formats(parts: TokenizerParts, tool_format: str = AUTO, reasoning_forma
     formats = answer_formats(template_of(parts), tools=tool_format, reasoning=reasoning_format)
     ends = {parts.special_tokens[name] for name in ("bos_token", "eos_token") if name in parts.special_tokens}
     added = parts.backend.get_added_tokens_decoder().values()
-    special = {one.content for one in added if one.special} - ends
+    special = {entry.content for entry in added if entry.special} - ends
     as_text = frozenset(token for token in special if any(token in mark for mark in formats.texts))
     backend = parts.backend
     if as_text:  # special tokens would not be seen
@@ -87,14 +87,14 @@ def _templates(folder: Path, configured: object) -> dict[str, str]:
     files = {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
     if (default := folder / "chat_template.jinja").is_file():
         files["default"] = default
-    found = dict[str, str]()
+    templates = dict[str, str]()
     for name, file in files.items():
         try:
-            found[name] = file.read_text(encoding="utf-8")
+            templates[name] = file.read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
             raise ModelLoadError(f"{file} cannot be read: {error}") from error
-    if found:
-        return found
+    if templates:
+        return templates
     entries = configured if isinstance(configured, list) else [{"name": "default", "template": configured}]
     named = {entry.get("name"): entry.get("template") for entry in entries if isinstance(entry, dict)}
     return {str(name): text for name, text in named.items() if isinstance(text, str)}

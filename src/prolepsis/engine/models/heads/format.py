@@ -166,34 +166,34 @@ def load_head(folder: Path, rows: OutputRows | None = None) -> tuple[HeadConfig,
     """
     config = read_config(folder)
     file = folder / WEIGHTS
-    found: dict[str, Tensor | None] = dict.fromkeys(f.name for f in fields(HeadWeights))
+    values: dict[str, Tensor | None] = dict.fromkeys(f.name for f in fields(HeadWeights))
     try:
         with safe_open(str(file), framework="pt") as tensors:
             present = set(tensors.keys())
             for name, shape in tensor_shapes(config).items():
                 if NAMES[name] in present:
-                    found[name] = tensor = from_file(tensors.get_tensor(NAMES[name]))
+                    values[name] = tensor = from_file(tensors.get_tensor(NAMES[name]))
                     if tuple(tensor.shape) != shape:
                         what = f"{NAMES[name]} is {list(tensor.shape)}; its config says {list(shape)}"
                         raise ModelLoadError(f"{file}: {what}")
                 elif name in ("d2t", "t2d") and config.draft_vocab == config.shape.vocab:  # the whole vocabulary
                     kind, fill = (torch.int64, 0) if name == "d2t" else (torch.bool, 1)
-                    found[name] = torch.full((config.draft_vocab,), fill, dtype=kind)
+                    values[name] = torch.full((config.draft_vocab,), fill, dtype=kind)
                 elif name not in ("t2d", "lm_head") or config.storage == HeadStorage():
                     raise ModelLoadError(f"{file} has no tensor {NAMES[name]!r}")
     except (OSError, SafetensorError) as error:
         raise ModelLoadError(f"{file} is not a whole safetensors file: {error}") from error
-    weights = HeadWeights(**found)  # type: ignore[arg-type]  # only input_norm may be None
+    weights = HeadWeights(**values)  # type: ignore[arg-type]  # only input_norm may be None
     ids, vocab = weights.target_ids, config.shape.vocab
     if int(ids.min()) < 0 or int(ids.max()) >= vocab:
         raise ModelLoadError(f"{file}: d2t leads outside the target's {vocab} tokens")
     drafted = torch.zeros(vocab, dtype=torch.bool)
     drafted[ids] = True
-    if found["t2d"] is None:
+    if values["t2d"] is None:
         weights.t2d = drafted
     if len(set(ids.tolist())) != len(ids) or not torch.equal(drafted, weights.t2d.bool()):
         raise ModelLoadError(f"{file}: d2t and t2d name different tokens")
-    if found["lm_head"] is None:
+    if values["lm_head"] is None:
         if rows is None:
             raise ModelLoadError(f"{file} has no output head: it is that of the target, which is not given")
         weights.lm_head = rows(weights.target_ids)

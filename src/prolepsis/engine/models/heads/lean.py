@@ -165,7 +165,7 @@ class LeanHead:
         rows = batch.logit_rows.to(target.device)
         return layer.leave(g[rows], mixed[rows].flatten(1))
 
-    def _candidates(self, found: tuple[Tensor, Tensor], count: int) -> Candidates:
-        logits, states = found
+    def _candidates(self, outputs: tuple[Tensor, Tensor], count: int) -> Candidates:
+        logits, states = outputs
         logprobs, ids = logits.log_softmax(-1).topk(count)
         return Candidates(self._target_ids[ids].cpu(), logprobs.cpu(), states)

@@ -75,8 +75,8 @@ def save_levels(folder: Path, weights: LevelWeights, report: Mapping[str, Any]) 
 
 
 def read_report(folder: Path) -> dict[str, Any]:
-    with safe_open(str(folder / LEVELS), framework="pt") as found:
-        report: dict[str, Any] = json.loads(found.metadata()[_REPORT])
+    with safe_open(str(folder / LEVELS), framework="pt") as stored:
+        report: dict[str, Any] = json.loads(stored.metadata()[_REPORT])
     return report
 
 
@@ -89,9 +89,9 @@ def load_levels(folder: Path, hidden: int) -> LevelWeights | None:
     if not file.is_file():
         return None
     try:
-        with safe_open(str(file), framework="pt") as found:
-            trained_for = (found.metadata() or {}).get(_HEAD)
-            weights = LevelWeights(**{f.name: from_file(found.get_tensor(f.name)) for f in fields(LevelWeights)})
+        with safe_open(str(file), framework="pt") as stored:
+            trained_for = (stored.metadata() or {}).get(_HEAD)
+            weights = LevelWeights(**{f.name: from_file(stored.get_tensor(f.name)) for f in fields(LevelWeights)})
     except (OSError, SafetensorError) as error:
         raise ModelLoadError(f"{file} does not hold the levels of a draft head: {error}") from error
     n, w = (weights.enter.shape[0], weights.enter.shape[1]) if weights.enter.ndim == 3 else (0, 0)

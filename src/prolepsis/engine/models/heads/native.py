@@ -123,8 +123,8 @@ class NativeHead:
         native_params = module.TreeParams(
             tree_params.num_candidates, tree_params.max_children, tree_params.max_expanded, tree_params.min_survival
         )
-        found = self._decoder.trees(*operands(batch, cache), features, self._shortlist, native_params, native_specs)
-        return [DraftTree(tuple(t.tokens), tuple(t.parents), tuple(t.survival), tuple(t.chances)) for t in found]
+        trees = self._decoder.trees(*operands(batch, cache), features, self._shortlist, native_params, native_specs)
+        return [DraftTree(tuple(t.tokens), tuple(t.parents), tuple(t.survival), tuple(t.chances)) for t in trees]
 
     def logits(
         self, batch: Batch, cache: KVCache, features: Tensor | None, states: Tensor | None

@@ -85,17 +85,17 @@ class HeadEntry:
 def shipped_folders() -> list[Path]:
     """Return the folders of heads that come with packages: this one, those beside it in a checkout, installed ones."""
     checkout = sorted((SHIPPED.parents[5] / "heads").glob(f"*/{NAMESPACE}"))
-    found = find_spec(NAMESPACE)
-    installed = found.submodule_search_locations if found is not None else None
+    spec = find_spec(NAMESPACE)
+    installed = spec.submodule_search_locations if spec is not None else None
     return [SHIPPED, *checkout, *(Path(place) for place in installed or ())]
 
 
 def list_heads(root: Path | None = None) -> list[HeadEntry]:
     """Return all installed heads by name and version, without damaged ones; the user's replace those of packages."""
-    found: dict[tuple[str, int], HeadEntry] = {}
+    entries: dict[tuple[str, int], HeadEntry] = {}
     for entry in _entries(*shipped_folders(), head_folder(root)):
-        found[entry.name, entry.version] = entry
-    return [found[key] for key in sorted(found)]
+        entries[entry.name, entry.version] = entry
+    return [entries[key] for key in sorted(entries)]
 
 
 def find_head(name: str, root: Path | None = None, *, also: str = "") -> HeadEntry:
@@ -169,9 +169,9 @@ def misfit(entry: HeadEntry, shape: LeanShape, identity: str) -> str | None:
 def check_checksum(entry: HeadEntry) -> None:
     """Raise `ModelLoadError` if the weights do not match the recorded checksum."""
     recorded = entry.provenance.sha256
-    if recorded and (found := weights_checksum(entry.folder)) != recorded:
+    if recorded and (checksum := weights_checksum(entry.folder)) != recorded:
         raise ModelLoadError(
-            f"{entry.folder / WEIGHTS} is damaged: its SHA-256 is {found}, not the recorded {recorded}; "
+            f"{entry.folder / WEIGHTS} is damaged: its SHA-256 is {checksum}, not the recorded {recorded}; "
             "import or train the head again"
         )
 
@@ -206,8 +206,8 @@ def _nearest(target: LoadedModel, root: Path | None) -> str:
     if not misfits:
         return ""
     of_other_weights = [label for label, fault in misfits.items() if fault.startswith(_TRAINED_FOR)]
-    found = [*misfits, *of_other_weights, *(label for label, fault in misfits.items() if not fault)][-1]
-    return f"; nearest: {found}, {misfits[found] or 'which records no target, and drafts if draft_head names it'}"
+    nearest = [*misfits, *of_other_weights, *(label for label, fault in misfits.items() if not fault)][-1]
+    return f"; nearest: {nearest}, {misfits[nearest] or 'which records no target, and drafts if draft_head names it'}"
 
 
 def _entries(*roots: Path) -> Iterator[HeadEntry]:

@@ -140,9 +140,9 @@ class GeneralModel:
         return logits[0].float()
 
     def _probe(self, num_layers: int, checkpoint: Checkpoint) -> list[LayerKV]:
-        one = torch.zeros(1, dtype=torch.int32)
+        zero = torch.zeros(1, dtype=torch.int32)
         try:
-            self._run(one, one, one)
+            self._run(zero, zero, zero)
         except ModelLoadError:
             raise
         except Exception as error:  # a class with impossible sizes fails in any way

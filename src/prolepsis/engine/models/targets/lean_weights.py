@@ -114,14 +114,14 @@ class WeightReader(Generic[M]):
         )
 
     def matrix(self, name: str, *sizes: int) -> M:
-        found = self._read(f"{name}.weight")
-        self._check(f"{name}.weight", found.shape, sizes)
-        return found
+        matrix = self._read(f"{name}.weight")
+        self._check(f"{name}.weight", matrix.shape, sizes)
+        return matrix
 
     def vector(self, name: str, size: int) -> Tensor:
-        found = self._checkpoint.tensor(name)
-        self._check(name, found.shape, (size,))
-        return found
+        vector = self._checkpoint.tensor(name)
+        self._check(name, vector.shape, (size,))
+        return vector
 
     def _split(self, name: str, depth: int, *rows: int) -> list[M]:
         """Return the parts of a fused matrix that has these numbers of rows."""
@@ -134,9 +134,9 @@ class WeightReader(Generic[M]):
         weight = self.vector(f"{name}.weight", size)
         return weight.float() + self._shape.norm_offset if self._shape.norm_offset else weight
 
-    def _check(self, name: str, found: tuple[int, ...], sizes: tuple[int, ...]) -> None:
-        if tuple(found) != sizes:
-            raise ModelLoadError(f"{self._checkpoint.source}: {name} is {list(found)}; its config says {list(sizes)}")
+    def _check(self, name: str, shape: tuple[int, ...], sizes: tuple[int, ...]) -> None:
+        if tuple(shape) != sizes:
+            raise ModelLoadError(f"{self._checkpoint.source}: {name} is {list(shape)}; its config says {list(sizes)}")
 
 
 class _NameReader(WeightReader[Tensor]):

@@ -83,9 +83,9 @@ class NativeModel:
         kinds: dict[str, None] = {}
 
         def read(tensor: str) -> StoredMatrix:
-            found = checkpoint.matrix(tensor)
-            kinds[PACKED[found.kind]] = None
-            return found
+            matrix = checkpoint.matrix(tensor)
+            kinds[PACKED[matrix.kind]] = None
+            return matrix
 
         reader = WeightReader(checkpoint, shape, read)
         for layer in reader.layers():
@@ -176,8 +176,8 @@ def angles(rope: Rope, num_positions: int) -> tuple[Tensor, Tensor]:
     Computed in float64: torch's cosine in float32 differs in last bits from one start of a process to the next, where
     two threads are the first to use it at once, and from one instruction set to another.
     """
-    found = torch.arange(num_positions).float()[:, None] * torch.tensor(rope.inv_freq)[None]
-    exact = found.double().numpy()
+    phases = torch.arange(num_positions).float()[:, None] * torch.tensor(rope.inv_freq)[None]
+    exact = phases.double().numpy()
     cosine, sine = (torch.from_numpy(function(exact)).float() for function in (np.cos, np.sin))
     return cosine * rope.scaling, sine * rope.scaling
 

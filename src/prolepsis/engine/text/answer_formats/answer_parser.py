@@ -109,7 +109,7 @@ class AnswerParser:
             self._open("thought")
             return True
         mark = self._call_mark if self._at_start else ""
-        if not ended and any(len(text) < len(one) and one.startswith(text) for one in (start, mark)):
+        if not ended and any(len(text) < len(marker) and marker.startswith(text) for marker in (start, mark)):
             return False
         if mark and text.startswith(mark):
             self._held = text
@@ -137,10 +137,10 @@ class AnswerParser:
         if self._after_mark:
             self._held = self._held.lstrip()
             self._after_mark = not self._held
-        found = min(((at, -len(mark), mark) for mark in marks if (at := self._held.find(mark)) >= 0), default=None)
+        first = min(((at, -len(mark), mark) for mark in marks if (at := self._held.find(mark)) >= 0), default=None)
         begun = len(self._held) - max((_begun(self._held, mark) for mark in marks), default=0)
-        if found is not None and (ended or found[0] < begun):
-            return self._mark(pieces, kind, found[0], found[2])
+        if first is not None and (ended or first[0] < begun):
+            return self._mark(pieces, kind, first[0], first[2])
         is_cut = ended and self._required and self._form is not None and self._call_mark in marks
         holds = bool(marks) and (is_cut or not ended)
         kept = len(self._held) - len(self._held[:begun].rstrip()) if holds else 0

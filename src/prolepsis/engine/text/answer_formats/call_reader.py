@@ -96,10 +96,10 @@ class CallReader:
                 return text
 
     def _head(self, text: str, pieces: list[Piece], *, ended: bool) -> str:
-        found = self._patterns.first.match(text)
-        if found is not None:
-            self._begin(found["name"], pieces)
-            return text[found.end() :]
+        match = self._patterns.first.match(text)
+        if match is not None:
+            self._begin(match["name"], pieces)
+            return text[match.end() :]
         closing = self._patterns.closing
         end = closing.search(text, len(self._form.mark)) if closing is not None else None
         if end is None and (self._required or not ended):

@@ -36,21 +36,21 @@ def answer_formats(template: Template | None, *, tools: str = AUTO, reasoning: s
 
     Raises `ConfigError` for a name that is not known.
     """
-    found = _found(template) if template is not None else AnswerFormats()
+    formats = _found(template) if template is not None else AnswerFormats()
     if tools != AUTO:
         if tools not in TOOL_FORMATS:
             message = f"tool_format is {tools[:64]!r}; allowed: {AUTO}, {', '.join(TOOL_FORMATS)}"
             raise ConfigError(message, param="tool_format")
-        if found.tools is None or found.tools.name != tools:
-            found = replace(found, tools=TOOL_FORMATS[tools], shows_calls=False)
+        if formats.tools is None or formats.tools.name != tools:
+            formats = replace(formats, tools=TOOL_FORMATS[tools], shows_calls=False)
     if reasoning == "none":
-        return replace(found, reasoning=None)
+        return replace(formats, reasoning=None)
     if reasoning != AUTO:
         if reasoning not in REASONING_FORMATS:
             message = f"reasoning_format is {reasoning[:64]!r}; allowed: {AUTO}, none, {', '.join(REASONING_FORMATS)}"
             raise ConfigError(message, param="reasoning_format")
-        return replace(found, reasoning=REASONING_FORMATS[reasoning])
-    return found
+        return replace(formats, reasoning=REASONING_FORMATS[reasoning])
+    return formats
 
 
 _ARGUMENTS: Mapping[str, object] = {
@@ -86,15 +86,15 @@ def _found(template: Template) -> AnswerFormats:
     shows_tools = shown is not None and _CALLS[0].name in shown
     result = {"role": "tool", "tool_call_id": _CALLS[0].id, "name": _CALLS[0].name, "content": "Found-at-9"}
     shows_results = "Found-at-9" in (_rendered(template, [*_messages(1), result]) or "")
-    found = AnswerFormats(HERMES, _reasoning(template, shown), shows_tools=shows_tools, shows_results=shows_results)
+    base = AnswerFormats(HERMES, _reasoning(template, shown), shows_tools=shows_tools, shows_results=shows_results)
     answer = written.rpartition(_QUESTION)[2] if written is not None else ""
     row = next((row for row in ROWS if row.write(_CALLS[:1]) in answer), None)
     row = row or next((row for row in ROWS if not row.at_start and _reads(row, answer, 1)), None)
     if row is not None:
-        return replace(found, tools=_with_several(row, template), shows_calls=True)
+        return replace(base, tools=_with_several(row, template), shows_calls=True)
     if all(text in answer for text in (_CALLS[0].name, "Rome-7")):
-        return replace(found, tools=None, shows_calls=True)
-    return replace(found, tools=next((row for row in ROWS if any(one in template.source for one in row.hints)), HERMES))
+        return replace(base, tools=None, shows_calls=True)
+    return replace(base, tools=next((row for row in ROWS if any(tag in template.source for tag in row.hints)), HERMES))
 
 
 def _reasoning(template: Template, prompt: str | None) -> ReasoningFormat | None:
@@ -122,9 +122,9 @@ def _reads(row: ToolFormat, answer: str, number: int) -> bool:
     parser = AnswerParser(AnswerFormats(row), functions=[Function(call.name, _SCHEMA) for call in _CALLS])
     pieces = [*parser.push(answer[answer.index(row.mark) :]), *parser.finish()]
     names = [piece.text for piece in pieces if piece.kind == "call"]
-    texts = ["".join(one.text for one in pieces if one.kind == "arguments" and one.call == i) for i in range(number)]
+    args = ["".join(part.text for part in pieces if part.kind == "arguments" and part.call == i) for i in range(number)]
     return names == [call.name for call in _CALLS[:number]] and all(
-        is_json_object(text) and json.loads(text) == call.arguments for text, call in zip(texts, _CALLS, strict=False)
+        is_json_object(text) and json.loads(text) == call.arguments for text, call in zip(args, _CALLS, strict=False)
     )
 
 

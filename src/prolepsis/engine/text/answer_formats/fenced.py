@@ -39,7 +39,7 @@ class FencedCalls:
             return ()
         self._next_look = len(text) + len(text) // _GROWTH
         frame, objects, rest = _split(text)
-        values = [_value(one) for one in objects]
+        values = [_value(item) for item in objects]
         are_calls = (self._parallel or len(values) <= 1) and all(
             value is not None and value.keys() in _KEYS and value["name"] in self._names for value in values
         )
@@ -47,7 +47,7 @@ class FencedCalls:
             return None
         if rest:
             return None if ended or not self._may_be_call(rest) else ()
-        calls = [call for one in objects if ended and (call := json_call(one)) is not None and self._fits(call)]
+        calls = [call for item in objects if ended and (call := json_call(item)) is not None and self._fits(call)]
         return calls if not ended or len(calls) == len(objects) else None
 
     def _may_be_call(self, text: str) -> bool:
@@ -57,7 +57,7 @@ class FencedCalls:
             return False
         name = value.get("name", "")
         if isinstance(name, str) and list(value)[-1:] in ([], ["name"]):  # it may go on
-            return any(one.startswith(name) for one in self._names)
+            return any(known.startswith(name) for known in self._names)
         return "name" not in value or name in self._names
 
 
@@ -72,8 +72,8 @@ def _value(text: str) -> dict[str, object] | None:
 def skeletons(functions: Iterable[Function]) -> str:
     """Return calls without their values: what an answer that calls has, too, and drafts are made from."""
     calls = [
-        {"name": one.name, "arguments": dict.fromkeys(named_properties(one.parameters or {}, "", None)[0], "")}
-        for one in functions
+        {"name": func.name, "arguments": dict.fromkeys(named_properties(func.parameters or {}, "", None)[0], "")}
+        for func in functions
     ]
     return "\n".join(f"```json\n{json.dumps(call, ensure_ascii=False, indent=2)}\n```" for call in calls)
 

@@ -42,7 +42,7 @@ class Notation:
         if isinstance(value, str):
             return repr(value) if self.escapes else f"{self.quotes[0]}{value}{self.quotes[0]}"
         if isinstance(value, list):
-            return "[" + self.separator.join(self.write(one) for one in value) + "]"
+            return "[" + self.separator.join(self.write(item) for item in value) + "]"
         if isinstance(value, dict):
             pairs = (
                 f"{self.write(key) if self.quoted_keys else key}{self.colon}{self.write(value[key])}"
@@ -54,7 +54,7 @@ class Notation:
     def holds(self, value: object) -> bool:
         """Return whether a value can be written: without escapes, no text may hold the mark that ends it."""
         if isinstance(value, list | dict):
-            return all(self.holds(one) for one in (value.values() if isinstance(value, dict) else value))
+            return all(self.holds(item) for item in (value.values() if isinstance(value, dict) else value))
         return self.escapes or not isinstance(value, str) or self.quotes[0] not in value
 
     def keys(self, value: Mapping[str, object]) -> list[str]:
@@ -119,10 +119,10 @@ class LiteralRules:
                 self.made.append(f"{known}: {self.value(target)}")
             return known
         if (values := values_of(schema)) is not None:
-            written = [self._notation.write(one) for one in values if self._notation.holds(one)]
+            written = [self._notation.write(value) for value in values if self._notation.holds(value)]
             return "(" + " | ".join(map(lark_quoted, checked_choices(written, values))) + ")"
         if choices := choices_of(schema):
-            return "(" + " | ".join(self.value(one) for one in choices) + ")"
+            return "(" + " | ".join(self.value(choice) for choice in choices) + ")"
         kinds = schema.get("type")
         if isinstance(kinds, list):
             return "(" + " | ".join(self.value({**schema, "type": kind}) for kind in kinds) + ")"
@@ -277,11 +277,11 @@ class _Parser:
                         raise _Incomplete
                     self.at = end + len(quote)
                     return self._text[start:end]
-                found = re.compile(rf"{quote}(?:[^{quote}\\\n]|\\.)*{quote}").match(self._text, self.at)
-                if found is None:
+                match = re.compile(rf"{quote}(?:[^{quote}\\\n]|\\.)*{quote}").match(self._text, self.at)
+                if match is None:
                     raise _Incomplete
-                self.at = found.end()
-                return str(ast.literal_eval(found[0]))
+                self.at = match.end()
+                return str(ast.literal_eval(match[0]))
         if text.startswith("[", self.at):
             return self._list()
         if text.startswith("{", self.at):
@@ -303,8 +303,8 @@ class _Parser:
         return values
 
     def _take(self, pattern: re.Pattern[str]) -> str:
-        found = pattern.match(self._text, self.at)
-        if found is None:
+        match = pattern.match(self._text, self.at)
+        if match is None:
             raise _Incomplete
-        self.at = found.end()
-        return found[0]
+        self.at = match.end()
+        return match[0]

@@ -44,13 +44,13 @@ def resolved(part: Schema, root: Schema) -> Schema:
         target = part.get("$ref")
         if not isinstance(target, str):
             return part
-        found: object = root
+        value: object = root
         for step in target.removeprefix("#").strip("/").split("/"):
             if step:
-                found = found.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(found, dict) else None
-        if not isinstance(found, dict):
+                value = value.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(value, dict) else None
+        if not isinstance(value, dict):
             return {}
-        part = found
+        part = value
     return {}
 
 
@@ -65,11 +65,11 @@ def kinds_of(part: Schema, root: Schema, within: frozenset[object] = frozenset()
     part = resolved(part, root)
     kind, choices, values = part.get("type"), choices_of(part), values_of(part)
     if isinstance(kind, str | list):
-        kinds = frozenset(one for one in ([kind] if isinstance(kind, str) else kind) if isinstance(one, str))
+        kinds = frozenset(name for name in ([kind] if isinstance(kind, str) else kind) if isinstance(name, str))
     elif values is not None:
         kinds = frozenset(map(kind_of, values))
     elif choices:
-        kinds = frozenset().union(*(kinds_of(one, root, within) if isinstance(one, dict) else _ALL for one in choices))
+        kinds = frozenset().union(*(kinds_of(alt, root, within) if isinstance(alt, dict) else _ALL for alt in choices))
     else:
         kinds = _ALL
     return kinds | {"integer"} if "number" in kinds else kinds
@@ -82,10 +82,10 @@ def fits(value: object, part: Schema, root: Schema, within: frozenset[object] = 
     within |= {part["$ref"]} if "$ref" in part else frozenset()
     part = resolved(part, root)
     if (values := values_of(part)) is not None:
-        return any(value == one and kind_of(value) == kind_of(one) for one in values)
-    choices = [one for one in choices_of(part) if isinstance(one, dict)]
+        return any(value == allowed and kind_of(value) == kind_of(allowed) for allowed in values)
+    choices = [choice for choice in choices_of(part) if isinstance(choice, dict)]
     if choices and "type" not in part:
-        return any(fits(value, one, root, within) for one in choices)
+        return any(fits(value, choice, root, within) for choice in choices)
     return kind_of(value) in kinds_of(part, root)
 
 
@@ -101,7 +101,7 @@ def length_bound(part: Schema) -> str:
 def checked_choices(written: Sequence[str], values: Sequence[object]) -> Sequence[str]:
     """Return the values of an argument that can be written; raises `InvalidParameter` where none can."""
     if not written:
-        shown = ", ".join(repr(one)[:64] for one in values[:4]) or "none"
+        shown = ", ".join(repr(value)[:64] for value in values[:4]) or "none"
         message = f"an argument's only values ({shown}) cannot be written in this model's calls"
         raise InvalidParameter(f"{message}; allowed: texts without the marks of its calls", param="tools")
     return written
@@ -125,7 +125,7 @@ def named_properties(
         allowed = f"names without spaces, quotes, brackets, ={others}"
         raise InvalidParameter(f"{message}; allowed: {allowed}", param="tools")
     parts: dict[str, Schema] = {key: part if isinstance(part, dict) else {} for key, part in named.items()}
-    return parts, frozenset(one for one in listed(required) if isinstance(one, str))
+    return parts, frozenset(name for name in listed(required) if isinstance(name, str))
 
 
 def _is_plain(key: str, without: Sequence[str]) -> bool:

@@ -83,10 +83,10 @@ class TaggedArguments:
         key = f"{lark_quoted(before)} /[A-Za-z_][A-Za-z0-9_.-]*/ {lark_quoted(_PLACE.sub('string', after))}"
         if IS_STRING in after:
             key = key.replace('\\"string\\"', '\\"true\\"')
-        one = f"{rule}_any: {key} {rule}_value"
+        any_rule = f"{rule}_any: {key} {rule}_value"
         value = f"{rule}_value[lazy]: /(.|\\n)*/ {lark_quoted(self.close)}"
         rest = f"({lark_quoted(self.between)} {rule}_any)*" if self.between else f"{rule}_any*"
-        return f"({rule}_any {rest})?", [one, value]
+        return f"({rule}_any {rest})?", [any_rule, value]
 
     def _parameter(self, name: str, key: str, part: Schema, root: Schema) -> list[str]:
         part = resolved(part, root)
@@ -149,17 +149,17 @@ class TaggedReader:
     def _parameter(self, text: str) -> tuple[str, int]:
         """Read up to an argument's value, or the end."""
         start = self._between.match(text) if self._num_read else None
-        found = self._opening.match(text, start.end() if start else 0)
-        if found is not None:
-            self._key = found["key"]
+        match = self._opening.match(text, start.end() if start else 0)
+        if match is not None:
+            self._key = match["key"]
             if self._tells_texts:
-                self._is_text = found["kind"] in ("true", "string")
+                self._is_text = match["kind"] in ("true", "string")
             else:
                 self._is_text = kinds_of(self._schema_of(self._key), self._root) == {"string"}
             self._has_begun = False
             lead = ("{" if not self._num_read else ", ") + f"{json.dumps(self._key, ensure_ascii=False)}: "
             self._num_read += 1
-            return lead + ('"' if self._is_text else ""), found.end()
+            return lead + ('"' if self._is_text else ""), match.end()
         if self._tail.match(text) is not None:
             self.ended = True
             return ("}" if self._num_read else "{}"), 0
@@ -201,7 +201,7 @@ class TaggedReader:
 
 
 def _placed(text: str, places: Mapping[str, str]) -> str:
-    return _PLACE.sub(lambda found: places[found[1]], text)
+    return _PLACE.sub(lambda match: places[match[1]], text)
 
 
 def _root(function: Function) -> Schema:
@@ -228,7 +228,7 @@ def _only(part: Schema, kinds: frozenset[str]) -> Schema:
 
 
 def _type_name(kinds: frozenset[str]) -> str:
-    return next((one for one in ("object", "array", "boolean", "null") if kinds == {one}), "number")
+    return next((name for name in ("object", "array", "boolean", "null") if kinds == {name}), "number")
 
 
 def _without_strings(part: Schema, root: Schema, kinds: frozenset[str]) -> dict[str, object]:
@@ -240,13 +240,13 @@ def _without_strings(part: Schema, root: Schema, kinds: frozenset[str]) -> dict[
     ):
         kept["type"] = sorted(kinds - ({"integer"} if "number" in kinds else set()))
     if isinstance(part.get("enum"), list):
-        kept["enum"] = [one for one in listed(part["enum"]) if not isinstance(one, str)]
+        kept["enum"] = [value for value in listed(part["enum"]) if not isinstance(value, str)]
     return kept
 
 
 def _string(part: Schema, close: str) -> str:
     """Return the rest of the rule of a text up to its closing mark, as far as its schema bounds it."""
-    if choices := [one for one in values_of(part) or () if isinstance(one, str)]:
-        written = [one + close for one in choices if (one + close).find(close) == len(one)]
+    if choices := [choice for choice in values_of(part) or () if isinstance(choice, str)]:
+        written = [choice + close for choice in choices if (choice + close).find(close) == len(choice)]
         return ": " + " | ".join(map(lark_quoted, checked_choices(written, choices)))
     return f"[lazy]: /(.|\\n){length_bound(part)}/ {lark_quoted(close)}"

@@ -135,8 +135,8 @@ def pattern_of(text: str) -> str:
 
 
 def _spaced(text: str) -> str:
-    found = re.sub(r"\s+", "\x00", text)
-    escaped = "".join(rf"\s*{re.escape(one)}\s*" if one in "{}[],:" else re.escape(one) for one in found)
+    spaced = re.sub(r"\s+", "\x00", text)
+    escaped = "".join(rf"\s*{re.escape(char)}\s*" if char in "{}[],:" else re.escape(char) for char in spaced)
     return escaped.replace(re.escape("\x00"), r"\s*").replace('"arguments"', '"(?:arguments|parameters)"')
 
 
@@ -165,13 +165,13 @@ def lark_sequence(items: Sequence[str], between: str, rule: str) -> tuple[str, l
     rules, starts = list[str](), list[str]()
     for i, item in enumerate(items):
         follows = f" {rule}_after_{i + 1}" if i + 1 < len(items) else ""
-        one = item.removesuffix("?")
+        name = item.removesuffix("?")
         if i:
             rules.append(
-                f"{rule}_after_{i}: " + (f"({between} {one})?" if item != one else f"{between} {one}") + follows
+                f"{rule}_after_{i}: " + (f"({between} {name})?" if item != name else f"{between} {name}") + follows
             )
         if all(before.endswith("?") for before in items[:i]):
-            starts.append(one + follows)
+            starts.append(name + follows)
     is_optional = all(item.endswith("?") for item in items)
     return f"({' | '.join(starts)}){'?' if is_optional else ''}", rules
 

@@ -23,19 +23,19 @@ def closed(schema: Mapping[str, object]) -> Schema:
     """Return `schema` with its objects closed that list names and say nothing of others."""
     made = rooted(schema)
     try:
-        found, _ = values(made)
+        inside, _ = values(made)
     except TimeoutError:
         return made
-    sources = {id(one.schema): one.schema for value in found for one in value.held[: value.num_sources]}
-    alone = {id(one.held[0].schema) for one in found if len(one.held) == 1}
+    sources = {id(source.schema): source.schema for value in inside for source in value.held[: value.num_sources]}
+    alone = {id(item.held[0].schema) for item in inside if len(item.held) == 1}
     names, is_open = defaultdict[int, dict[str, object]](dict), set[int]()
-    for value in found:
-        for one in value.held:
-            if id(one.schema) in sources:
-                beside = [other.schema for other in value.held if one.beside(other)]
-                names[id(one.schema)] |= {name: True for other in beside for name in _names(other)}
+    for value in inside:
+        for held in value.held:
+            if id(held.schema) in sources:
+                beside = [other.schema for other in value.held if held.beside(other)]
+                names[id(held.schema)] |= {name: True for other in beside for name in _names(other)}
                 if any(other.get(word, False) is not False for other in beside for word in OPEN):
-                    is_open.add(id(one.schema))
+                    is_open.add(id(held.schema))
     for key, part in sources.items():
         if key not in is_open and names[key]:
             _close(part, names[key], alone=key in alone)
@@ -57,7 +57,7 @@ def bounded(schema: Mapping[str, object]) -> Schema:
     except TimeoutError:
         return made
     defs = mapped(made, "$defs")
-    name = next(one for i in count() if (one := f"any-json-value{i or ''}") not in defs)
+    name = next(free for i in count() if (free := f"any-json-value{i or ''}") not in defs)
     for _, part in list(placed(made)):
         kinds = part.get("type")
         is_map = "object" in kinds if isinstance(kinds, list) else kinds == "object"

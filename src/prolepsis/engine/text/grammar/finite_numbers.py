@@ -50,8 +50,8 @@ class FiniteNumbers:
         """
         if mask[self._outside].any():  # inside of strings and of free text letters or quotes may follow
             return mask
-        found = _TAIL.search(self._tail(tokens))
-        banned = self._banned(found) if found else []
+        match = _TAIL.search(self._tail(tokens))
+        banned = self._banned(match) if match else []
         if not banned:
             return mask
         bounded = mask.copy()
@@ -78,5 +78,5 @@ class FiniteNumbers:
 
 
 def _digits(run: bytes) -> bytes:
-    found = _DIGITS.match(run)
-    return found[1] if found else b""
+    match = _DIGITS.match(run)
+    return match[1] if match else b""

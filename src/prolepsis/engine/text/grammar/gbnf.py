@@ -64,7 +64,7 @@ def read(text: str) -> Mapping[str, Part]:
     """Return the rules of a grammar by their names; raises `InvalidGrammar`."""
     reader = _Reader(text)
     rules = reader.rules()
-    unknown = next((one for one in reader.named if one[0] not in rules), None)
+    unknown = next((reference for reference in reader.named if reference[0] not in rules), None)
     if unknown is not None:
         raise _wrong(text, unknown[1], f"names the rule {unknown[0][:64]!r}", "rules that the grammar defines")
     if "root" not in rules:
@@ -78,7 +78,7 @@ class _Reader:
     def __init__(self, text: str) -> None:
         self.named: list[tuple[str, int]] = []  # the rules that are named, and where
         self._text = text
-        self._items = [found for found in _ITEM.finditer(text) if found["space"] is None]
+        self._items = [match for match in _ITEM.finditer(text) if match["space"] is None]
         self._at = 0
 
     def rules(self) -> dict[str, Part]:
@@ -150,28 +150,28 @@ class _Reader:
 
     def _ranges(self, text: str, start: int) -> tuple[tuple[int, int], ...]:
         is_negated = text.startswith("^")
-        codes, found = self._codes(text[is_negated:], start), list[tuple[int, int]]()
+        codes, ranges = self._codes(text[is_negated:], start), list[tuple[int, int]]()
         while codes:
             (low, _), *codes = codes
             high = low
             if len(codes) > 1 and codes[0][1] == "-":
                 (high, _), *codes = codes[1:]
-            found.append((low, high))
-        made = _apart([*found, _SURROGATES], within=True) if is_negated else _apart(found)
-        if any(low > high for low, high in found) or not made or not found:
+            ranges.append((low, high))
+        made = _apart([*ranges, _SURROGATES], within=True) if is_negated else _apart(ranges)
+        if any(low > high for low, high in ranges) or not made or not ranges:
             raise _wrong(self._text, start, f"has [{text[:40]}]", "characters and ranges from a lower to a higher one")
         return made
 
     def _codes(self, text: str, start: int) -> list[tuple[int, str]]:
         """Return the characters of a literal's text, each with how it is written."""
         codes = list[tuple[int, str]]()
-        for found in _CHAR.finditer(text):
-            digits = found[1] or found[2] or found[3]
-            char = _ESCAPES.get(found[4]) if found[4] else found[5]
+        for match in _CHAR.finditer(text):
+            digits = match[1] or match[2] or match[3]
+            char = _ESCAPES.get(match[4]) if match[4] else match[5]
             code = int(digits, 16) if digits else ord(char) if char else LAST_CHAR + 1
             if code > LAST_CHAR or _SURROGATES[0] <= code <= _SURROGATES[1]:
-                raise _wrong(self._text, start, f"has {found[0][:16]}", _ALLOWED_ESCAPES)
-            codes.append((code, found[0]))
+                raise _wrong(self._text, start, f"has {match[0][:16]}", _ALLOWED_ESCAPES)
+            codes.append((code, match[0]))
         return codes
 
     def _unexpected(self, allowed: str) -> InvalidGrammar:
@@ -189,7 +189,7 @@ def _apart(ranges: list[tuple[int, int]], *, within: bool = False) -> tuple[tupl
             joined.append((low, high))
     if not within:
         return tuple(joined)
-    edges = [-1, *(edge for one in joined for edge in one), LAST_CHAR + 1]
+    edges = [-1, *(edge for interval in joined for edge in interval), LAST_CHAR + 1]
     return tuple((a + 1, b - 1) for a, b in zip(edges[::2], edges[1::2], strict=True) if a + 1 < b)
 
 

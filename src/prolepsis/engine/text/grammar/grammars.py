@@ -199,7 +199,7 @@ class Walks:
                 if walk.is_stopped() or walk.is_error() or (walk.is_accepting() and rng.random() < stops):
                     break
                 likely = rng.sample(self._likely, len(self._likely))
-                token = next((one for one in likely if walk.validate_tokens([one])), None)
+                token = next((candidate for candidate in likely if walk.validate_tokens([candidate])), None)
                 if token is None:
                     if num_masks == MAX_MASKS:
                         break

@@ -97,8 +97,8 @@ def _bound_multiples(schema: Schema) -> None:
 
 def _is_beyond(schema: Schema, end: str, sign: int) -> bool:
     """Return whether a bound whose name ends so leaves nothing within `_MOST_MULTIPLE` on its side."""
-    found = [schema.get(f"m{end}"), schema.get(f"exclusiveM{end}")]
-    return any(sign * float(str(value)) >= _MOST_MULTIPLE for value in found if _is_number(value))
+    bounds = [schema.get(f"m{end}"), schema.get(f"exclusiveM{end}")]
+    return any(sign * float(str(value)) >= _MOST_MULTIPLE for value in bounds if _is_number(value))
 
 
 def _is_number(value: object) -> bool:

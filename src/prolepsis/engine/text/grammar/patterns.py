@@ -16,18 +16,18 @@ _IN_LARK = re.compile(r"/((?:[^/\\\n]|\\.)+)/")
 
 def check_repetitions(pattern: str, what: str) -> None:
     """Raise `InvalidGrammar` where counted repetitions inside of each other are too many together."""
-    found = _nested(pattern)
-    if found > MAX_NESTED:
+    num_nested = _nested(pattern)
+    if num_nested > MAX_NESTED:
         raise InvalidGrammar(
-            f"the {what} {_shown(pattern)} repeats inside of repetitions, {found} times in all; "
+            f"the {what} {_shown(pattern)} repeats inside of repetitions, {num_nested} times in all; "
             f"allowed: at most {MAX_NESTED}"
         )
 
 
 def check_lark_repetitions(lark: str) -> None:
     """Do so for each regular expression of a lark grammar."""
-    for found in _IN_LARK.finditer(lark):
-        check_repetitions(found[1], "lark's regular expression")
+    for match in _IN_LARK.finditer(lark):
+        check_repetitions(match[1], "lark's regular expression")
 
 
 def _nested(pattern: str) -> int:
@@ -99,9 +99,9 @@ def _compiled(pattern: str) -> "regex.Pattern[str]":
     """Return a pattern as Python has it: `$` is the very end, and letters, digits and spaces are ECMA's."""
     inside = False
 
-    def spelled(found: re.Match[str]) -> str:
+    def spelled(match: re.Match[str]) -> str:
         nonlocal inside
-        code, name, anything, escaped, opens, other = found.groups()
+        code, name, anything, escaped, opens, other = match.groups()
         if code:
             return f"\\U{int(code, 16):08x}"
         if name:
@@ -110,10 +110,10 @@ def _compiled(pattern: str) -> "regex.Pattern[str]":
             return "." if inside else r"[\s\S]"
         if escaped:
             spaces = {"s": _SPACES if inside else f"[{_SPACES}]", "S": r"\S" if inside else f"[^{_SPACES}]"}
-            return spaces.get(escaped, found[0])
+            return spaces.get(escaped, match[0])
         if opens or other == "]":
             was, inside = inside, bool(opens)
-            return found[0] if not (opens and was) else "\\["
+            return match[0] if not (opens and was) else "\\["
         return "$" if inside else r"\Z"
 
     written = _PART.sub(spelled, pattern)

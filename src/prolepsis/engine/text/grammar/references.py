@@ -33,8 +33,8 @@ def rooted(schema: Mapping[str, object]) -> Schema:
     for part, base in references:
         given = str(part["$ref"])
         url, _, fragment = (whole := _joined(base, given)).partition("#")
-        found = targets.get(whole.rstrip("#")) or (targets[url] + fragment if url in targets else "")
-        part["$ref"] = found if pointed(made, found) is not None and is_local(found) else given
+        resolved = targets.get(whole.rstrip("#")) or (targets[url] + fragment if url in targets else "")
+        part["$ref"] = resolved if pointed(made, resolved) is not None and is_local(resolved) else given
     return made
 
 

@@ -75,6 +75,6 @@ def plain(message: str) -> str:
     first = message.partition("\n")[0]
     if keys := re.match(r"Unimplemented keys: \[(.*)\]", first):
         return f"keywords that cannot be kept: {keys[1].replace(chr(34), '')}"
-    found = ((re.search(pattern, first, re.IGNORECASE), words) for pattern, words in _WORDS)
-    said = next((match.expand(words) for match, words in found if match), first)
+    matches = ((re.search(pattern, first, re.IGNORECASE), words) for pattern, words in _WORDS)
+    said = next((match.expand(words) for match, words in matches if match), first)
     return said.removeprefix("Unsatisfiable schema: ")

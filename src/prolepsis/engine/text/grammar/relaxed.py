@@ -98,13 +98,13 @@ def _bring_bounds_near(schema: Schema) -> None:
 
 def _spell_dependencies(schema: Schema) -> None:
     """Write each dependency as a choice: the name is missing, or what depends on it holds too."""
-    found = [one for keyword in _DEPENDENT for one in mapped(schema, keyword).items()]
-    if not 1 <= len(found) <= _MAX_DEPENDENT:
+    dependencies = [item for keyword in _DEPENDENT for item in mapped(schema, keyword).items()]
+    if not 1 <= len(dependencies) <= _MAX_DEPENDENT:
         return
     for keyword in _DEPENDENT:
         schema.pop(keyword, None)
-    for name, then in found:
-        names = [one for one in then if isinstance(one, str)] if isinstance(then, list) else []
+    for name, then in dependencies:
+        names = [needed for needed in then if isinstance(needed, str)] if isinstance(then, list) else []
         held: Schema = {"required": [name, *names]}
         if not isinstance(then, list):
             held["allOf"] = [then]
@@ -125,7 +125,7 @@ def _spell_one_of_required(schema: Schema) -> None:
     options = listed(schema, "oneOf")
     if not 2 <= len(options) <= _MAX_ONE_OF:
         return
-    given = [one["required"] for one in options if isinstance(one, dict) and one.keys() == {"required"}]
+    given = [option["required"] for option in options if isinstance(option, dict) and option.keys() == {"required"}]
     sets = [set(map(str, names)) for names in given if isinstance(names, list)]
     if len(sets) < len(options):
         return
@@ -133,7 +133,7 @@ def _spell_one_of_required(schema: Schema) -> None:
     choices = list[Schema]()
     for names in sets:
         missing = [sorted(others - names) for others in sets if others is not names]
-        lacks = [{"anyOf": [{"properties": {name: False}} for name in one]} if one else False for one in missing]
+        lacks = [{"anyOf": [{"properties": {name: False}} for name in group]} if group else False for group in missing]
         choices.append({"required": sorted(names), "allOf": lacks})
     also(schema, {"anyOf": choices})
 
@@ -146,8 +146,8 @@ def _left_out(schema: Schema, name: str) -> bool:
 
 
 def _patterns(schema: Schema, name: str) -> list[str]:
-    found = [schema[name]] if name == "pattern" else mapped(schema, name) if name == "patternProperties" else ()
-    return [one for one in found if isinstance(one, str)]
+    patterns = [schema[name]] if name == "pattern" else mapped(schema, name) if name == "patternProperties" else ()
+    return [pattern for pattern in patterns if isinstance(pattern, str)]
 
 
 def _not_held(schema: Schema, name: str) -> bool:

@@ -36,26 +36,26 @@ def schemas(value: object) -> Iterator[dict[str, object]]:
 
 def pointed(root: object, reference: str) -> object:
     """Return what a local reference (`#`, `#/a/b`) points at; None: nothing."""
-    found = root
+    target = root
     for name in reference.removeprefix("#").split("/")[1:]:
         key = unquote(name).replace("~1", "/").replace("~0", "~")
-        if isinstance(found, dict):
-            found = found.get(key)
-        elif isinstance(found, list) and key.isdecimal() and int(key) < len(found):
-            found = found[int(key)]
+        if isinstance(target, dict):
+            target = target.get(key)
+        elif isinstance(target, list) and key.isdecimal() and int(key) < len(target):
+            target = target[int(key)]
         else:
             return None
-    return found
+    return target
 
 
 def listed(schema: Mapping[str, object], name: str) -> list[object]:
     """Return the list of a keyword; empty where it is none."""
-    return found if isinstance(found := schema.get(name), list) else []
+    return value if isinstance(value := schema.get(name), list) else []
 
 
 def mapped(schema: Mapping[str, object], name: str) -> dict[str, object]:
     """Return the object of a keyword; empty where it is none."""
-    return found if isinstance(found := schema.get(name), dict) else {}
+    return value if isinstance(value := schema.get(name), dict) else {}
 
 
 def also(schema: dict[str, object], more: dict[str, object]) -> None:
@@ -86,8 +86,8 @@ def dead_references(root: Mapping[str, object]) -> frozenset[str]:
             judge.alive.add(reference)
             waiting += users[reference]
         else:
-            for asked in judge.asked:
-                users[asked].add(reference)
+            for name in judge.asked:
+                users[name].add(reference)
     return frozenset(targets) - judge.alive
 
 
@@ -112,7 +112,7 @@ def _in_place(schema: object) -> list[str]:
     for part in waiting:
         if isinstance(part, dict):
             names += [str(part["$ref"])] if is_local(part.get("$ref")) else []
-            waiting += [one for name in ("allOf", "anyOf", "oneOf") for one in listed(part, name)]
+            waiting += [branch for name in ("allOf", "anyOf", "oneOf") for branch in listed(part, name)]
     return names
 
 
@@ -157,9 +157,9 @@ class _Judge:
                 if isinstance(target, dict) and name not in followed and len(parts) < _MOST_PARTS and len(part) > 1:
                     followed.add(name)
                     waiting.append(target)
-            if any(one is False for one in inner):
+            if any(branch is False for branch in inner):
                 return None
-            waiting += [one for one in inner if isinstance(one, dict)]
+            waiting += [branch for branch in inner if isinstance(branch, dict)]
         return parts
 
     def _may_be_array(self, part: dict[str, object]) -> bool:

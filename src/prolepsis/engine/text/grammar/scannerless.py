@@ -48,23 +48,23 @@ class _Links:
 
     def ends(self, part: Part) -> _Ends:
         """Return the ends of a part, and note what follows what inside."""
-        if (found := self._known(part)) is not None:
-            return found
+        if (known := self._known(part)) is not None:
+            return known
         if isinstance(part, Repeat):
-            one = self.ends(part.part)
-            self._add(one.last if part.most != 1 else _Places(), one.first)
-            return _Ends(one.empty or not part.least, one.first, one.last)
+            nested = self.ends(part.part)
+            self._add(nested.last if part.most != 1 else _Places(), nested.first)
+            return _Ends(nested.empty or not part.least, nested.first, nested.last)
         assert isinstance(part, Alternation | Sequence), "all others are known"
-        ones = [self.ends(inner) for inner in part.parts]
+        all_ends = [self.ends(inner) for inner in part.parts]
         if isinstance(part, Alternation):
-            firsts, lasts = [one.first for one in ones], [one.last for one in ones]
-            return _Ends(any(one.empty for one in ones), _Places().union(*firsts), _Places().union(*lasts))
+            firsts, lasts = [ends.first for ends in all_ends], [ends.last for ends in all_ends]
+            return _Ends(any(ends.empty for ends in all_ends), _Places().union(*firsts), _Places().union(*lasts))
         whole = _Ends(empty=True)
-        for one in ones:
-            self._add(whole.last, one.first)
-            first = whole.first | one.first if whole.empty else whole.first
-            last = whole.last | one.last if one.empty else one.last
-            whole = _Ends(whole.empty and one.empty, first, last)
+        for nested in all_ends:
+            self._add(whole.last, nested.first)
+            first = whole.first | nested.first if whole.empty else whole.first
+            last = whole.last | nested.last if nested.empty else nested.last
+            whole = _Ends(whole.empty and nested.empty, first, last)
         return whole
 
     def _add(self, last: _Places, first: _Places) -> None:
@@ -97,14 +97,14 @@ class _Automaton:
     def moves(self, state: _Places = frozenset()) -> dict[_Places, int]:
         """Return the states behind one, each with the characters that lead there, as bits."""
         if state not in self._moves:
-            places = _Places().union(*(self._follows[one] for one in state)) if state else self.ends.first
-            found = self._moves[state] = dict[_Places, int]()
+            places = _Places().union(*(self._follows[place] for place in state)) if state else self.ends.first
+            moves = self._moves[state] = dict[_Places, int]()
             groups = [-1]
             for mask in {self._masks[place] for place in places}:
                 groups = [part for group in groups for part in (group & mask, group & ~mask) if part]
             for group in groups:
                 if led := frozenset(place for place in places if self._masks[place] & group):
-                    found[led] = found.get(led, 0) | group
+                    moves[led] = moves.get(led, 0) | group
         return self._moves[state]
 
     def allowed(self, state: _Places = frozenset()) -> int:
@@ -118,7 +118,7 @@ class _Lexing:
     def __init__(self, rules: Mapping[str, Part]) -> None:
         self._apart = set[Part]()
         self._sizes, times = dict[str, int](), dict[str, int]()
-        names = {name: [one.name for one in _all(part) if isinstance(one, RuleName)] for name, part in rules.items()}
+        names = {name: [item.name for item in _all(part) if isinstance(item, RuleName)] for name, part in rules.items()}
         sorter = TopologicalSorter(names)
         with suppress(CycleError):  # rules of a cycle, and those that name one, never get ready
             sorter.prepare()
@@ -129,11 +129,11 @@ class _Lexing:
         if max(_times(part, times) for part in rules.values()) > MAX_NESTED:
             raise InvalidGrammar(f"the grammar repeats inside of repetitions; allowed: {MAX_NESTED} times in all")
         self._rules = {name: self._grouped(part) for name, part in rules.items()}
-        chars = [one for part in rules.values() for one in _all(part) if isinstance(one, Chars)]
-        edges = sorted({edge for one in chars for low, high in one.ranges for edge in (low, high + 1)})
+        chars = [inner for part in rules.values() for inner in _all(part) if isinstance(inner, Chars)]
+        edges = sorted({edge for item in chars for low, high in item.ranges for edge in (low, high + 1)})
         bits = {edge: 1 << i for i, edge in enumerate(edges)}
         self._masks: Mapping[Part, int] = {
-            one: sum(bits[high + 1] - bits[low] for low, high in one.ranges) for one in chars
+            item: sum(bits[high + 1] - bits[low] for low, high in item.ranges) for item in chars
         }
         """The characters of each class as bits; one bit is a range that no class divides."""
         self._automata, self._num_steps = dict[Part, _Automaton](), 0
@@ -178,7 +178,7 @@ class _Lexing:
         """Return the lexemes that go on past the end of one."""
         parts, follows = self._followed()
         automata = {place: self._automaton(part) for place, part in enumerate(parts) if not isinstance(part, Token)}
-        starts = {place: one.allowed() for place, one in automata.items()}
+        starts = {place: automaton.allowed() for place, automaton in automata.items()}
         behind = {a: reduce(or_, (starts[b] for b in follows[a] & automata.keys()), 0) for a in automata}
         self._count(len(automata) ** 2 // 50)
         pairs = ((a, b) for a in automata for b in automata if behind[a] and starts[a] & starts[b])
@@ -210,18 +210,18 @@ class _Lexing:
         """Return the characters with which `other` goes on where a text of `ended` may end."""
         if (ended, other) in self._compared:
             return self._compared[ended, other]
-        found, seen, waiting = 0, set[tuple[_Places, _Places]](), [(frozenset[int](), frozenset[int]())]
+        chars, seen, waiting = 0, set[tuple[_Places, _Places]](), [(frozenset[int](), frozenset[int]())]
         while waiting:
             x, y = waiting.pop()
             moves = other.moves(y).items()
             new = {(a, b) for a, to_a in ended.moves(x).items() for b, to_b in moves if to_a & to_b} - seen
             for a, b in new:
-                found |= other.allowed(b) if a & ended.ends.last else 0
+                chars |= other.allowed(b) if a & ended.ends.last else 0
                 self._count()
             seen |= new
             waiting += new
-        self._compared[ended, other] = found
-        return found
+        self._compared[ended, other] = chars
+        return chars
 
     def _count(self, steps: int = 1) -> None:
         self._num_steps += steps
@@ -242,11 +242,11 @@ class _Lexing:
             most = "" if part.most is None else part.most
             return f"({self._written(part.part, inside=inside)}){{{part.least},{most}}}"
         if isinstance(part, Alternation):
-            return f"({' | '.join(self._written(one, inside=inside) for one in part.parts)})"
+            return f"({' | '.join(self._written(choice, inside=inside) for choice in part.parts)})"
         texts = list[str]()
-        for is_text, group in groupby(part.parts, lambda one: inside and _char(one) != ""):
+        for is_text, group in groupby(part.parts, lambda inner: inside and _char(inner) != ""):
             together = json.dumps("".join(map(_char, parts := list(group))), ensure_ascii=False)
-            texts += [together] if is_text else (self._written(one, inside=inside) for one in parts)
+            texts += [together] if is_text else (self._written(inner, inside=inside) for inner in parts)
         return " ".join(texts) or '""'
 
 
@@ -261,10 +261,10 @@ def _class(chars: Chars) -> str:
 
 
 def _all(part: Part) -> list[Part]:
-    found = [part]
-    for one in found:
-        found += [one.part] if isinstance(one, Repeat) else one.parts if isinstance(one, Sequence | Alternation) else []
-    return found
+    parts = [part]
+    for sub in parts:
+        parts += [sub.part] if isinstance(sub, Repeat) else sub.parts if isinstance(sub, Sequence | Alternation) else []
+    return parts
 
 
 def _times(part: Part, known: Mapping[str, int]) -> int:
@@ -272,7 +272,7 @@ def _times(part: Part, known: Mapping[str, int]) -> int:
     if isinstance(part, Repeat):
         return _times(part.part, known) * max(part.most or part.least, 1)
     if isinstance(part, Sequence | Alternation):
-        return max((_times(one, known) for one in part.parts), default=1)
+        return max((_times(inner, known) for inner in part.parts), default=1)
     return known.get(part.name, 1) if isinstance(part, RuleName) else 1
 
 
@@ -282,7 +282,7 @@ def _looped(name: str, part: Part) -> Part:
     for way in _ways(part, name):
         is_again = isinstance(way[-1] if way else None, RuleName) and _names(way[-1], name)
         (again if is_again else others).append(Sequence(way[:-1] if is_again else way))
-    if not again or not others or any(_names(one, name) for one in again + others):
+    if not again or not others or any(_names(choice, name) for choice in again + others):
         return part
     return Sequence((Repeat(Alternation(tuple(again)), 0, None), Alternation(tuple(others))))
 
@@ -290,8 +290,8 @@ def _looped(name: str, part: Part) -> Part:
 def _ways(part: Part, name: str) -> Iterator[tuple[Part, ...]]:
     """Yield the choices of a rule, also those at its end in which it is named."""
     if isinstance(part, Alternation):
-        for one in part.parts:
-            yield from _ways(one, name)
+        for choice in part.parts:
+            yield from _ways(choice, name)
     elif isinstance(part, Repeat) and (part.least, part.most) == (0, 1):
         yield ()
         yield from _ways(part.part, name)
@@ -302,4 +302,4 @@ def _ways(part: Part, name: str) -> Iterator[tuple[Part, ...]]:
 
 
 def _names(part: Part, name: str) -> bool:
-    return any(isinstance(one, RuleName) and one.name == name for one in _all(part))
+    return any(isinstance(inner, RuleName) and inner.name == name for inner in _all(part))

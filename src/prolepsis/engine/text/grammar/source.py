@@ -85,14 +85,14 @@ def _check_size(source: str, kind: GrammarKind, name: str) -> None:
 def _with_prepared_schemas(lark: str, covers_none: CoversNone) -> str:
     """Return a lark grammar with each schema that it embeds prepared; its own `x-guidance` stays."""
     parts, plain_parts, done, decoder = list[str](), list[str](), 0, json.JSONDecoder()
-    for found in _EMBEDDED.finditer(lark):
-        if found.start() < done:
+    for match in _EMBEDDED.finditer(lark):
+        if match.start() < done:
             continue
         try:
-            schema, end = decoder.raw_decode(lark, found.end())
+            schema, end = decoder.raw_decode(lark, match.end())
         except ValueError:  # in a comment or a terminal, or for the library to refuse
             continue
-        plain_parts.append(lark[done : found.end()])
+        plain_parts.append(lark[done : match.end()])
         parts += [plain_parts[-1], json.dumps(_embedded(schema, covers_none), ensure_ascii=False)]
         done = end
     _check_size("".join([*plain_parts, lark[done:]]), "lark", "lark")

@@ -71,7 +71,7 @@ def _pattern_properties(validator: Any, patterns: Any, instance: Any, schema: An
 def _additional_properties(validator: Any, inner: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
     for name in instance if validator.is_type(instance, "object") else ():
         if name in schema.get("properties", {}) or any(
-            matches(one, name) for one in schema.get("patternProperties", ())
+            matches(pattern, name) for pattern in schema.get("patternProperties", ())
         ):
             continue
         if inner is False:

@@ -45,31 +45,31 @@ def values(root: Schema) -> tuple[list[Value], set[int]]:
     Raises `TimeoutError` where that takes too long.
     """
     parts, looks = [part for _, part in placed(root)], 0
-    joined = {id(one) for part in parts if _is_joint(root, part) for _, group in groups(root, part) for one in group}
+    joined = {id(item) for part in parts if _is_joint(root, part) for _, group in groups(root, part) for item in group}
     while True:
-        num_joined, found, seen = len(joined), list[Value](), set[frozenset[int]]()
+        num_joined, inside, seen = len(joined), list[Value](), set[frozenset[int]]()
         for part in parts:
             waiting = [] if id(part) in joined else [[HeldSchema(part, {})]]
             while waiting:
                 sources = waiting.pop()
-                if (key := frozenset(id(one.schema) for one in sources)) in seen:
+                if (key := frozenset(id(source.schema) for source in sources)) in seen:
                     continue
                 seen.add(key)
                 held = _together(root, sources)
                 looks += len(held)
                 if looks > _MOST_LOOKS:
                     raise TooMany
-                joined.update(id(one.schema) for one in held[len(sources) == 1 :])
+                joined.update(id(source.schema) for source in held[len(sources) == 1 :])
                 if len(held) <= _MOST_PARTS:
-                    found.append(Value(held, len(sources)))
-                    waiting += [inner for inner in _inner(held) if len({id(one.schema) for one in inner}) > 1]
+                    inside.append(Value(held, len(sources)))
+                    waiting += [inner for inner in _inner(held) if len({id(source.schema) for source in inner}) > 1]
         if len(joined) == num_joined:
-            return found, joined
+            return inside, joined
 
 
 def _is_joint(root: Schema, part: Schema) -> bool:
-    found = list(groups(root, part))
-    return bool(found) and len(found) + any(word in part for word in ("properties", "required", *OPEN)) > 1
+    pairs = list(groups(root, part))
+    return bool(pairs) and len(pairs) + any(word in part for word in ("properties", "required", *OPEN)) > 1
 
 
 def groups(root: Schema, part: Schema) -> Iterator[tuple[str, list[object]]]:
@@ -79,57 +79,57 @@ def groups(root: Schema, part: Schema) -> Iterator[tuple[str, list[object]]]:
     for name in ("anyOf", "oneOf"):
         if isinstance(inner := part.get(name), list):
             yield name, inner
-    yield from (("allOf", [one]) for one in listed(part, "allOf") if one not in (True, {}))
+    yield from (("allOf", [schema]) for schema in listed(part, "allOf") if schema not in (True, {}))
     others = [part.get(name) for name in _CONDITIONS]
-    others += [one for name in _DEPENDENT for one in mapped(part, name).values()]
-    for one in others:
-        if isinstance(one, dict):
-            yield "if", [one]
+    others += [schema for name in _DEPENDENT for schema in mapped(part, name).values()]
+    for condition in others:
+        if isinstance(condition, dict):
+            yield "if", [condition]
 
 
 def _together(root: Schema, sources: list[HeldSchema]) -> tuple[HeldSchema, ...]:
     """Return what holds with the sources, these first."""
-    found, seen = list(sources), {id(one.schema) for one in sources}
+    result, seen = list(sources), {id(source.schema) for source in sources}
     if len(sources) == 1 and not _is_joint(root, sources[0].schema):
-        return tuple(found)
-    for one in found:
-        for name, group in groups(root, one.schema):
+        return tuple(result)
+    for held in result:
+        for name, group in groups(root, held.schema):
             for i, inner in enumerate(group):
                 if isinstance(inner, dict) and id(inner) not in seen:
                     seen.add(id(inner))
-                    taken = {(id(one.schema), name): i} if len(group) > 1 else {}
-                    found.append(HeldSchema(inner, {**one.choices, **taken}))
-    return tuple(found)
+                    taken = {(id(held.schema), name): i} if len(group) > 1 else {}
+                    result.append(HeldSchema(inner, {**held.choices, **taken}))
+    return tuple(result)
 
 
 def _inner(held: tuple[HeldSchema, ...]) -> Iterator[list[HeldSchema]]:
     """Yield for each value inside of a value the schemas that say what it is."""
     if len(held) == 1 and "patternProperties" not in held[0].schema:
         return
-    names = dict.fromkeys(name for one in held for name in mapped(one.schema, "properties"))
-    patterns = dict.fromkeys(name for one in held for name in mapped(one.schema, "patternProperties"))
+    names = dict.fromkeys(name for part in held for name in mapped(part.schema, "properties"))
+    patterns = dict.fromkeys(name for part in held for name in mapped(part.schema, "patternProperties"))
     if len(names) * len(patterns) > MOST_MATCHES:
         raise TooMany
-    length = max((len(_first(one.schema)) for one in held), default=0)
+    length = max((len(_first(part.schema)) for part in held), default=0)
     for name in names:
-        yield _dicts((one, inner) for one in held for inner in _of_name(one.schema, name))
+        yield _dicts((part, inner) for part in held for inner in _of_name(part.schema, name))
     for pattern in patterns:
-        yield _dicts((one, mapped(one.schema, "patternProperties").get(pattern, _rest(one.schema))) for one in held)
+        yield _dicts((part, mapped(part.schema, "patternProperties").get(pattern, _rest(part.schema))) for part in held)
     for i in range(length):
-        yield _dicts((one, [*_first(one.schema)[i : i + 1], _items(one.schema)][0]) for one in held)
-    yield _dicts((one, _rest(one.schema)) for one in held)
-    yield _dicts((one, _items(one.schema)) for one in held)
+        yield _dicts((part, [*_first(part.schema)[i : i + 1], _items(part.schema)][0]) for part in held)
+    yield _dicts((part, _rest(part.schema)) for part in held)
+    yield _dicts((part, _items(part.schema)) for part in held)
 
 
-def _dicts(found: Iterator[tuple[HeldSchema, object]]) -> list[HeldSchema]:
-    return [HeldSchema(inner, one.choices) for one, inner in found if isinstance(inner, dict)]
+def _dicts(pairs: Iterator[tuple[HeldSchema, object]]) -> list[HeldSchema]:
+    return [HeldSchema(inner, part.choices) for part, inner in pairs if isinstance(inner, dict)]
 
 
 def _of_name(schema: Schema, name: str) -> list[object]:
     listed = mapped(schema, "properties")
-    found = [listed[name]] if name in listed else []
-    found += [inner for pattern, inner in mapped(schema, "patternProperties").items() if is_found(pattern, name)]
-    return found or [_rest(schema)]
+    schemas = [listed[name]] if name in listed else []
+    schemas += [inner for pattern, inner in mapped(schema, "patternProperties").items() if is_found(pattern, name)]
+    return schemas or [_rest(schema)]
 
 
 def _rest(schema: Schema) -> object:

@@ -22,7 +22,7 @@ class GrammarVocabulary:
         """Read `tokenizer_json`, in the format of the tokenizers library; raises `ValueError` if that is impossible."""
         eos = list(eos_token_ids)
         plain = LLTokenizer(tokenizer_json, n_vocab=size, eos_token=eos or None)
-        added = {one["content"]: one["id"] for one in json.loads(tokenizer_json)["added_tokens"] if not one["special"]}
+        added = {row["content"]: row["id"] for row in json.loads(tokenizer_json)["added_tokens"] if not row["special"]}
         self._text = {text: token for text, token in added.items() if token not in eos}
         is_text = frozenset(self._text.values())
         control = [token for token in range(size) if token not in is_text and plain.is_special_token(token)]
@@ -33,7 +33,7 @@ class GrammarVocabulary:
 
     def lark(self, source: str) -> str:
         """Return a lark grammar in which tokens that are text here, and are named without quotes, stand by their id."""
-        return _LARK.sub(lambda found: self._named(found[1]) or found[0], source)
+        return _LARK.sub(lambda match: self._named(match[1]) or match[0], source)
 
     def _named(self, name: str | None) -> str | None:
         token = self._text.get(f"<{name}>")

@@ -107,8 +107,8 @@ class LlamaCppRendering(Rendering):
 def _selected(reply: Json, paths: Sequence[str] | None) -> Json:
     """Return the values at `paths` under the whole path, as llama.cpp does; all fields where there are no paths."""
     inner = ((name, part) for name, part in reply.items() if isinstance(part, dict))
-    found = {**reply, **{f"{name}/{key}": value for name, part in inner for key, value in part.items()}}
-    return {path: found[path] for path in paths if path in found} if paths else reply
+    values = {**reply, **{f"{name}/{key}": value for name, part in inner for key, value in part.items()}}
+    return {path: values[path] for path in paths if path in values} if paths else reply
 
 
 def _token(token: ShownToken) -> Json:

@@ -149,8 +149,8 @@ def _messages(messages: Sequence[OllamaMessage]) -> Iterator[Message]:
             yield Message(role="tool", content=message.content, tool_call_id=call_id)
             continue
         calls = [
-            call(one.id or f"call_{number + i}", one.function.name, one.function.arguments or {})
-            for i, one in enumerate(message.tool_calls or ())
+            call(tool_call.id or f"call_{number + i}", tool_call.function.name, tool_call.function.arguments or {})
+            for i, tool_call in enumerate(message.tool_calls or ())
         ]
         number += len(calls)
         waiting += [(made.id, made.function.name) for made in calls]

@@ -65,7 +65,7 @@ class _OllamaRendering(Rendering):
             {"index": index, "name": call["name"], "arguments": arguments_of(call["arguments"])}
             for index, call in enumerate(self._calls)
         ]
-        return [{"id": call["id"], "function": one} for call, one in zip(self._calls, functions, strict=True)]
+        return [{"id": call["id"], "function": function} for call, function in zip(self._calls, functions, strict=True)]
 
     def _line(self, texts: dict[str, str], calls: list[Json], logprobs: list[Json] | None) -> Json:
         shown: Json = {"content": texts["content"]}
