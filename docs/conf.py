@@ -1,6 +1,15 @@
 """The documentation as a site: `make docs` builds it with Sphinx from the Markdown files of the repository."""
 
+import sys
+from pathlib import Path
+
+from sphinx.application import Sphinx
+
 from prolepsis import __version__
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from docs.tables import expanded
 
 project = "Prolepsis"
 version = release = __version__
@@ -13,3 +22,8 @@ html_theme = "furo"
 html_title = f"Prolepsis {__version__}"
 html_copy_source = False
 html_show_sphinx = False
+
+
+def setup(site: Sphinx) -> None:
+    """Put tables that are made of the code into pages as they are read."""
+    site.connect("source-read", lambda _, __, source: source.__setitem__(0, expanded(source[0])))

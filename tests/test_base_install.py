@@ -72,7 +72,7 @@ def test_there_is_no_torch(base: Mapping[str, str]) -> None:
 def test_the_base_serves_in_front_of_another_engine(base: Mapping[str, str], tmp_path: Path) -> None:
     folder, port = save_target(tmp_path / "model"), free_port()
     with serving(Spelled(folder)) as upstream:
-        options = {"engine": "upstream", "model": str(folder), "upstream-plain": upstream, "port": str(port)}
+        options = {"engine": "upstream", "model": str(folder), "upstream": f"plain={upstream}", "port": str(port)}
         options |= {"store": f"sqlite:///{tmp_path / 'store.sqlite'}", "served-model-names": "tiny"}
         command = alone("serve", *(f"--{name}={value}" for name, value in options.items()))
         url = f"http://127.0.0.1:{port}"

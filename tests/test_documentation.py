@@ -20,6 +20,7 @@ from typer.exceptions import TyperException
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from docs.tables import MARKER, TABLES
 from prolepsis.server.cli.main import app
 from prolepsis.server.front.key_file import KeyFile, new_key
 from tests.loopback import Reply, Request, serving
@@ -69,6 +70,21 @@ CANNOT_RUN = {
     "prolepsis heads swap": "needs the heads that it names; tests/control/drafts",
 }
 """By the beginning of a command: why it is not run here."""
+
+
+FOLDERS = ("src", "tests", "benchmarks", "docs", "deploy", "monitoring", "heads")
+NOT_OURS = {
+    "utils/cpu_triton_utils.py",
+    "vocab",
+    "templates",
+    "data",
+    "head",
+    "head/levels",
+    "src/prolepsis/x/y.py",
+    "tests/x/test_y.py",
+    "engine/drafting/proposers/NAME.py",
+}
+"""Files that a page names and the repository lacks: of others, and of what a command writes."""
 
 
 @dataclass(frozen=True)
@@ -138,6 +154,35 @@ def test_blocks_name_languages_that_are_highlighted() -> None:
     kinds = {kind: page for page in PAGES for kind in re.findall(r"^ *```(\w+)$", page.read_text(), re.MULTILINE)}
     known = {alias for _, aliases, _, _ in get_all_lexers() for alias in aliases}
     assert not {kind: page for kind, page in kinds.items() if kind not in known}
+
+
+def test_each_table_that_is_made_of_the_code_is_on_a_page() -> None:
+    markers = [marker[1] for page in PAGES for marker in MARKER.finditer(page.read_text())]
+    assert set(markers) == TABLES.keys()
+    assert sum(page.read_text().count("<!-- table:") for page in PAGES) == len(markers), "a marker is a line of its own"
+
+
+def test_a_decision_has_at_most_forty_lines() -> None:
+    decisions = (ROOT / "docs" / "why" / "decisions").glob("0*.md")
+    assert not [page.name for page in decisions if len(page.read_text().splitlines()) > 40]
+
+
+def test_files_and_modules_that_a_page_names_are_there() -> None:
+    paths = [f"/{path.relative_to(ROOT)}" for folder in FOLDERS for path in (ROOT / folder).rglob("*")]
+    known = {*paths, *(path.removesuffix(".py") for path in paths)}
+    missing = []
+    for page in [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md"]:
+        if page.name == "log.md" or page.parent.name == "log":
+            continue
+        text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+        files = re.findall(r"`((?:[a-z_]+/)*[\w-]+\.(?:py|h)|(?:[a-z_]+/)+)`", text)
+        modules = [
+            name.replace(".", "/")
+            for name in re.findall(r"python -m ((?:benchmarks|docs|tests)[\w.]+)", page.read_text())
+        ]
+        named = {*(name.rstrip("/") for name in files), *modules} - NOT_OURS
+        missing += [f"{page.name}: {name}" for name in named if not any(path.endswith(f"/{name}") for path in known)]
+    assert not missing
 
 
 def test_a_command_with_a_wrong_option_is_not_understood() -> None:

@@ -16,7 +16,7 @@ from prolepsis.control.policy.model import PRESETS, Terms
 from prolepsis.control.policy.rollout_terms import RolloutTerms
 from prolepsis.control.policy.source import NUM_LISTED
 from prolepsis.control.web.fields import MAX_PROMPTS, MAX_SAMPLES
-from prolepsis.core.config import EngineConfig, RemoteProposerTerms, ServerConfig, ServiceLimits
+from prolepsis.core.config import EngineConfig, LimitTerms, RemoteProposerTerms, ServerConfig
 from prolepsis.core.facts import MAX_CLASS_RULES, MEDIUM, SHORT
 from prolepsis.core.requests import MAX_LOGIT_BIASES, MAX_STOP_CHARACTERS, MAX_STOP_STRINGS
 from prolepsis.server.batches import lines, routes
@@ -82,7 +82,7 @@ def settings() -> Mapping[str, list[float]]:
     blocks: Sequence[tuple[str, type[BaseModel]]] = (
         ("", EngineConfig),
         ("", ServerConfig),
-        ("limits.", ServiceLimits),
+        ("limits.", LimitTerms),
         ("remote_proposer.", RemoteProposerTerms),
     )
     for prefix, config in blocks:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeGuard, get_args
+from typing import Any, get_args
 
 from fastapi import FastAPI
 from typer.core import TyperGroup
@@ -99,14 +99,16 @@ def settings() -> Iterator[str]:
     """Yield each setting with its type and default."""
     for name, field in sorted((EngineConfig.model_fields | ServerConfig.model_fields).items()):
         default = field.get_default(call_default_factory=True)
-        terms = next((kind for kind in (field.annotation, *get_args(field.annotation)) if _has_terms(kind)), None)
+        terms = terms_of(field.annotation)
         yield f"{name}: {_plain_type(field.annotation)} = {'...' if terms and default else repr(default)}"
         for term, inner in terms.model_fields.items() if terms else ():
             yield f"  {name}.{term}: {_plain_type(inner.annotation)} = {inner.default!r}"
 
 
-def _has_terms(kind: object) -> TypeGuard[type[SettingTerms]]:
-    return isinstance(kind, type) and issubclass(kind, SettingTerms)
+def terms_of(annotation: object) -> type[SettingTerms] | None:
+    """Return the terms that a setting consists of, if any."""
+    kinds = (annotation, *get_args(annotation))
+    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, SettingTerms)), None)
 
 
 def _plain_type(annotation: object) -> str:

@@ -103,7 +103,7 @@ async def _chat(http: httpx.AsyncClient, body: Body, mode: Mode, *, stream: bool
         choice = reply.json()["choices"][0]
         return _read([choice["message"]], choice["token_ids"], choice["finish_reason"])
     choices = [event["choices"][0] for event in _events(reply) if event["choices"]]
-    tokens = [token for choice in choices for token in choice["token_ids"]]
+    tokens = [token for choice in choices for token in choice.get("token_ids", ())]
     return _read([choice["delta"] for choice in choices], tokens, choices[-1]["finish_reason"])
 
 

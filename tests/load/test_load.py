@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from prolepsis.core.config import ServerConfig, ServiceLimits
+from prolepsis.core.config import LimitTerms, ServerConfig
 from prolepsis.core.requests import SamplingParams
 from prolepsis.engine.sampling.noise import noise_key
 from tests.fakes import EngineSetup, reference, request
@@ -65,7 +65,7 @@ def test_a_rush_of_all_kinds_of_clients(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_a_full_queue_answers_at_once_and_the_rest_is_served() -> None:
     outcome = Outcome()
-    config = ServerConfig(max_in_engine=2, limits=ServiceLimits(max_queued=10, max_queued_per_tenant=10))
+    config = ServerConfig(max_in_engine=2, limits=LimitTerms(max_queued=10, max_queued_per_tenant=10))
     with serving(TableServer(config)) as server:
 
         async def flood() -> None:

@@ -12,7 +12,7 @@ import uvicorn
 from prolepsis.control.cost.prices import PriceFile
 from prolepsis.control.policy.source import PolicyFile
 from prolepsis.control.store.store import Store
-from prolepsis.core.config import ServerConfig, ServiceLimits
+from prolepsis.core.config import LimitTerms, ServerConfig
 from prolepsis.core.telemetry.logs import configure_logs
 from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.server.front.keys import Keys
@@ -40,7 +40,7 @@ class Served:
 
 def steady(config: ServerConfig | None = None) -> ServerConfig:
     """Return a configuration under which the engine gets clients' requests only: replays are drawn by chance."""
-    config = config or ServerConfig(max_body_bytes=65536, limits=ServiceLimits(start_drafts=0))
+    config = config or ServerConfig(max_body_bytes=65536, limits=LimitTerms(start_drafts=0))
     return config if "replay_sample" in config.model_fields_set else config.model_copy(update={"replay_sample": 0.0})
 
 

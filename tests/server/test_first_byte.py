@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from starlette.types import Message
 
-from prolepsis.core.config import ServerConfig, ServiceLimits
+from prolepsis.core.config import LimitTerms, ServerConfig
 from prolepsis.core.engine_client import PromptProgress
 from prolepsis.core.errors import DeadlineExceeded
 from prolepsis.core.events import Event, Failed
@@ -71,7 +71,7 @@ class Server:
         self.engine = engine
         self.metrics = Metrics()
         self.app = build(
-            steady(ServerConfig(limits=ServiceLimits(start_drafts=0), **config)), engine, ByteTokenizer(), self.metrics
+            steady(ServerConfig(limits=LimitTerms(start_drafts=0), **config)), engine, ByteTokenizer(), self.metrics
         )
 
     async def post(

@@ -14,8 +14,7 @@ BROUGHT_BY_CLIENTS = frozenset({"client", "prediction"})
 class ClientDraft:
     """Tokens that a client expects from one output position on."""
 
-    position: int
-    """Output position of the first token, from 0."""
+    position: int  # output position of the first token, from 0
     token_ids: tuple[int, ...]
 
     def validate(self, vocab_size: int) -> None:

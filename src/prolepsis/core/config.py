@@ -102,7 +102,7 @@ class RemoteProposerTerms(SettingTerms):
         return given
 
 
-class ServiceLimits(SettingTerms):
+class LimitTerms(SettingTerms):
     max_header_bytes: int = Field(
         default=32 * 2**10, ge=1024, le=2**20, description="largest total size of the request headers"
     )
@@ -477,8 +477,8 @@ class ServerConfig(BaseModel):
         "where it leaves out additionalProperties; move_date, move_tokens_left: such lines of system texts are moved "
         "to the end of the conversation, so that more of it is in the prefix cache; none: nothing of this",
     )
-    limits: ServiceLimits = Field(
-        default=ServiceLimits(), description=f"bounds that few servers change: {described(ServiceLimits)}"
+    limits: LimitTerms = Field(
+        default=LimitTerms(), description=f"bounds that few servers change: {described(LimitTerms)}"
     )
     max_in_engine: int | None = Field(
         default=None,

@@ -33,10 +33,8 @@ class Continuation:
     The tokens are output: positions, keyed noise, penalties, stops, limits and grammar continue after them.
     """
 
-    emitted: tuple[tuple[int, ...], ...]
-    """All tokens of each sample so far, including samples that have ended."""
-    group: ExactGroup
-    """Exact group of the engine that emitted them."""
+    emitted: tuple[tuple[int, ...], ...]  # all tokens of each sample so far, including samples that have ended
+    group: ExactGroup  # exact group of the engine that emitted them
     outside_group: OutsideGroup = "refuse"
 
     def differences(self, here: ExactGroup) -> tuple[str, ...]:
@@ -51,7 +49,6 @@ class Continued:
     """A request lost its engine and went on in another."""
 
     loss: EngineLoss
-    num_tokens: int
-    """Output tokens of all samples that its consumer had at that time."""
+    num_tokens: int  # output tokens of all samples that its consumer had at that time
     pause_s: float
     """What its consumer waited: from the last tokens before the loss, or its arrival, to the next ones."""

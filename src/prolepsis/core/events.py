@@ -15,10 +15,8 @@ class TokenLogprobs:
     """The target's log-probabilities at one token, before temperature and truncation."""
 
     logprob: float
-    top: tuple[tuple[int, float], ...] = ()
-    """(token id, log-probability), likeliest first."""
-    rank: int = 0
-    """Place of the token among all by its logit, from 1; 0: not known."""
+    top: tuple[tuple[int, float], ...] = ()  # (token id, log-probability), likeliest first
+    rank: int = 0  # place of the token among all by its logit, from 1; 0: not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,26 +26,20 @@ class Proposed:
     tokens: tuple[int, ...]
     parents: tuple[int, ...]
     proposer: str
-    sources: tuple[str, ...] = ()
-    """Proposer of each node of a merged draft; empty: all are of `proposer`."""
+    sources: tuple[str, ...] = ()  # proposer of each node of a merged draft; empty: all are of `proposer`
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
     """The first token at which a replay differs from the recorded tokens, and the kind of difference."""
 
-    position: int
-    """Output position, from 0."""
-    emitted: int | None
-    """The token emitted before; None: the sample had ended there."""
-    replayed: int | None
-    """The token of the replay; None: it ended there."""
-    kind: Literal["near_tie", "structural"]
-    """near_tie: rounding explains it (`engine.drafting.divergence`)."""
+    position: int  # output position, from 0
+    emitted: int | None  # the token emitted before; None: the sample had ended there
+    replayed: int | None  # the token of the replay; None: it ended there
+    kind: Literal["near_tie", "structural"]  # near_tie: rounding explains it (`engine.drafting.divergence`)
     margin: float | None = None
     """Distance of the two tokens' scores, in logits; None if one of the runs had ended, or its token is banned."""
-    tolerance: float | None = None
-    """Largest margin that rounding explains, in logits."""
+    tolerance: float | None = None  # largest margin that rounding explains, in logits
 
 
 class Tokens(Tagged, frozen=True):
@@ -56,8 +48,7 @@ class Tokens(Tagged, frozen=True):
     request_id: str
     index: int
     token_ids: tuple[int, ...]
-    position: int
-    """Output position of the first of the tokens, from 0."""
+    position: int  # output position of the first of the tokens, from 0
     logprobs: tuple[TokenLogprobs, ...] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
@@ -66,8 +57,7 @@ class Tokens(Tagged, frozen=True):
     """The draft that was verified, if there was one and the request reports drafts."""
     difference: Difference | None = None
     """Where the request is a replay that leaves its recording here; the sample ends with it."""
-    accepted_by: tuple[str, ...] = ()
-    """The first of the tokens were drafted and accepted: by whom each counts."""
+    accepted_by: tuple[str, ...] = ()  # the first of the tokens were drafted and accepted: by whom each counts
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
     """Of the prompt's tokens from `scored_from` on, where they are asked for: with the first event of a request."""
 

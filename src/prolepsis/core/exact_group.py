@@ -13,12 +13,9 @@ FINGERPRINT = "fingerprint"
 class ExactGroup:
     """The facts that a token depends on apart from its request."""
 
-    weights: str
-    """A hash of the files, 16 hexadecimal digits."""
-    tokenizer: str
-    """A hash of the tokenizer, 16 hexadecimal digits."""
-    forward: str
-    """The forward, with its instruction set and rounding."""
+    weights: str  # A hash of the files, 16 hexadecimal digits
+    tokenizer: str  # A hash of the tokenizer, 16 hexadecimal digits
+    forward: str  # the forward, with its instruction set and rounding
     exactness: str
     machine: str
     """Processor or device, and the library that computes, if the sums of the forward depend on them; else empty."""

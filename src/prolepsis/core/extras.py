@@ -13,8 +13,7 @@ class Extra:
     """An extra of this package, and a module that comes with it."""
 
     name: str
-    package: str
-    """As people call it."""
+    package: str  # as people call it
     module: str
 
     @property

@@ -18,32 +18,22 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 class RequestFacts:
     """One request as policies see it, with the API's defaults."""
 
-    route: str = ""
-    """Path of the endpoint, such as /v1/chat/completions."""
+    route: str = ""  # path of the endpoint, such as /v1/chat/completions
     model: str = ""
-    tenant: str = ""
-    """Empty in development mode."""
+    tenant: str = ""  # empty in development mode
     tier: str = ""
-    key: str = ""
-    """Public part of the API key."""
-    roles: frozenset[str] = frozenset()
-    """Roles the key lists."""
+    key: str = ""  # public part of the API key
+    roles: frozenset[str] = frozenset()  # roles the key lists
     budget: str | None = None
     """Budget class of the key, else as the request declares it; None where neither does."""
-    tools: bool = False
-    """The answer may call tools."""
-    tool_choice: str = "none"
-    """none, auto, required, named (one function) or allowed (a list of them)."""
-    structured_output: str = "none"
-    """none, json_object, json_schema, regex, choice or grammar."""
+    tools: bool = False  # the answer may call tools
+    tool_choice: str = "none"  # none, auto, required, named (one function) or allowed (a list of them)
+    structured_output: str = "none"  # none, json_object, json_schema, regex, choice or grammar
     stream: bool = False
-    priority: int = 0
-    """As the request states it; lower runs first."""
+    priority: int = 0  # as the request states it; lower runs first
     n: int = 1
-    prompt_tokens: int | None = None
-    """Tokens of the longest prompt; None: not known, so no range holds."""
-    max_tokens: float = math.inf
-    """Longest answer asked for; infinite: as long as fits."""
+    prompt_tokens: int | None = None  # tokens of the longest prompt; None: not known, so no range holds
+    max_tokens: float = math.inf  # longest answer asked for; infinite: as long as fits
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
@@ -51,18 +41,12 @@ class RequestFacts:
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    domain: str | None = None
-    """Domain of the answer, as the request declares it; None if it does not."""
-    language: str | None = None
-    """Language tag (BCP 47) as the request states it; None where it states none."""
-    headers: Mapping[str, str] = field(default_factory=dict)
-    """By name in lower case."""
-    flag: frozenset[str] = frozenset()
-    """Feature flags that a policy names and that are true for the request."""
-    time: datetime = EPOCH
-    """When the request arrived, with a time zone."""
-    targeting_key: str | None = None
-    """Key by which shares of requests are drawn; None: not drawn."""
+    domain: str | None = None  # domain of the answer, as the request declares it; None if it does not
+    language: str | None = None  # language tag (BCP 47) as the request states it; None where it states none
+    headers: Mapping[str, str] = field(default_factory=dict)  # by name in lower case
+    flag: frozenset[str] = frozenset()  # feature flags that a policy names and that are true for the request
+    time: datetime = EPOCH  # when the request arrived, with a time zone
+    targeting_key: str | None = None  # key by which shares of requests are drawn; None: not drawn
 
 
 def stated_language(metadata: Mapping[str, str] | None, headers: Mapping[str, str]) -> str | None:
@@ -150,12 +134,9 @@ class FlagDecision:
     key: str
     value: bool
     variant: str | None
-    reason: str
-    """STATIC, TARGETING_MATCH, SPLIT, DEFAULT, DISABLED, CACHED, STALE, UNKNOWN or ERROR."""
-    version: str = ""
-    """Version of the set of flags, if the provider has one."""
-    error: str = ""
-    """OpenFeature's error code, such as FLAG_NOT_FOUND; `value` is then the default."""
+    reason: str  # STATIC, TARGETING_MATCH, SPLIT, DEFAULT, DISABLED, CACHED, STALE, UNKNOWN or ERROR
+    version: str = ""  # version of the set of flags, if the provider has one
+    error: str = ""  # openFeature's error code, such as FLAG_NOT_FOUND; `value` is then the default
 
     @property
     def shown(self) -> str:

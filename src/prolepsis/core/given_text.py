@@ -15,8 +15,7 @@ class GivenText(str):
     """
 
     __slots__ = ("spans",)
-    spans: tuple[Span, ...]
-    """Spans of the given characters, from left to right, none empty."""
+    spans: tuple[Span, ...]  # spans of the given characters, from left to right, none empty
 
     def __new__(cls, text: str, spans: tuple[Span, ...] | None = None) -> "GivenText":
         made = super().__new__(cls, text)

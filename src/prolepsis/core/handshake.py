@@ -73,8 +73,7 @@ class SharedKey:
 
 
 class Hello(Tagged, frozen=True):
-    protocol: _Text
-    """Name and version."""
+    protocol: _Text  # name and version
     nonce: _Number
 
 

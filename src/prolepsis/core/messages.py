@@ -13,8 +13,7 @@ from prolepsis.core.tagged import Tagged
 @dataclass(frozen=True, slots=True)
 class Submit:
     request: GenerateRequest
-    arrival: float
-    """Clock reading (seconds) when the request was accepted; queue time counts from here."""
+    arrival: float  # clock reading (seconds) when the request was accepted; queue time counts from here
 
 
 class Abort(Tagged, frozen=True):
@@ -49,10 +48,8 @@ class StopRun(Tagged, frozen=True):
 class SetCorpora(Tagged, frozen=True):
     """Let the requests of an owner draft from these texts, in place of those before; none: from no text any more."""
 
-    owner: str
-    """A tenant or a route, as `owners` names it."""
-    texts: tuple[bytes, ...]
-    """Token ids of the target, 4 bytes each in the machine's order; the newest last."""
+    owner: str  # A tenant or a route, as `owners` names it
+    texts: tuple[bytes, ...]  # token ids of the target, 4 bytes each in the machine's order; the newest last
 
 
 EngineFault = Literal["none", "hang", "slow", "raise", "damage", "differ", "die"]
@@ -75,8 +72,7 @@ def owners(tenant: str, traffic_class: str) -> tuple[str, str]:
 class SwapHead:
     """Draft with another head from the next step on: the one loaded under `ticket` (`engine.draft_head_slot`)."""
 
-    name: str
-    """NAME@VERSION, or "none"."""
+    name: str  # NAME@VERSION, or "none"
     ticket: int
     proposer: HeadProposerName = DRAFT_HEAD
 

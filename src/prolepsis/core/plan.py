@@ -22,14 +22,12 @@ class DisabledProposer:
 
     proposer: str
     traffic_class: str
-    num_trials: int = 0
-    """Drafts that it may still make, to judge it again."""
+    num_trials: int = 0  # drafts that it may still make, to judge it again
     trial_round: int = 0
     """A grant of another number is a new one; the same one again, in a later plan, grants nothing more."""
     compared: bool = False
     """Its drafts may still be compared with what plain decoding emits: a rollout is judged by them."""
-    tenants: frozenset[str] = frozenset()
-    """The only tenants for which it may not draft; none: for no tenant."""
+    tenants: frozenset[str] = frozenset()  # the only tenants for which it may not draft; none: for no tenant
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +36,7 @@ class SpecPlan:
 
     version: int = 0
     num_speculative_tokens: int = 24
-    proposers: tuple[str, ...] | None = None
-    """None: every proposer the engine has."""
+    proposers: tuple[str, ...] | None = None  # none: every proposer the engine has
     fixed_depth: int | None = None
     """Draft exactly this many tokens where possible instead of letting the window decide (benchmarks, tests)."""
     reason: str = "default"

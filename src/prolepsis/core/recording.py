@@ -74,10 +74,8 @@ Outcome = Literal["match", "near_tie", "structural"]
 class Replayed:
     """The result of a replay."""
 
-    differences: Mapping[int, Difference]
-    """The first difference of each sample that has one."""
-    num_tokens: int
-    """Tokens decoded."""
+    differences: Mapping[int, Difference]  # the first difference of each sample that has one
+    num_tokens: int  # tokens decoded
 
     @property
     def outcome(self) -> Outcome:
@@ -100,8 +98,7 @@ class SampleDifference:
     """The first difference of a sample from its recorded tokens, as it may be shown; see `core.events.Difference`."""
 
     sample: int
-    position: int
-    """Output position, from 0."""
+    position: int  # output position, from 0
     kind: Literal["near_tie", "structural"]
     margin: float | None
     tolerance: float | None

@@ -47,10 +47,8 @@ class SamplingNumber(NamedTuple):
     least: float
     most: float
     allowed: str
-    has_default: bool = False
-    """An operator may set what a client leaves out."""
-    llamacpp: str | None = None
-    """Its name in llama.cpp's and Ollama's APIs, where it is another."""
+    has_default: bool = False  # an operator may set what a client leaves out
+    llamacpp: str | None = None  # its name in llama.cpp's and Ollama's APIs, where it is another
 
 
 _LEAST = math.ulp(0.0)
@@ -238,8 +236,7 @@ class GenerateRequest:
     params: SamplingParams
     n: int = 1  # samples of the same prompt; sample i is keyed by (seed, i) and they share the prompt's pages
     priority: int = 0  # lower runs first; equal priorities run in order of arrival
-    deadline_s: float | None = None
-    """Seconds after arrival at which the request is failed with `DeadlineExceeded`."""
+    deadline_s: float | None = None  # seconds after arrival at which the request is failed with `DeadlineExceeded`
     cache_salt: str = ""
     """Made from tenant and caller: nothing that is drafted or cached under one salt is visible under another."""
     traffic_class: str = ""  # the class by which proposers are counted and judged (`core.facts`)

@@ -191,8 +191,7 @@ class RequestStats:
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0  # prompt tokens whose KV came from the prefix cache
     num_output_tokens: int = 0
-    num_continued_tokens: int = 0
-    """Output tokens that another engine had emitted before; no part of those here."""
+    num_continued_tokens: int = 0  # output tokens that another engine had emitted before; no part of those here
     not_exact: tuple[str, ...] = ()
     """Reasons why later tokens may differ from the undisturbed answer's (`Continuation.differences`)."""
     continued: list[Continued] = field(default_factory=list)

@@ -19,8 +19,7 @@ class TokenIntervals:
     """Waits of the client between two arrivals, by their length."""
     tokens: list[int] = field(default_factory=_zeros)
     """Tokens that arrived, by the wait divided by the number that it brought."""
-    seconds: float = 0.0
-    """The sum of both."""
+    seconds: float = 0.0  # the sum of both
     _last: dict[int, float] = field(default_factory=dict)
 
     def see(self, sample: int, num_tokens: int, now: float) -> None:

@@ -12,10 +12,8 @@ _FORM = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-
 class TraceContext:
     """A span of a trace: https://www.w3.org/TR/trace-context/, version 00."""
 
-    trace_id: str
-    """32 hexadecimal digits, not all zero."""
-    span_id: str
-    """16 hexadecimal digits, not all zero."""
+    trace_id: str  # 32 hexadecimal digits, not all zero
+    span_id: str  # 16 hexadecimal digits, not all zero
     sampled: bool
     parent_id: str = ""
     """The span that it belongs to; empty: it is the first of its trace, or its parent is not known."""

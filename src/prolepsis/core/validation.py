@@ -68,11 +68,9 @@ class Finding:
     """One thing that is wrong with a document, or odd about it: errors make it unusable, warnings do not."""
 
     severity: Severity
-    path: Path
-    """Keys and list positions from the top of the file."""
+    path: Path  # keys and list positions from the top of the file
     message: str
-    line: int | None = None
-    """Line of the file, from 1."""
+    line: int | None = None  # line of the file, from 1
 
     @property
     def where(self) -> str:
@@ -90,14 +88,12 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    path: Path
-    """Keys and list positions from the top, spelt as in the document."""
+    path: Path  # keys and list positions from the top, spelt as in the document
     kind: Kind
     given: object = None
     reason: str = ""
     """What is allowed, as 'allowed: ...' or in a validator's own words; empty for an unknown or a missing key."""
-    names: tuple[str, ...] = ()
-    """For an unknown key: the keys that are known at its place."""
+    names: tuple[str, ...] = ()  # for an unknown key: the keys that are known at its place
 
     @property
     def where(self) -> str:

@@ -17,8 +17,7 @@ Shape = TypeVar("Shape", bound=BaseModel)
 class InvalidFile(ConfigError):
     """A text that cannot be used as the file that it is meant to be."""
 
-    what: ClassVar[str]
-    """The content of the file, and the setting that names it."""
+    what: ClassVar[str]  # the content of the file, and the setting that names it
     command: ClassVar[str] = ""
     """The command that shows all findings; empty: there is none, and the error shows them all."""
 

@@ -236,13 +236,7 @@ def _speculation(
 
 
 def _scheduler(
-    config: EngineConfig,
-    target: LoadedModel,
-    max_model_len: int,
-    paging: Paging,
-    plan: AppliedPlan,
-    *,
-    cost: CostCurve,
+    config: EngineConfig, target: LoadedModel, max_model_len: int, paging: Paging, plan: AppliedPlan, *, cost: CostCurve
 ) -> Scheduler:
     size, ends = target.model.info.vocab_size, target.model.info.eos_token_ids
     limits = SchedulerLimits(config.max_requests, config.max_step_tokens, max_model_len, size, ends)

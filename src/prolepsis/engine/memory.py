@@ -56,8 +56,7 @@ def context_length(config: EngineConfig, limit: int) -> int:
     """Return the longest sequence asked for; raises `ConfigError` for one that the model cannot hold."""
     if config.max_model_len is not None and config.max_model_len > limit:
         raise ConfigError(
-            f"max_model_len is {config.max_model_len}; allowed for this model: at most {limit}",
-            param="max_model_len",
+            f"max_model_len is {config.max_model_len}; allowed for this model: at most {limit}", param="max_model_len"
         )
     return config.max_model_len or limit
 

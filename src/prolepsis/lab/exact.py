@@ -43,14 +43,12 @@ class FirstDifference:
     """The first token of a run that differs from plain decoding; None: the run had ended there."""
 
     run: Run
-    position: int
-    """Output position, from 0."""
+    position: int  # output position, from 0
     plain: int | None
     other: int | None
     kind: Literal["near_tie", "structural"] | None = None
     """None: not classified, as one of the runs had ended, or plain decoding again gave the other token too."""
-    margin: float | None = None
-    """Distance of the two tokens' scores, in logits."""
+    margin: float | None = None  # distance of the two tokens' scores, in logits
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,8 +45,7 @@ class LoadAnswer:
     first_token_s: float | None = None
     total_s: float = 0.0
     num_tokens: int = 0
-    drafts: Mapping[str, Any] = field(default_factory=dict)
-    """`metrics.speculative_decoding` of the answer."""
+    drafts: Mapping[str, Any] = field(default_factory=dict)  # `metrics.speculative_decoding` of the answer
 
     @property
     def per_token_s(self) -> float | None:

@@ -77,8 +77,7 @@ class Host:
         self.is_leaving = False  # it ends once its requests have ended
         self._figures = figures
         self.clock = clock
-        self._connections: dict[_Connection, None] = {}
-        """The one that has been there for the longest comes first."""
+        self._connections: dict[_Connection, None] = {}  # the one that has been there for the longest comes first
         self._plans: dict[_Connection, SpecPlan] = {}  # the most recent one is the last
         self._reporting: asyncio.Task[None] | None = None
         self._contained = Containment()
@@ -194,8 +193,7 @@ class _Connection:
 
     def __init__(self, host: Host, channel: Channel[ToFrontEnd, ToHost], front_end: bytes, number: int) -> None:
         self.front_end = front_end
-        self.work: dict[int, asyncio.Task[None]] = {}
-        """Requests and questions without an answer so far, by number."""
+        self.work: dict[int, asyncio.Task[None]] = {}  # requests and questions without an answer so far, by number
         self.demand, self.demanded_at = Demand(0.0, 0), -math.inf
         self.send = channel.send
         self.abort = channel.abort

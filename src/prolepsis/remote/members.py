@@ -51,8 +51,7 @@ class FailoverSettings:
     check_s: float = 0.25
     """Between two checks of the engines' health; an engine that is not alive at two in a row is lost."""
     list_s: float = 0.5  # between two looks at the directory
-    max_restarts: int = 5
-    """Starts in a row of one engine, each ended within `steady_s`; after them it stays away."""
+    max_restarts: int = 5  # starts in a row of one engine, each ended within `steady_s`; after them it stays away
     steady_s: float = 60.0
     backoff_s: float = 0.5  # before the second start in a row; it doubles, up to 8 s
 
@@ -115,13 +114,13 @@ class ContinuationMetrics:
     """Counters of a front end over all of its engines: losses, continuations and restarts."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        text = "Requests that lost their engine and went on in another, by why it was lost and whether exactly"
+        text = "Requests that lost their engine and went on in another, by why it was lost: exact or not_exact"
         self._continued = counter(registry, "continuations", text, "reason", "result")
-        text = "Time that clients waited for the next token of a request that lost its engine and went on"
+        text = "Wait for the next token of a request that lost its engine, from its last token or its arrival"
         self._pauses = histogram(registry, "continuation_pause_seconds", text)
-        text = "Requests that lost their engine and ended with it, by why"
+        text = "Requests that lost their engine and ended with it: no_engine, other_group, too_often, replay, refused"
         self._refused = counter(registry, "continuations_refused", text, "reason")
-        text = "Engines that were started again after a loss, and starts that failed"
+        text = "Engines that were started again after they ended, and starts that failed: started, failed"
         self._restarts = counter(registry, "engine_restarts", text, "result")
         for result in get_args(RestartResult):
             self._restarts.labels(result)  # an alert on a rise needs the 0 before it

@@ -20,14 +20,7 @@ from prolepsis.core.telemetry.logs import configure_logs
 from prolepsis.engine.kv.memory import MemoryUse
 from prolepsis.engine.start import start_engine
 from prolepsis.engine.text.model_tokenizer import ModelTokenizer
-from prolepsis.remote.channel import (
-    TO_FRONT_END,
-    TO_HOST,
-    front_end_channel,
-    host_channel,
-    read_now,
-    write_now,
-)
+from prolepsis.remote.channel import TO_FRONT_END, TO_HOST, front_end_channel, host_channel, read_now, write_now
 from prolepsis.remote.host import Host, KeptFigures, portable
 from prolepsis.remote.link import HostLink
 from prolepsis.remote.messages import EngineStarted, LogSettings, Start, StartFailed, Status

@@ -24,10 +24,8 @@ class Drafting(Struct, frozen=True):
     """Whether the server takes drafts."""
 
     taken: bool
-    reason: str | None
-    """Reason why it takes none."""
-    max_tokens: int
-    """Most tokens of one draft."""
+    reason: str | None  # reason why it takes none
+    max_tokens: int  # most tokens of one draft
 
 
 class Started(Struct, frozen=True, tag="started"):
@@ -49,8 +47,7 @@ class Emitted(Struct, frozen=True, tag="tokens"):
     token_ids: tuple[int, ...]
     token_strs: tuple[str, ...]
     text: str
-    num_accepted: int
-    """Of these tokens, in the client's draft."""
+    num_accepted: int  # of these tokens, in the client's draft
 
 
 class Corrected(Emitted, frozen=True, tag="corrected"):
@@ -73,8 +70,7 @@ class Done(Struct, frozen=True, tag="done"):
     usage: dict[str, Any]
     seed: int
     drafts: DraftCounts
-    effective: dict[str, Any]
-    """The mode in effect, with its reason."""
+    effective: dict[str, Any]  # the mode in effect, with its reason
     metrics: dict[str, Any] | UnsetType = UNSET
 
 

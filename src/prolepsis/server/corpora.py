@@ -37,12 +37,10 @@ class CorpusReply:
     owner: str
     filename: str
     bytes: int
-    tokens: int | None
-    """null: it has not been tokenised yet."""
+    tokens: int | None  # null: it has not been tokenised yet
     created_at: int
     expires_at: int
-    fault: str | None
-    """Reason why nothing is drafted from it, if so."""
+    fault: str | None  # reason why nothing is drafted from it, if so
 
 
 class Corpora(Feature):

@@ -10,6 +10,7 @@ from prolepsis.control.drafts import heads
 from prolepsis.control.health.routes import HealthPage
 from prolepsis.control.replicas import registry
 from prolepsis.control.rollout import feature as rollout
+from prolepsis.control.store.allowances import AllowanceTable
 from prolepsis.control.traffic import recent
 from prolepsis.control.traffic.feature import TrafficFeature
 from prolepsis.control.web.context import Context
@@ -20,7 +21,9 @@ from prolepsis.core.extras import named
 from prolepsis.engine.text.tokenizer import Tokenizer
 from prolepsis.ops.console import alerts
 from prolepsis.ops.tracing import start as tracing
-from prolepsis.server.admission import feature as admission
+from prolepsis.server.admission.controller import AdmissionController
+from prolepsis.server.admission.leased_buckets import LeasedBuckets
+from prolepsis.server.admission.metrics import AdmissionMetrics
 from prolepsis.server.answering.idempotency import Idempotency
 from prolepsis.server.corpora import Corpora
 from prolepsis.server.front.keys import key_changes
@@ -50,8 +53,17 @@ def services_of(context: Context, sources: Sources, tokenizer: Tokenizer, intake
     config, client, keys = context.config, context.client, sources.keys
     control = speculation_control(context, sources)
     replicas = registry.feature(context, is_draining=lambda: gate.draining)
-    buckets = admission.buckets(context, replicas)
-    gate = admission.feature(context, control.plan, buckets)
+    buckets = LeasedBuckets(AllowanceTable(context.database), lambda: replicas.num_sharing, context.monotonic)
+    is_limited = bool(config.requests_per_minute or config.tokens_per_minute)
+    gate = AdmissionController(
+        config,
+        client,
+        AdmissionMetrics(context.registry),
+        context.base_plan,
+        context.monotonic,
+        apply_plan=control.plan.shed,
+        find_bucket=buckets.bucket if is_limited and context.database.is_kept else None,  # else this server's own
+    )
     traces = tracing.feature(context)
     replays = correctness.feature(
         context,

@@ -52,8 +52,7 @@ class StartedEngine:
     client: EngineClient
     tokenizer: Tokenizer
     compile_seconds: Sequence[float] = ()
-    restart: StartClient | None = None
-    """Starts another engine in its place after it ended."""
+    restart: StartClient | None = None  # starts another engine in its place after it ended
     follow: Callable[[Callable[[], Demand]], None] | None = None
     """Is given what says the demand, where the number of engines follows it."""
 

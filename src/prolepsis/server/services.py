@@ -28,8 +28,7 @@ class Services(ModelParts):
     service_health: ServiceHealth
     tracing: Traces
     corpora: Corpora
-    started: int = field(default_factory=lambda: int(time.time()))
-    """Unix time in seconds."""
+    started: int = field(default_factory=lambda: int(time.time()))  # Unix time in seconds
 
     @property
     def model_names(self) -> tuple[str, ...]:

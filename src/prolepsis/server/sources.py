@@ -28,13 +28,10 @@ class Sources:
 
     keys: Keys = field(default_factory=lambda: Keys(None))
     """Without keys, callers on this machine are the developer."""
-    policy: PolicySource | None = None
-    """None: the policy is the store's."""
+    policy: PolicySource | None = None  # none: the policy is the store's
     flags: FlagFile | FeatureProvider | None = None
-    prices: PriceFile | None = None
-    """Without prices no cost is in money."""
-    output: Sequence[LoadedPolicy] = ()
-    """Every answer passes these before its client sees it."""
+    prices: PriceFile | None = None  # without prices no cost is in money
+    output: Sequence[LoadedPolicy] = ()  # every answer passes these before its client sees it
 
 
 def read_sources(config: ServerConfig) -> Sources:

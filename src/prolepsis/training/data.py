@@ -32,8 +32,7 @@ MAX_LENGTH = 1024
 class TrainingDocument:
     """A prompt and its response with the target's hidden states, for every token except the last one emitted."""
 
-    number: int
-    """Number of the prompt; the split and resumption depend on it."""
+    number: int  # number of the prompt; the split and resumption depend on it
     kind: str
     greedy: bool
     tokens: Tensor  # [n] int32
@@ -215,8 +214,7 @@ class DocumentRef:
     number: int
     kind: str
     response_start: int
-    length: int
-    """Tokens of the document."""
+    length: int  # tokens of the document
 
     def num_anchors(self, first: int | None = None) -> int:
         """Return the slots that predict a token of the response; with `first`, any token from `first` on."""

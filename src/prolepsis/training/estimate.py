@@ -70,8 +70,7 @@ class HeadChoice:
 
     depth: int
     vocab: int
-    tokens: float
-    """Expected tokens of a step."""
+    tokens: float  # expected tokens of a step
     speedup: float
 
 
@@ -110,8 +109,7 @@ class TrainingForecast:
 
     tokens: int
     rates: list[float]
-    length: float
-    """Expected tokens of a step with a chain of 3."""
+    length: float  # expected tokens of a step with a chain of 3
     choice: HeadChoice
 
 

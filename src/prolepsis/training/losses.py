@@ -99,8 +99,7 @@ class LossVocabulary:
 
     frequent: Tensor  # [F] int64
     others: Tensor  # [V - F] int64
-    num_sampled: int
-    """Tokens of `others` in each step."""
+    num_sampled: int  # tokens of `others` in each step
     seed: int = 0
 
     @classmethod

@@ -75,10 +75,8 @@ class Words:
     """
 
     common: tuple[str, ...] = ()
-    proper: tuple[str, ...] = ()
-    """Capitalised words: mostly names of people and places."""
-    plural: tuple[str, ...] = ()
-    """Words of `common` that end in s; not all of them are plurals."""
+    proper: tuple[str, ...] = ()  # capitalised words: mostly names of people and places
+    plural: tuple[str, ...] = ()  # words of `common` that end in s; not all of them are plurals
 
     def topic(self, rng: random.Random) -> str | None:
         """Return one or two words, or None."""
@@ -126,8 +124,7 @@ class PlannedPrompt:
     system: str | None
     opener: str
     open: bool
-    temperature: float
-    """Sampling temperature of the answer; 0 for most."""
+    temperature: float  # sampling temperature of the answer; 0 for most
 
 
 @dataclass(frozen=True, slots=True)

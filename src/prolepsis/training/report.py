@@ -29,8 +29,7 @@ class DataFigures:
     tokens: int
     response_tokens: int
     held_out_documents: int
-    by_kind: Mapping[str, int]
-    """Number of documents by kind of prompt."""
+    by_kind: Mapping[str, int]  # number of documents by kind of prompt
     coverage: Mapping[int, float]
     """Share of response tokens covered by the most frequent tokens, by their number."""
 
@@ -41,12 +40,10 @@ class TrainingOutcome:
 
     target: str
     draft_vocab: int
-    parameters: int
-    """Without the weights that belong to the target."""
+    parameters: int  # without the weights that belong to the target
     data: DataFigures
     settings: Mapping[str, object]
-    seconds: float
-    """Duration of this run; a resumed training counts only its last run."""
+    seconds: float  # duration of this run; a resumed training counts only its last run
     history: Sequence[Measured]
     by_kind: Mapping[str, AcceptedCounts]
 

@@ -38,19 +38,16 @@ class TrainSettings:
     """Settings of the training of a head."""
 
     epochs: Annotated[float, Option(help="passes over the text", min=0.01)] = 4.0
-    max_anchors: int | None = None
-    """Tokens to train on, in place of `epochs`."""
+    max_anchors: int | None = None  # tokens to train on, in place of `epochs`
     anchors_per_step: Annotated[int, Option("--batch", help="tokens in a training step", min=1)] = 768
     rates: Rates = field(default_factory=Rates)
-    prompt_epochs: int = 1
-    """Epochs that train on prompts too: most of them are the target's own text."""
+    prompt_epochs: int = 1  # epochs that train on prompts too: most of them are the target's own text
     seed: Annotated[int, Option(help="seed of prompts, answers and initial weights")] = 0
     workers: int = 2
     dtype: Dtype = "float32"
     measure_every: int = 60
     """Fewest steps between two measurements of held-out acceptance (`trainer.MOST_MEASUREMENTS` is the most)."""
-    held_out_documents: int = 48
-    """Most documents in a measurement."""
+    held_out_documents: int = 48  # most documents in a measurement
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +57,11 @@ class LossSettings:
     num_steps: Annotated[int, Option("--unroll", help="steps of the training-time test", min=1, max=8)] = 3
     warm_up: float = 0.3
     """Share of the training with the first step only: alone, it is learned several times faster."""
-    step_decay: float = 0.8
-    """Weight of step j is step_decay ** j."""
+    step_decay: float = 0.8  # weight of step j is step_decay ** j
     acceptance_share: Annotated[
         float, Option(help="share of keyed acceptance in the loss; the rest is cross entropy", min=0.0, max=1.0)
     ] = 0.0
-    temperature: float = 0.8
-    """Temperature of the acceptance in the loss."""
+    temperature: float = 0.8  # temperature of the acceptance in the loss
     noise: Annotated[float, Option(help="standard deviation of the noise factor on inputs", min=0.0, max=1.0)] = 0.0
     """The factor applies to each hidden state and embedding; with it a small text can be used for more epochs."""
 
@@ -114,10 +109,8 @@ class HeadRecipe:
     weights: Annotated[
         WeightFormat, Option(help="of the exported head: q8_0 without the target's output rows, or bf16 with them")
     ] = "q8_0"
-    init: Path | None = None
-    """Folder of a head that provides sizes, initial weights and the draft vocabulary."""
-    max_tokens: int | None = None
-    """Use at most this much of the data."""
+    init: Path | None = None  # folder of a head that provides sizes, initial weights and the draft vocabulary
+    max_tokens: int | None = None  # use at most this much of the data
     objective: LossSettings = field(default_factory=LossSettings)
     training: TrainSettings = field(default_factory=TrainSettings)
 
@@ -133,8 +126,7 @@ class LevelSettings:
     ] = 400_000
     anchors_per_step: int = 512
     rate: Annotated[float, Option(help="peak learning rate of Muon", min=0.0)] = 6e-3
-    level_decay: float = 0.8
-    """Weight of level i is level_decay ** (i - 1)."""
+    level_decay: float = 0.8  # weight of level i is level_decay ** (i - 1)
     unconditioned_weight: float = 0.3
     """Weight of a level's prediction before the drafted token is known, in addition to the conditioned one."""
     num_sampled: int = 1024

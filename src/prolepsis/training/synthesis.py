@@ -63,11 +63,9 @@ class DataRequest:
     """The text to generate."""
 
     folder: Path
-    tokens: int
-    """Prompt and response tokens with features, over all shards of the folder."""
+    tokens: int  # prompt and response tokens with features, over all shards of the folder
     aux_layers: tuple[int, ...]
-    prompts: Sequence[OwnPrompt] = ()
-    """The user's own prompts; they come first."""
+    prompts: Sequence[OwnPrompt] = ()  # the user's own prompts; they come first
     seed: int = 0
     limits: SynthesisLimits = field(default_factory=SynthesisLimits)
     tokens_per_shard: int = 65536
@@ -164,12 +162,10 @@ class Writing:
 
     plan: PlannedPrompt
     prompt: list[int]
-    user: str
-    """The user turn written so far."""
+    user: str  # the user turn written so far
     answering: bool
     tokens: list[int] = field(default_factory=list)
-    kept: int | None = None
-    """Tokens to keep if a loop was found."""
+    kept: int | None = None  # tokens to keep if a loop was found
 
 
 class Synthesiser:

@@ -28,8 +28,7 @@ class Target:
 
     name: str
     path: Path
-    identity: str
-    """`LoadedModel.identity`."""
+    identity: str  # `LoadedModel.identity`
     tokenizer: ModelTokenizer
     shape: LeanShape
     ends: EndParts[Tensor]

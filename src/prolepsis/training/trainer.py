@@ -25,10 +25,8 @@ MOST_MEASUREMENTS = 24
 class TrainingProgress:
     """Progress of a training."""
 
-    step: int
-    """Completed steps."""
-    fraction: float
-    """Share of all steps that are done, 0 to 1."""
+    step: int  # completed steps
+    fraction: float  # share of all steps that are done, 0 to 1
 
 
 class TrainTask(ABC):
@@ -70,8 +68,7 @@ class Measured:
     loss: float
     rates: list[float]
     """Acceptance rate of drafted positions 1, 2, ... if those before were accepted."""
-    length: float
-    """Expected tokens of a step with a chain of 3."""
+    length: float  # expected tokens of a step with a chain of 3
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import pytest
 from prolepsis.adapters.ray.autoscaling import IN_FLIGHT, QUEUE_AGE_S, WAITING, Scaling, policy, wanted_replicas
 from prolepsis.adapters.ray.cluster import Cluster, noted_address, prepare, started_aside
 from prolepsis.adapters.ray.start import start_replicas
-from prolepsis.core.config import EngineConfig, ServerConfig, ServiceLimits
+from prolepsis.core.config import EngineConfig, LimitTerms, ServerConfig
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.telemetry.metrics import Metrics
 
@@ -176,6 +176,6 @@ def test_the_policy_reads_what_ray_serve_has_gathered() -> None:
 def test_settings_bound_the_number() -> None:
     assert Scaling.of(ServerConfig(replicas=3)) == Scaling(least=3, most=3)
     assert Scaling.of(ServerConfig(replicas=3)).is_fixed
-    scaling = Scaling.of(ServerConfig(max_replicas=4, limits=ServiceLimits(samples_per_replica=8)))
+    scaling = Scaling.of(ServerConfig(max_replicas=4, limits=LimitTerms(samples_per_replica=8)))
     assert scaling == Scaling(least=1, most=4, samples_per_replica=8)
     assert not scaling.is_fixed

@@ -32,7 +32,7 @@ def test_settings_that_make_no_sense(settings: dict[str, Any], param: str) -> No
     with pytest.raises(ConfigError) as refused:
         start_upstream(EngineConfig.model_validate({"engine": "upstream", **settings}))
     assert param in str(refused.value)
-    assert refused.value.param == param.partition(".")[0]
+    assert str(refused.value.param).partition(".")[0] == param.partition(".")[0]
 
 
 @pytest.mark.parametrize("api", APIS)

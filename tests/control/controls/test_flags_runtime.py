@@ -12,7 +12,7 @@ from openfeature.provider import FeatureProvider
 from openfeature.provider.in_memory_provider import InMemoryProvider
 
 from prolepsis.control.controls.flag_file import FlagFile
-from prolepsis.core.config import EngineConfig, ServerConfig, ServiceLimits
+from prolepsis.core.config import EngineConfig, LimitTerms, ServerConfig
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.requests import SpeculationChoice
 from prolepsis.core.telemetry.metrics import Metrics
@@ -34,7 +34,7 @@ class FlagApp:
         self.metrics = Metrics()
         if policy is not None:
             (folder / "policy.yaml").write_text(policy)
-        config = ServerConfig(controls_file=folder / "controls.json", limits=ServiceLimits(start_drafts=0))
+        config = ServerConfig(controls_file=folder / "controls.json", limits=LimitTerms(start_drafts=0))
         self.app: FastAPI = build(
             config,
             self.engine,

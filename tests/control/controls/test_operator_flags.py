@@ -15,7 +15,7 @@ from prolepsis.control.controls.flag_file import ENABLED, KILL, FlagFile
 from prolepsis.control.controls.operator_flags import MAX_FLAGS, OperatorFlags, plain_definition, stricter
 from prolepsis.control.store.controls import Control, ControlTable, control_key
 from prolepsis.control.store.store import Store
-from prolepsis.core.config import ServerConfig, ServiceLimits
+from prolepsis.core.config import LimitTerms, ServerConfig
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.facts import FlagDecision, RequestFacts
 from prolepsis.core.telemetry.metrics import Metrics
@@ -59,7 +59,7 @@ async def server(
     folder: Path, flags: Path | None = None, store: Store | None = None, name: str = "kill"
 ) -> AsyncIterator[Server]:
     provider = FlagFile(flags) if flags is not None else None
-    config = ServerConfig(controls_file=folder / name / "controls.json", limits=ServiceLimits(start_drafts=0))
+    config = ServerConfig(controls_file=folder / name / "controls.json", limits=LimitTerms(start_drafts=0))
     (folder / name).mkdir(exist_ok=True)
     engine = FakeEngine()
     app = build(config, engine, ByteTokenizer(), Metrics(), flags=provider, store=store)

@@ -20,7 +20,7 @@ from prolepsis.control.health.eligibility import (
 )
 from prolepsis.control.policy.check import InvalidPolicy
 from prolepsis.control.store.store import Store
-from prolepsis.core.config import ServerConfig, ServiceLimits
+from prolepsis.core.config import LimitTerms, ServerConfig
 from prolepsis.core.stats import DeviceSeconds, ProposerCounts, RequestStats
 from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.server.openai.replies import MetricsReply
@@ -246,7 +246,7 @@ class EligibilityApp:
         if policy is not None:
             (folder / "policy.yaml").write_text(policy)
         file = None if policy is None else folder / "policy.yaml"
-        config = config or ServerConfig(limits=ServiceLimits(start_drafts=0))
+        config = config or ServerConfig(limits=LimitTerms(start_drafts=0))
         app = build(config, self.engine, ByteTokenizer(), metrics, policy=file, prices=prices, store=store)
         self.features = [one for one in app.state.features if one.name in ("policy", "health", "learned")]
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost")

@@ -14,7 +14,7 @@ import pytest
 from prolepsis.control.policy.runtime import Policies
 from prolepsis.control.policy.source import PolicyFile
 from prolepsis.control.web.caller import ROLES
-from prolepsis.core.config import EngineConfig, ServerConfig, ServiceLimits
+from prolepsis.core.config import EngineConfig, LimitTerms, ServerConfig
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.facts import MAX_CLASS_RULES, OTHER_RULES
 from prolepsis.core.requests import GenerateRequest, SpeculationChoice
@@ -56,7 +56,7 @@ class PolicyApp:
         held = PolicyFile(self.folder / "policy.yaml")
         metrics = Metrics()
         app = build(
-            ServerConfig(limits=ServiceLimits(start_drafts=0)),
+            ServerConfig(limits=LimitTerms(start_drafts=0)),
             self.engine,
             ByteTokenizer(),
             metrics,

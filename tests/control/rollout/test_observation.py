@@ -9,7 +9,7 @@ import pytest
 
 from prolepsis.control.rollout.observation import observed, values_of
 from prolepsis.control.rollout.runtime import Rollouts, RolloutView
-from prolepsis.core.config import ServerConfig, ServiceLimits
+from prolepsis.core.config import LimitTerms, ServerConfig
 from prolepsis.core.ended import End, PromptEnded, RequestAbout, RequestEnded
 from prolepsis.core.errors import EngineError, InvalidParameter
 from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams
@@ -195,7 +195,7 @@ async def counted(folder: Path, text: str, **body: Any) -> tuple[bool, float]:
     (folder / "policy.yaml").write_text(CALLS_POLICY)
     metrics, engine = Metrics(), FakeEngine(info=replace(INFO, max_model_len=4096), text=text, step=5)
     app = build(
-        ServerConfig(limits=ServiceLimits(start_drafts=0)),
+        ServerConfig(limits=LimitTerms(start_drafts=0)),
         engine,
         ByteTokenizer(),
         metrics,

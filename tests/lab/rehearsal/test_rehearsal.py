@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from prolepsis.control.policy.check import NOTHING_KNOWN, usable_policy
-from prolepsis.core.config import ServerConfig, ServiceLimits
+from prolepsis.core.config import LimitTerms, ServerConfig
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.recorded_draft import RecordedDraft
 from prolepsis.engine.drafting.cost import flat_cost
@@ -76,7 +76,7 @@ def test_requests_wait_for_one_another_where_places_are_few() -> None:
 
 
 def test_a_full_queue_refuses_as_the_server_does() -> None:
-    server = ServerConfig(max_in_engine=1, limits=ServiceLimits(max_queued=1, max_queued_per_tenant=1))
+    server = ServerConfig(max_in_engine=1, limits=LimitTerms(max_queued=1, max_queued_per_tenant=1))
     trace = Trace(lines=tuple(line(0.001 * i, tenant="a") for i in range(3)))
     outcomes = rehearse(trace, RehearsedServer(machine=MACHINE, server=server)).outcomes
     assert [one.error is None for one in outcomes] == [True, True, False]

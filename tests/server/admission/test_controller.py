@@ -13,7 +13,7 @@ from starlette.requests import HTTPConnection
 from prolepsis.control.web.caller import Caller
 from prolepsis.control.web.errors import RequestAborted
 from prolepsis.control.web.refusals import Refused
-from prolepsis.core.config import ServerConfig, ServiceLimits
+from prolepsis.core.config import LimitTerms, ServerConfig
 from prolepsis.core.engine_client import Demand
 from prolepsis.core.errors import DeadlineExceeded
 from prolepsis.core.events import Event, Tokens
@@ -65,7 +65,7 @@ async def test_no_more_than_the_places_are_in_the_engine(keyed_app: KeyedApp) ->
 async def test_a_full_queue_is_429_and_a_full_server_503(keyed_app: KeyedApp) -> None:
     ann, bob, eve = keyed_app.key(tenant="ann"), keyed_app.key(tenant="bob"), keyed_app.key(tenant="eve")
     engine = FakeEngine(hold_after=0)
-    config = ServerConfig(max_in_engine=1, limits=ServiceLimits(max_queued=3, max_queued_per_tenant=2))
+    config = ServerConfig(max_in_engine=1, limits=LimitTerms(max_queued=3, max_queued_per_tenant=2))
     async with keyed_app.open(engine, config) as http:
         gate = keyed_app.app.state.admission
         tasks = [ask(http, ann)]
@@ -152,7 +152,7 @@ async def test_several_prompts_are_let_in_and_charged_as_one(keyed_app: KeyedApp
         tokens_per_minute={"key": 300},
         requests_per_minute={"key": 50},
         max_in_engine=1,
-        limits=ServiceLimits(max_queued_per_tenant=2),
+        limits=LimitTerms(max_queued_per_tenant=2),
     )
     async with keyed_app.open(engine, limits) as http:
         reply = await ask(http, key, prompt=["Hi"] * 3)
@@ -390,7 +390,7 @@ async def test_places_follow_the_engines_that_are_there() -> None:
 
 async def test_a_tenants_first_request_waits_for_no_other_tenants_long_ones() -> None:
     bare, leave, later = (
-        Bare(ServerConfig(limits=ServiceLimits(max_queued_per_tenant=500))),
+        Bare(ServerConfig(limits=LimitTerms(max_queued_per_tenant=500))),
         asyncio.Event(),
         asyncio.Event(),
     )
@@ -460,7 +460,7 @@ async def test_a_request_for_many_samples_neither_waits_for_an_empty_engine_nor_
 
 async def test_a_tenant_that_waits_for_its_share_fills_no_more_than_its_room() -> None:
     """Its first request may displace others in the engine, but it has used much, so theirs are next in turn."""
-    bare, leave = Bare(ServerConfig(limits=ServiceLimits(max_queued_per_tenant=2))), asyncio.Event()
+    bare, leave = Bare(ServerConfig(limits=LimitTerms(max_queued_per_tenant=2))), asyncio.Event()
     await bare.set_places(2)
     await bare.use(bare.caller("b"), 1000)
     others = await started(*(bare.stay(bare.caller("a"), leave) for _ in range(3)))
@@ -484,7 +484,7 @@ async def test_places_that_are_configured_are_not_exceeded() -> None:
 
 async def test_load_is_shed_from_the_first_level_to_the_last_and_back() -> None:
     bare, leave = (
-        Bare(ServerConfig(max_in_engine=1, shed_after_s=(1, 2, 4, 8), limits=ServiceLimits(shed_hold_s=3))),
+        Bare(ServerConfig(max_in_engine=1, shed_after_s=(1, 2, 4, 8), limits=LimitTerms(shed_hold_s=3))),
         asyncio.Event(),
     )
     later = asyncio.Event()
@@ -536,7 +536,7 @@ async def test_load_is_shed_from_the_first_level_to_the_last_and_back() -> None:
 
 async def test_waiting_in_the_engine_is_load_too() -> None:
     """A prompt that no pass has begun counts from its arrival here, unless it is batch work."""
-    bare, leave = Bare(ServerConfig(shed_after_s=(1, 2, 4, 8), limits=ServiceLimits(shed_hold_s=3))), asyncio.Event()
+    bare, leave = Bare(ServerConfig(shed_after_s=(1, 2, 4, 8), limits=LimitTerms(shed_hold_s=3))), asyncio.Event()
     await bare.set_places(16)
     tasks = await started(bare.stay(bare.caller("a"), leave), bare.stay(bare.caller("c", "batch"), leave, name="b"))
     bare.clock.now += 5
@@ -555,7 +555,7 @@ async def test_waiting_in_the_engine_is_load_too() -> None:
 
 
 async def test_a_backlog_sheds_the_work_of_the_tenant_that_has_it() -> None:
-    config = ServerConfig(max_in_engine=2, shed_after_s=(1, 2, 4, 8), limits=ServiceLimits(shed_hold_s=3))
+    config = ServerConfig(max_in_engine=2, shed_after_s=(1, 2, 4, 8), limits=LimitTerms(shed_hold_s=3))
     bare, leave = Bare(config), asyncio.Event()
     tasks = await started(*(bare.stay(bare.caller("a"), leave) for _ in range(3)))
     bare.clock.now += 8
@@ -593,7 +593,7 @@ async def test_waiting_batch_work_does_not_count_as_overload() -> None:
 
 async def test_waiting_batch_work_locks_no_request_out() -> None:
     config = ServerConfig(
-        max_in_engine=1, shed_after_s=(1, 2, 4, 800), limits=ServiceLimits(max_queued=4, max_queued_per_tenant=2)
+        max_in_engine=1, shed_after_s=(1, 2, 4, 800), limits=LimitTerms(max_queued=4, max_queued_per_tenant=2)
     )
     bare, leave, now = Bare(config), asyncio.Event(), asyncio.Event()
     tasks = await started(bare.stay(bare.caller(), now))

@@ -15,7 +15,7 @@ from starlette.types import Message
 from prolepsis.control.web.caller import Caller
 from prolepsis.control.web.errors import RequestRefused
 from prolepsis.control.web.refusals import Refused
-from prolepsis.core.config import ServerConfig, ServiceLimits
+from prolepsis.core.config import LimitTerms, ServerConfig
 from prolepsis.core.errors import DeadlineExceeded
 from prolepsis.server.answering.idempotency import Answers, Idempotency, RecordedReply
 from prolepsis.server.front.key_file import KeyFile, new_key
@@ -36,7 +36,7 @@ PATHS = {
 }
 ONE = {"idempotency-key": "one"}
 LIMITED = ServerConfig(
-    tokens_per_minute={"key": 1_000_000}, requests_per_minute={"key": 3}, limits=ServiceLimits(header_timeout_s=60)
+    tokens_per_minute={"key": 1_000_000}, requests_per_minute={"key": 3}, limits=LimitTerms(header_timeout_s=60)
 )
 
 

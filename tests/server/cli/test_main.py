@@ -43,15 +43,12 @@ def test_help_names_every_command_and_status() -> None:
         assert f"{status} " in text
 
 
-def test_the_readme_lists_every_command() -> None:
-    listed: dict[str, set[str]] = {}
-    for row in re.findall(
-        r"^\| (`.+?) \| ", README.read_text().split("## Commands")[1].split("\n## ")[0], re.MULTILINE
-    ):
-        for span in re.findall(r"`([a-z].+?)`", row):
-            name, _, verbs = span.partition(" ")
-            listed[name] = set(verbs.replace("\\", "").split("|")) - {""}
-    assert listed == {name: set(getattr(load_command(name), "commands", ())) for name in COMMANDS}
+def test_the_readme_names_every_command() -> None:
+    rows = re.findall(r"^\| (?!---).*", README.read_text().split("## Commands")[1].split("\n## ")[0], re.MULTILINE)
+    named = {
+        name for row in rows for span in re.findall(r"`([a-z].+?)`", row) for name in span.split(" ")[0].split(", ")
+    }
+    assert named == set(COMMANDS)
 
 
 def test_version() -> None:

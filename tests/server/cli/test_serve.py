@@ -59,7 +59,7 @@ def test_settings_that_vllm_cannot_follow_are_refused_before_it_loads(setting: s
 
 
 @pytest.mark.parametrize(
-    ("setting", "value"), [("replay-sample", "0.5"), ("kv-memory", "1GiB"), ("upstream-plain", "nowhere")]
+    ("setting", "value"), [("replay-sample", "0.5"), ("kv-memory", "1GiB"), ("upstream", "plain=nowhere")]
 )
 def test_settings_that_upstream_engines_cannot_follow_are_named(setting: str, value: str, tmp_path: Path) -> None:
     arguments = ["--engine", "upstream", "--store", "none", "--model", str(tmp_path), f"--{setting}", value]

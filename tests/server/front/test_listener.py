@@ -20,7 +20,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from prolepsis.core.config import EngineConfig, ServerConfig, ServiceLimits
+from prolepsis.core.config import EngineConfig, LimitTerms, ServerConfig
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.server.front.key_file import KeyFile, new_key
@@ -39,7 +39,7 @@ NUM_CLIENTS = 150
 
 def serve_with_few_descriptors(url: Connection) -> None:
     """Serve, with room for 10,000 connections, until only 20 more files may be opened."""
-    with served(FakeEngine(), ServerConfig(limits=ServiceLimits(max_connections=10_000))) as running:
+    with served(FakeEngine(), ServerConfig(limits=LimitTerms(max_connections=10_000))) as running:
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/dev/fd")) + 20, hard))
         url.send(running.url)
@@ -94,7 +94,7 @@ def test_every_client_is_answered_where_descriptors_run_out(silent: int) -> None
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a connection whose client takes nothing")
 def test_the_kernel_ends_a_connection_whose_client_takes_nothing_of_what_is_left() -> None:
     """As when the route has ended and the rest of its answer is with the kernel."""
-    with bind(ServerConfig(port=0, limits=ServiceLimits(write_timeout_s=0.1))) as listener, socket.socket() as client:
+    with bind(ServerConfig(port=0, limits=LimitTerms(write_timeout_s=0.1))) as listener, socket.socket() as client:
         listener.listen()
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.connect(listener.getsockname())

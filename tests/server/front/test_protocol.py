@@ -9,7 +9,7 @@ from contextlib import ExitStack
 import httpx
 import pytest
 
-from prolepsis.core.config import ServerConfig, ServiceLimits
+from prolepsis.core.config import LimitTerms, ServerConfig
 from tests.server.conftest import Served, served
 from tests.server.fakes import FakeEngine
 from tests.server.raw_http import connected, error_of, trickled
@@ -18,7 +18,7 @@ from tests.waiting import wait_for
 HEAD = b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n"
 POST = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n"
 PATIENT = ServerConfig(
-    max_body_bytes=4096, limits=ServiceLimits(header_timeout_s=0.5, upload_timeout_s=0.5, max_connections=3)
+    max_body_bytes=4096, limits=LimitTerms(header_timeout_s=0.5, upload_timeout_s=0.5, max_connections=3)
 )
 
 
@@ -79,7 +79,7 @@ def test_a_body_that_trickles_in_ends_with_408_and_then_without_a_connection(imp
 
 
 def test_a_slow_answer_does_not_count_as_a_slow_client() -> None:
-    config = ServerConfig(limits=ServiceLimits(header_timeout_s=0.5))
+    config = ServerConfig(limits=LimitTerms(header_timeout_s=0.5))
     with served(FakeEngine(delay_s=0.2), config) as running, httpx.Client(base_url=running.url) as client:
         for _ in range(2):
             reply = client.post("/v1/completions", json={"model": "tiny", "prompt": "Hi", "max_tokens": 9})
@@ -109,7 +109,7 @@ def test_one_connection_too_many_is_503_until_another_ends() -> None:
 
 
 def test_silent_connections_lock_no_client_out() -> None:
-    with served(FakeEngine(), ServerConfig(limits=ServiceLimits(max_connections=3))) as running, ExitStack() as stack:
+    with served(FakeEngine(), ServerConfig(limits=LimitTerms(max_connections=3))) as running, ExitStack() as stack:
         silent = [stack.enter_context(connected(running)) for _ in range(3)]
         with connected(running) as client:
             ask_liveness(client)

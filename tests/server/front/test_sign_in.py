@@ -27,7 +27,7 @@ from prolepsis.control.web.routes import (
     Route,
     Routes,
 )
-from prolepsis.core.config import ServerConfig, ServiceLimits
+from prolepsis.core.config import LimitTerms, ServerConfig
 from prolepsis.server.admission.metrics import AdmissionMetrics
 from prolepsis.server.answering.stream import AnswerStream, Json
 from prolepsis.server.front.keys import Keys
@@ -284,7 +284,7 @@ async def test_with_keys_any_name_of_the_server_will_do(keyed_app: KeyedApp) -> 
 
 
 async def test_sizes(keyed_app: KeyedApp) -> None:
-    config = ServerConfig(max_body_bytes=4096, limits=ServiceLimits(max_header_bytes=2048))
+    config = ServerConfig(max_body_bytes=4096, limits=LimitTerms(max_header_bytes=2048))
     async with keyed_app.open(FakeEngine(), config) as http:
         large = await http.post("/v1/completions", content=b" " * 5000)
         assert (large.status_code, large.json()["error"]["code"]) == (413, "request_too_large")
@@ -311,7 +311,7 @@ async def test_an_upload_that_never_ends_is_408(keyed_app: KeyedApp) -> None:
         yield b"{"
         await asyncio.Event().wait()
 
-    async with keyed_app.open(FakeEngine(), ServerConfig(limits=ServiceLimits(upload_timeout_s=0.05))) as http:
+    async with keyed_app.open(FakeEngine(), ServerConfig(limits=LimitTerms(upload_timeout_s=0.05))) as http:
         response = await http.post("/v1/completions", content=trickle())
     assert (response.status_code, response.json()["error"]["code"]) == (408, "request_timeout")
     assert keyed_app.refused("upload_too_slow") == 1
@@ -375,7 +375,7 @@ async def test_a_client_that_takes_nothing_ends_its_request() -> None:
     async def stalled(_: Message) -> None:
         await asyncio.Event().wait()
 
-    await guard(route, ServerConfig(limits=ServiceLimits(write_timeout_s=0.05)))(scope("/v1/models"), nothing, stalled)
+    await guard(route, ServerConfig(limits=LimitTerms(write_timeout_s=0.05)))(scope("/v1/models"), nothing, stalled)
     assert caught == [0.05, 0.0]
 
 
@@ -394,9 +394,7 @@ async def test_a_client_that_takes_nothing_is_not_a_failure() -> None:
 
     with capture_logs() as logs:
         for app in (route, AnswerStream(events())):
-            await guard(app, ServerConfig(limits=ServiceLimits(write_timeout_s=0.02)))(
-                scope("/v1/models"), never, stalled
-            )
+            await guard(app, ServerConfig(limits=LimitTerms(write_timeout_s=0.02)))(scope("/v1/models"), never, stalled)
     assert logs == []
 
 
@@ -420,6 +418,6 @@ async def test_a_reader_that_stalls_later_in_a_stream_is_not_a_failure() -> None
             await asyncio.Event().wait()
 
     with capture_logs() as logs:
-        app = guard(AnswerStream(events()), ServerConfig(limits=ServiceLimits(write_timeout_s=0.02)))
+        app = guard(AnswerStream(events()), ServerConfig(limits=LimitTerms(write_timeout_s=0.02)))
         await app(scope("/v1/models"), never, stalls)
     assert (logs, len(sent), ended) == ([], 4, True)

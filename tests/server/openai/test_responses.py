@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from pydantic import BaseModel, TypeAdapter
 
 from prolepsis.control.store.store import open_store
-from prolepsis.core.config import ServerConfig, ServiceLimits
+from prolepsis.core.config import LimitTerms, ServerConfig
 from prolepsis.core.errors import EngineError
 from tests.fake_client import INFO
 from tests.server.conftest import Served, served
@@ -260,7 +260,7 @@ def check_order(events: list[dict[str, Any]]) -> None:
 )
 def test_events_have_openais_order_and_types(sqlite: str, text: str, options: dict[str, Any], background: bool) -> None:
     store = open_store(sqlite, CollectorRegistry())
-    config = ServerConfig(store=sqlite, response_retention_days=1, limits=ServiceLimits(start_drafts=0))
+    config = ServerConfig(store=sqlite, response_retention_days=1, limits=LimitTerms(start_drafts=0))
     body = {"model": "tiny", "input": "Hi", "stream": True, "background": background, **options}
     with (
         closing(store),

@@ -5,7 +5,7 @@ from typing import Any
 import httpx
 import pytest
 
-from prolepsis.core.config import MovedLine, ServerConfig, ServiceLimits
+from prolepsis.core.config import LimitTerms, MovedLine, ServerConfig
 from prolepsis.core.marks import RESULT
 from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.engine.text.answer_formats.table import HERMES
@@ -228,7 +228,7 @@ def test_a_date_stays_where_it_is_and_nothing_is_said() -> None:
 
 def test_what_is_moved_is_said() -> None:
     config = ServerConfig(
-        lenient=("fields", "move_date", "move_tokens_left"), max_body_bytes=65536, limits=ServiceLimits(start_drafts=0)
+        lenient=("fields", "move_date", "move_tokens_left"), max_body_bytes=65536, limits=LimitTerms(start_drafts=0)
     )
     with served(engine := FakeEngine(), config) as server:
         reply = ask(server, f"Be brief.\n{DATE}")

@@ -29,11 +29,9 @@ _REPLY_S = 10.0
 class Shown:
     """The text to show now: `text`, followed by `provisional`; it replaces the text shown before."""
 
-    text: str
-    """Verified, and final."""
+    text: str  # verified, and final
     provisional: str
-    corrected: bool
-    """Provisional tokens turned out to be wrong."""
+    corrected: bool  # provisional tokens turned out to be wrong
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +42,11 @@ class VerifiedAnswer:
     token_ids: tuple[int, ...]
     finish_reason: str | None
     seed: int
-    refusal: str | None
-    """Reason why the server took no drafts; None: it did."""
+    refusal: str | None  # reason why the server took no drafts; None: it did
     counts: ProvisionalCounts
     num_drafts_sent: int
-    first_provisional_s: float | None
-    """From the request to the first provisional token; None: there was none."""
-    first_token_s: float | None
-    """From the request to the first verified token."""
+    first_provisional_s: float | None  # from the request to the first provisional token; None: there was none
+    first_token_s: float | None  # from the request to the first verified token
     total_s: float
     document: Mapping[str, Any]
     """The last event of the server: usage, what became of the drafts, the mode in effect."""

@@ -25,8 +25,7 @@ class ProvisionalCounts:
     """Counts of provisional tokens by their fate."""
 
     num_confirmed: int = 0
-    num_withdrawn: int = 0
-    """Replaced, or dropped with one that was."""
+    num_withdrawn: int = 0  # replaced, or dropped with one that was
     num_corrections: int = 0
 
 

@@ -55,8 +55,7 @@ class ServeArguments(BaseModel):
     """Number of front ends; more than one need a store that they share, such as PostgreSQL."""
     drain_s: float = Field(default=DRAIN_S, ge=0)
     """Seconds in which the requests of a replica may end before it does."""
-    release: str = ""
-    """Any text; another text restarts all replicas, one after the other."""
+    release: str = ""  # any text; another text restarts all replicas, one after the other
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -26,12 +26,9 @@ class Scaling:
 
     least: int = 1
     most: int = 1
-    samples_per_replica: int = 32
-    """Samples in flight that each replica is to have."""
-    grow_after_s: float = 5.0
-    """A larger number is wanted for so long before it is obeyed."""
-    shrink_after_s: float = 300.0
-    """Likewise a smaller one: to start a replica costs more than to keep it."""
+    samples_per_replica: int = 32  # samples in flight that each replica is to have
+    grow_after_s: float = 5.0  # A larger number is wanted for so long before it is obeyed
+    shrink_after_s: float = 300.0  # likewise a smaller one: to start a replica costs more than to keep it
 
     @classmethod
     def of(cls, config: ServerConfig) -> "Scaling":

@@ -35,8 +35,7 @@ Result = TypeVar("Result")
 class Cluster:
     """A cluster, and the application of Ray Serve that the replicas are there."""
 
-    address: str = OWN_CLUSTER
-    """`local`: one of the server's own; else one that runs: `auto`, or HOST:PORT."""
+    address: str = OWN_CLUSTER  # `local`: one of the server's own; else one that runs: `auto`, or HOST:PORT
     application: str = field(default_factory=lambda: f"prolepsis-engines-{uuid4().hex[:8]}")
     """Servers on one cluster have one each."""
 

@@ -17,13 +17,10 @@ class UpstreamCall:
     """One sample of a request."""
 
     model: str
-    token_ids: tuple[int, ...]
-    """The prompt, and behind it what another pool had emitted."""
-    params: SamplingParams
-    """Its limits count from there on."""
+    token_ids: tuple[int, ...]  # the prompt, and behind it what another pool had emitted
+    params: SamplingParams  # its limits count from there on
     grammar: GrammarSpec | None = None
-    priority: int = 0
-    """Lower goes first."""
+    priority: int = 0  # lower goes first
     cache_salt: str = ""
     """A hash; nothing that the engine caches may be shared with another one. Empty: with those without one."""
 
@@ -33,13 +30,10 @@ class Chunk:
     """What an engine says at once."""
 
     token_ids: tuple[int, ...] = ()
-    text: str = ""
-    """That the tokens add, as the engine decodes them."""
+    text: str = ""  # that the tokens add, as the engine decodes them
     finish: FinishReason | None = None
-    drafts: ProposerCounts | None = None
-    """Of the whole sample, with its end; None: nothing is said of drafts."""
-    num_cached_tokens: int = 0
-    """Of the prompt, where it is said."""
+    drafts: ProposerCounts | None = None  # of the whole sample, with its end; None: nothing is said of drafts
+    num_cached_tokens: int = 0  # of the prompt, where it is said
     logprobs: tuple[TokenLogprobs, ...] | None = None
     """Of each token, where they were asked for; the likeliest may be one more than asked, which is the token itself."""
 

@@ -25,14 +25,11 @@ _ALL: tuple[UpstreamApi, ...] = ("vllm", "sglang", "llama.cpp")
 class Capability:
     """Something that a request may ask for, and which engines can do it."""
 
-    name: str
-    """As the client calls it."""
+    name: str  # as the client calls it
     is_asked: Callable[[GenerateRequest], bool]
     apis: tuple[UpstreamApi, ...] = _ALL
-    why: str = ""
-    """The others cannot."""
-    with_drafts: tuple[UpstreamApi, ...] = _ALL
-    """Those that can do it while they speculate."""
+    why: str = ""  # the others cannot
+    with_drafts: tuple[UpstreamApi, ...] = _ALL  # those that can do it while they speculate
 
 
 _NOT_READ = "they are not read from upstreams"

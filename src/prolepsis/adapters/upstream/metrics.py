@@ -18,10 +18,12 @@ class UpstreamMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._up = gauge(registry, "upstream_up", "1 while a pool of upstream engines answers", "pool")
-        text = "Answers that pools were asked for, by how they ended"
+        text = (
+            "Answers (of a sample each) that pools were asked for: finished, lost, busy, refused, left by their reader"
+        )
         self._answers = counter(registry, "upstream_answers", text, "pool", "outcome")
         texts = {
-            "drafts": "Drafts of the speculating pool, by its own metrics",
+            "drafts": "Drafts of the speculating pool over all that it serves, by its own metrics (vLLM)",
             "draft_tokens": "Draft tokens of the speculating pool, by its own metrics",
             "accepted_tokens": "Accepted draft tokens of the speculating pool, by its own metrics",
         }

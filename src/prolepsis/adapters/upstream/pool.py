@@ -62,8 +62,7 @@ class PoolBusy(Exception):
 class PoolFacts:
     """What a pool serves."""
 
-    model: str
-    """The name that it has there."""
+    model: str  # the name that it has there
     max_model_len: int
 
 

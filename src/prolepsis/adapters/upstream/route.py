@@ -16,8 +16,7 @@ PoolName = Literal["speculating", "plain"]
 @dataclass(frozen=True, slots=True)
 class UpstreamRoute:
     pool: PoolName
-    reason: EffectiveReason
-    """Why it is the plain pool; of the other one, `speculating`."""
+    reason: EffectiveReason  # why it is the plain pool; of the other one, `speculating`
     is_stopped: bool = False
     """A safeguard, a rule, its caller or a flag says that it is plain: it stays out of the speculating pool even while
     no other is there."""

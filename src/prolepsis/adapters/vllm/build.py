@@ -34,11 +34,9 @@ from prolepsis.engine.verification import Verification
 class PlaneFacts:
     """What the engine must know of a data plane."""
 
-    info: EngineInfo
-    """Without proposers."""
+    info: EngineInfo  # without proposers
     eos_token_ids: tuple[int, ...]
-    num_blocks: int
-    """Blocks of K/V, `block_size` tokens each."""
+    num_blocks: int  # blocks of K/V, `block_size` tokens each
     block_size: int
 
 

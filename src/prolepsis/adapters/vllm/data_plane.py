@@ -14,12 +14,9 @@ class ComputedRow:
     key: str
     start: int
     """Tokens of the sequence that were computed before: in earlier passes, or found in the prefix cache."""
-    num_tokens: int
-    """Its tokens in the pass, without its draft."""
-    num_draft_tokens: int = 0
-    """Draft tokens that had room in the pass."""
-    samples_next: bool = True
-    """The pass reached its last token, so its logits are there."""
+    num_tokens: int  # its tokens in the pass, without its draft
+    num_draft_tokens: int = 0  # draft tokens that had room in the pass
+    samples_next: bool = True  # the pass reached its last token, so its logits are there
 
 
 @dataclass(frozen=True, slots=True)

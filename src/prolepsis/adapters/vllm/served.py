@@ -55,11 +55,9 @@ class ServedSequence(SequenceFields):
     depth: int | None
     proposer: str | None
     history: TokenHistory | None
-    draft: Draft | None = None
-    """The one that was given to vLLM after the last pass."""
+    draft: Draft | None = None  # the one that was given to vLLM after the last pass
     shadow: ShadowDraft | None = None
-    num_committed: int = 0
-    """Tokens that the proposers know."""
+    num_committed: int = 0  # tokens that the proposers know
 
     counts: dict[str, ProposerCounts] = field(default_factory=dict)
     shadow_counts: dict[str, ProposerCounts] = field(default_factory=dict)
@@ -148,13 +146,10 @@ class _DecodePass:
     """A pass of decoding sequences only, from the drafts made for it on."""
 
     keys: list[str]
-    active: frozenset[str]
-    """Those that may draft."""
+    active: frozenset[str]  # those that may draft
     num_context: int
-    began: float
-    """When drafts were asked for."""
-    asked: float
-    """When they were made."""
+    began: float  # when drafts were asked for
+    asked: float  # when they were made
 
 
 class ServedRequests:

@@ -116,8 +116,7 @@ class VllmStart:
     info: EngineInfo
     eos_token_ids: tuple[int, ...]
     tokenizer: ModelTokenizer
-    open_plane: Callable[[], SizedPlane]
-    """Loads the model again."""
+    open_plane: Callable[[], SizedPlane]  # loads the model again
     observer: EngineObserver | None = None
     _last: ReferenceType[VllmEngineClient] | None = field(default=None, init=False)
 

@@ -73,8 +73,7 @@ class VllmSettings:
     num_speculative_tokens: int
     kv_bytes: int
     prefix_cache: bool
-    more: Mapping[str, object]
-    """Further engine arguments of vLLM, by its names; they win over those above."""
+    more: Mapping[str, object]  # further engine arguments of vLLM, by its names; they win over those above
 
 
 class VllmDataPlane:

@@ -42,8 +42,7 @@ class AnchorPlace:
     """A second place for signed heads."""
 
     name: str  # for logs and metrics, without secrets
-    keep: Callable[[SignedHead], object]
-    """Writes a head durably; raises `OSError` or `httpx.HTTPError`."""
+    keep: Callable[[SignedHead], object]  # writes a head durably; raises `OSError` or `httpx.HTTPError`
     path: Path | None = None  # of a file, whose last heads are looked for in the chains
     turn: str | None = None
     """The turn that a replica takes to write, if all replicas write to one place; None: each writes to its own."""

@@ -66,8 +66,7 @@ class AuditReply:
     head: str  # NUMBER:DIGEST of the chain's last entry
     signed_head: SignedHead | None  # the same with its signature; null if its writer had no key
     entries: list[AuditEntry]  # in their order
-    changes: ChangesReply | None
-    """Where they are asked for: what was changed in the last day, each thing once."""
+    changes: ChangesReply | None  # where they are asked for: what was changed in the last day, each thing once
 
 
 class AuditReplayReply(Reply):

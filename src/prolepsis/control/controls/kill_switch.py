@@ -37,18 +37,15 @@ class KillStatus(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    operator: Sequence[KilledScope] = ()
-    """Stopped on this machine, by the controls file."""
-    shared: Sequence[KilledScope] = ()
-    """Stopped in the store, for all replicas."""
+    operator: Sequence[KilledScope] = ()  # stopped on this machine, by the controls file
+    shared: Sequence[KilledScope] = ()  # stopped in the store, for all replicas
     flag: FlagDecision | None = None
     """The last successful evaluation of the flag; null if no flags are configured."""
     fault: str | None = None
     """Reason why the file cannot be used. The switch then stays as it was; if that is not known, it is on."""
     not_saved: str | None = None
     """Reason why an operator's act will be lost when the server ends; it tries again to save it."""
-    released: KilledScope | None = None
-    """The last scope that an operator released, if it is not stopped again."""
+    released: KilledScope | None = None  # the last scope that an operator released, if it is not stopped again
     warnings: Mapping[str, str] = Field(default_factory=dict)
     """Stopped scopes that nothing on this server has now, each with a sentence that says what it has."""
 

@@ -53,8 +53,7 @@ class ArmComparison:
 
     Where chance drew the arms there is no estimate without bounds.
     """
-    randomised: bool
-    """Chance alone decided which of the group's requests speculate; else `saved` has no bounds."""
+    randomised: bool  # chance alone decided which of the group's requests speculate; else `saved` has no bounds
     saved_by_prediction: Interval
 
 

@@ -40,8 +40,7 @@ class RequestCost:
     proposer: str  # the source of most accepted tokens; known only afterwards, so no randomisation can use it
     num_output_tokens: int
     device: DeviceSeconds
-    num_computed_tokens: int = 0
-    """Tokens of the prompt that were computed, so not those from the prefix cache."""
+    num_computed_tokens: int = 0  # tokens of the prompt that were computed, so not those from the prefix cache
     rule: str = NO_RULE  # of the policy
     amount: float | None = None  # at the prices of the time that it took; None: without prices
     experiment: Experiment | None = None  # None: it is not part of a comparison
@@ -172,8 +171,7 @@ class CostForecast:
     busy: float  # share of the time that is charged to requests
     device_hours: Interval
     num_output_tokens: Interval
-    saved_device_hours: Interval
-    """By the predicted cost of plain decoding; negative if speculation costs more."""
+    saved_device_hours: Interval  # by the predicted cost of plain decoding; negative if speculation costs more
     amount_of_use: Interval | None  # for the device hours of requests
     amount_of_device: float | None  # for the device, reserved all month
     saved_amount: Interval | None

@@ -121,7 +121,7 @@ class CostFeature(Feature):
                 ("output_tokens", "Output tokens of these requests"),
             )
         ]
-        text = "Share of device time that a rule's rollout saves against its control, in its newest stage"
+        text = "Share of device time that a rollout saves in its newest stage: estimate, lower and upper bound (95 %)"
         self._saved = gauge(registry, "rollout_saved", text, "rule", "bound", most=192)
         text = "Memory of a proposer, without the target's"
         self._memory_bytes = gauge(registry, "proposer_memory_bytes", text, "proposer", "kind")

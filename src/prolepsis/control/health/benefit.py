@@ -27,8 +27,7 @@ _STOPPED = STOPPED | {"rolled_back", "no_decode", "not_reported"}
 class _Benefit:
     watch: MeanWatch
     is_gone: bool = False
-    num_since: int = 0
-    """Requests since it is gone."""
+    num_since: int = 0  # requests since it is gone
     latest: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_LATEST))
     """Times of the last requests, and the shares of their tokens."""
 

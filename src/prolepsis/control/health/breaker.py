@@ -48,31 +48,23 @@ Key = tuple[str, str]  # proposer and traffic class
 class BreakerSettings:
     """Closing needs more than staying closed: between the two thresholds nothing changes (hysteresis)."""
 
-    min_acceptance: float = 0.1
-    """The breaker opens if the acceptance of first drafted tokens is surely lower."""
+    min_acceptance: float = 0.1  # the breaker opens if the acceptance of first drafted tokens is surely lower
     acceptance_to_close: float = 0.15
-    min_judged: int = 64
-    """Judged drafts before acceptance counts."""
+    min_judged: int = 64  # judged drafts before acceptance counts
     max_cost: float = 1.25
     """The breaker opens if drafts surely cost more than this many tokens for each token that they gain."""
     cost_to_close: float = 1.0
-    min_rounds: int = 64
-    """Verified drafts before cost counts."""
-    half_life: float = 256.0
-    """Judged drafts, or rounds, after which an observation has half its weight."""
+    min_rounds: int = 64  # verified drafts before cost counts
+    half_life: float = 256.0  # judged drafts, or rounds, after which an observation has half its weight
     standard_errors: float = 3.0
     """Distance from a threshold that counts as sure. It is large because breakers are evaluated all the time."""
     errors_in_row: int = 5
     late_in_row: int = 3
-    open_s: float = 10.0
-    """Duration of the first open state; it doubles with every failed half-open round."""
+    open_s: float = 10.0  # duration of the first open state; it doubles with every failed half-open round
     max_open_s: float = 600.0
-    reset_after_s: float = 300.0
-    """After this time in the closed state the duration starts at `open_s` again."""
-    probes: int = 256
-    """Maximum number of drafts in a half-open round."""
-    min_probed: int = 24
-    """Judged drafts that decide a half-open round."""
+    reset_after_s: float = 300.0  # after this time in the closed state the duration starts at `open_s` again
+    probes: int = 256  # maximum number of drafts in a half-open round
+    min_probed: int = 24  # judged drafts that decide a half-open round
     others_share: float = 0.25
     """Part of the judged drafts needed that tenants must have for their drafts to count as bad too."""
     least_blamed: int = 3
@@ -109,10 +101,8 @@ class Breaker:
     traffic_class: str
     state: State = "closed"
     since: float = 0.0
-    open_s: float = 0.0
-    """Duration of the last open state; 0: there was none, or it is too long ago to count."""
-    reason: TripReason | None = None
-    """Why it opened last."""
+    open_s: float = 0.0  # duration of the last open state; 0: there was none, or it is too long ago to count
+    reason: TripReason | None = None  # why it opened last
     trial_round: int = 0
     seen: TrafficClassCounts = field(default_factory=lambda: TrafficClassCounts("", ""))
     began: TrafficClassCounts = field(default_factory=lambda: TrafficClassCounts("", ""))
@@ -120,8 +110,7 @@ class Breaker:
     windows: Windows = field(default_factory=Windows)
     tenants: frozenset[str] = frozenset()
     """The only tenants for which it is open or probed, as the bad drafts were theirs; none: for all."""
-    by: str = ""
-    """The operator who set its state; empty: it decides itself."""
+    by: str = ""  # the operator who set its state; empty: it decides itself
 
     def entered(self, state: State, now: float) -> Self:
         """Return the breaker in `state` from `now` on, with an empty window."""

@@ -30,24 +30,16 @@ Key = tuple[str, str]  # proposer and traffic class
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriftSettings:
-    min_fall: float = 0.04
-    """Smaller falls of acceptance raise no alarm."""
-    min_fall_share: float = 0.1
-    """Nor do those below this share of the baseline."""
-    min_gap_rise: float = 0.1
-    """Smaller rises of the overestimation raise no alarm."""
-    cliff_judged: int = 256
-    """Minimum number of judged drafts in the window in which a cliff is detected."""
-    cliff_s: float = 10.0
-    """Minimum duration of that window in seconds."""
+    min_fall: float = 0.04  # smaller falls of acceptance raise no alarm
+    min_fall_share: float = 0.1  # nor do those below this share of the baseline
+    min_gap_rise: float = 0.1  # smaller rises of the overestimation raise no alarm
+    cliff_judged: int = 256  # minimum number of judged drafts in the window in which a cliff is detected
+    cliff_s: float = 10.0  # minimum duration of that window in seconds
     cliff_requests: int = 20
     """Requests that show a cliff of a version without a baseline, against the level before it."""
-    cliff_share: float = 0.1
-    """A cliff: acceptance is at most this share of its earlier value."""
-    cliff_from: float = 0.3
-    """Minimum acceptance before a cliff: below it there is nothing to fall from."""
-    recovered_share: float = 0.5
-    """A cliff is over when acceptance reaches this share of its earlier value."""
+    cliff_share: float = 0.1  # A cliff: acceptance is at most this share of its earlier value
+    cliff_from: float = 0.3  # minimum acceptance before a cliff: below it there is nothing to fall from
+    recovered_share: float = 0.5  # A cliff is over when acceptance reaches this share of its earlier value
 
     def tolerance(self, baseline: float) -> float:
         """Return how far acceptance may fall from its baseline."""
@@ -59,16 +51,14 @@ class DriftAlarm:
     """`before` and `after`: acceptance of first drafted tokens; for a divergence the overestimation, for a benefit the
     share of the answers' tokens that the proposer brought."""
 
-    at: float
-    """Seconds of the server's monotonic clock."""
+    at: float  # seconds of the server's monotonic clock
     proposer: str
     traffic_class: str
     version: str
     kind: Kind
     before: float
     after: float
-    num_judged: int
-    """Drafts judged since this version was deployed; for a benefit, requests."""
+    num_judged: int  # drafts judged since this version was deployed; for a benefit, requests
     total_variation: float | None = None
     """For a divergence: a lower bound of the distance between the next-token distributions of proposer and target."""
 

@@ -33,16 +33,12 @@ class DriftStreamReply:
     traffic_class: str
     version: str
     status: Status
-    acceptance: float | None
-    """Acceptance of first drafted tokens since the last change."""
-    recent_acceptance: float | None
-    """Over the window in which cliffs are detected."""
-    overestimated: float | None
-    """The proposer's recent estimate for its first token less the actual acceptance."""
+    acceptance: float | None  # acceptance of first drafted tokens since the last change
+    recent_acceptance: float | None  # over the window in which cliffs are detected
+    overestimated: float | None  # the proposer's recent estimate for its first token less the actual acceptance
     total_variation: float | None
     """A lower bound of the mean distance of its next-token distribution from the target's, 0 to 1."""
-    benefit: float | None
-    """Share of the answers' tokens that it usually brings."""
+    benefit: float | None  # share of the answers' tokens that it usually brings
     num_judged: int
     seconds: float
 
@@ -78,7 +74,7 @@ class DriftRuntime:
         self._alarms = counter(registry, "drift_alarms", "Alarms of drift and of cliffs", *by, "kind", most=200)
         status = "1 for the drift status of a proposer"
         self._statuses = gauge(registry, "drift_status", status, *by, "status", most=320)
-        gone = "1 while a proposer brings less than half of what it brought"
+        gone = "1 while a proposer brings less than half of what it brought, by at least 20 requests of 15 minutes"
         self._gone = gauge(registry, "drift_benefit_gone", gone, *by, most=80)
         self._numbers = [gauge(registry, f"drift_{name}", text, *by, most=80) for name, text in _NUMBERS]
 

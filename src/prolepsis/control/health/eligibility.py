@@ -38,8 +38,7 @@ class Threshold(Part):
 class EligibilityTerms(Part):
     """Conditions on the drafts of a traffic class, before they are verified and while they are."""
 
-    acceptance_rate: Threshold | None = None
-    """Accepted / drafted tokens."""
+    acceptance_rate: Threshold | None = None  # accepted / drafted tokens
     saving_per_million_tokens: Threshold | None = None
     """Device time that drafts save, at the price in use, in the currency of the price book."""
 

@@ -30,8 +30,7 @@ log = structlog.get_logger(__name__)
 class Learned:
     streams: Mapping[tuple[Key, str], StreamState] = field(default_factory=dict)
     """By key and version, the last written last."""
-    benefits: Mapping[Key, MeanState] = field(default_factory=dict)
-    """A benefit belongs to no version."""
+    benefits: Mapping[Key, MeanState] = field(default_factory=dict)  # A benefit belongs to no version
     figures: Mapping[FiguresPlace, DraftFigures] = field(default_factory=dict)
     conditions: Sequence[Judged] = ()
 

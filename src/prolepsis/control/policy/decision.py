@@ -60,8 +60,7 @@ class Decision:
     limits: DraftLimits = UNLIMITED  # limits from earlier drafts of the traffic class
     limited_by: tuple[LimitReason, ...] = ()  # those limits that took effect
     rule_flags: tuple[FlagDecision, ...] = ()  # decisions of the flags that rules name
-    flag: FlagDecision | None = None
-    """Decision of the flag for all speculation; None: no flags are configured."""
+    flag: FlagDecision | None = None  # decision of the flag for all speculation; None: no flags are configured
 
     @property
     def flags(self) -> tuple[FlagDecision, ...]:

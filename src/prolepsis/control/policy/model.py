@@ -116,16 +116,14 @@ PresetName = Literal["chat", "code", "summarise", "retrieval", "tools", "batch"]
 class Terms(Part):
     """Terms in full; the defaults speculate nowhere."""
 
-    mode: Mode = "off"
-    """on: where it pays; shadow: drafts are compared with plain decoding, none is verified."""
+    mode: Mode = "off"  # on: where it pays; shadow: drafts are compared with plain decoding, none is verified
     proposers: Annotated[tuple[str, ...], BeforeValidator(one_or_more)] | None = None
     """Those that may draft; None: all that are loaded."""
     num_speculative_tokens: Annotated[int, Field(ge=1)] | None = None
     """Ceiling on drafted tokens a step; None leaves it to the engine."""
     emit: Emit = "block"
     """token: each token leaves alone, evenly paced, so that a stream does not show what was accepted."""
-    pinned: bool = False
-    """No caller may change the mode: for routes that are regulated."""
+    pinned: bool = False  # no caller may change the mode: for routes that are regulated
     shadow_percentage: Percent = 100.0
     """Share of the requests that draft in shadow, as a mode or at the beginning of a rollout; the others are plain."""
     guardrails: Annotated[tuple[GuardrailTerms, ...], BeforeValidator(one_or_more)] = ()

@@ -131,8 +131,7 @@ class GuardrailTerms(Part):
     """Allowed difference from the control: absolute for rates, a share of the control's value for times and costs."""
     limit: Annotated[Number, Field(gt=0)] | None = None
     """A fixed bound: the metric has to stay above it if higher is better, else below it."""
-    dry_run: bool = False
-    """Measured and reported, never decisive."""
+    dry_run: bool = False  # measured and reported, never decisive
 
     @model_validator(mode="after")
     def _one(self) -> Self:
@@ -176,11 +175,9 @@ class RolloutTerms(Part):
     """Percent of the requests, one value a step; after the last step all but the holdout get the rule's mode."""
     holdout: Annotated[Number, Field(ge=0, le=50)] = 5.0
     """Percent of the requests that stay plain throughout, for comparison."""
-    min_samples: Annotated[int, Field(ge=1)] = 20
-    """Requests that each arm needs before anything is decided."""
+    min_samples: Annotated[int, Field(ge=1)] = 20  # requests that each arm needs before anything is decided
     min_step_s: Annotated[Number, Field(ge=0)] = 60.0
-    max_step_s: Annotated[Number, Field(gt=0)] = 86400.0
-    """After this long without a verdict: `on_inconclusive`."""
+    max_step_s: Annotated[Number, Field(gt=0)] = 86400.0  # after this long without a verdict: `on_inconclusive`
     gate: Gate = "manual"
     """manual: an operator starts the rollout and approves each next step; automatic: the guardrails do."""
     on_inconclusive: Literal["hold", "rollback"] = "hold"

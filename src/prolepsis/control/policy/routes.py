@@ -33,20 +33,17 @@ class PolicyChangeBody(Body):
 
 
 class PolicyBody(PolicyChangeBody):
-    text: Annotated[str, Field(max_length=2**18)]
-    """YAML."""
+    text: Annotated[str, Field(max_length=2**18)]  # YAML
 
 
 class PolicyCheckBody(Body):
-    text: Annotated[str, Field(max_length=2**18)]
-    """YAML."""
+    text: Annotated[str, Field(max_length=2**18)]  # YAML
     against: Annotated[int, Field(ge=1, le=_MOST)] | None = None
     """The version to compare with; null: the policy in use."""
 
 
 class PolicyRollbackBody(PolicyChangeBody):
-    to: Annotated[int, Field(ge=1, le=_MOST)]
-    """The version whose text is to be in use again, as a new version."""
+    to: Annotated[int, Field(ge=1, le=_MOST)]  # the version whose text is to be in use again, as a new version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +52,7 @@ class PolicyReply:
 
     source: SourceKind  # none: there is neither, and callers decide alone
     name: str | None
-    version: int | None
-    """In the store: 0 before the first, null if it was not read yet or a file is the source."""
+    version: int | None  # in the store: 0 before the first, null if it was not read yet or a file is the source
     policy_version: str | None  # the version that requests name; null if no policy is in use
     rules: list[str]
     fault: str | None  # reason why the source's present content is not in use

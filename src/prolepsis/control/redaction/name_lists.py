@@ -20,10 +20,8 @@ class NameLists:
     surnames: frozenset[str]
     doubtful: frozenset[str]
     """Given names that are as often words or places: they count next to another name or after words such as "I am"."""
-    words: frozenset[str]
-    """Ordinary words."""
-    scripts: Mapping[str, Sequence[str]]
-    """Names in scripts without capitals, by script."""
+    words: frozenset[str]  # ordinary words
+    scripts: Mapping[str, Sequence[str]]  # names in scripts without capitals, by script
 
 
 @cache

@@ -149,7 +149,7 @@ class ReplicaRegistry(Feature):
         self._seen_at = clock()
         self._fault: str | None = None
         self._keeping: asyncio.Task[None] | None = None
-        text = "Servers that share the store, by exact group and state"
+        text = "Servers that share the store, as this one sees them; take the maximum over servers"
         self._number = gauge(registry, "replicas", text, "exact_group", "state")
 
     @property

@@ -57,14 +57,10 @@ class RolloutTarget:
     rule: str
     settings: RolloutSettings
     starts_itself: bool
-    unit: str = "request"
-    """The unit that is assigned and counted once."""
-    against: Mapping[str, object] | None = None
-    """Terms of the control; None: it is plain."""
-    heads: frozenset[str] = frozenset()
-    """Proposers with a draft head that canary or control may use."""
-    named_heads: frozenset[str] = frozenset()
-    """Those of them that the terms of an arm name."""
+    unit: str = "request"  # the unit that is assigned and counted once
+    against: Mapping[str, object] | None = None  # terms of the control; None: it is plain
+    heads: frozenset[str] = frozenset()  # proposers with a draft head that canary or control may use
+    named_heads: frozenset[str] = frozenset()  # those of them that the terms of an arm name
 
 
 def targets_of(policy: Policy, model: str) -> Mapping[str, RolloutTarget]:

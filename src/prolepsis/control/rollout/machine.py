@@ -20,18 +20,13 @@ class RolloutState(JsonValue):
     """A value that is stored and shared by replicas. Times are in seconds, of one clock that all replicas share."""
 
     rollout_id: str
-    policy_version: str
-    """Version of the policy at the last change."""
-    version: int = 0
-    """Rises by one with each change; the store takes a state only over the one before it."""
-    run: int = 0
-    """Number of starts so far."""
+    policy_version: str  # version of the policy at the last change
+    version: int = 0  # rises by one with each change; the store takes a state only over the one before it
+    run: int = 0  # number of starts so far
     phase: Phase = "off"
     stage: int = 0
-    stage_since: float = 0.0
-    """When the stage began, moved on by the time that an operator held it."""
-    held_at: float | None = None
-    """Since when an operator holds it; None if it is held because no verdict came."""
+    stage_since: float = 0.0  # when the stage began, moved on by the time that an operator held it
+    held_at: float | None = None  # since when an operator holds it; None if it is held because no verdict came
     resumes_to: Phase = "running"
     references: Mapping[str, float] = field(default_factory=dict)
     """Values of the control before the stage, by guardrail: all replicas test against the same number."""
@@ -91,14 +86,11 @@ class RolloutEvent(JsonValue):
     at: float
     rollout_id: str
     policy_version: str
-    version: int
-    """Version of the state that the event led to."""
+    version: int  # version of the state that the event led to
     kind: Kind
-    stage: str
-    """Name of the stage that it happened in."""
+    stage: str  # name of the stage that it happened in
     reason: str
-    verdict: Verdict | None = None
-    """With the numbers that decided; None for an operator's command."""
+    verdict: Verdict | None = None  # with the numbers that decided; None for an operator's command
     by: str = ""
     """The operator whose command it was, as the audit log names them; empty: the server acted by itself."""
 

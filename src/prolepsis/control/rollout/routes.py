@@ -23,8 +23,7 @@ class RolloutCommandBody(Body):
     """The reason for a command, which is recorded with the event, and whether it needs evidence."""
 
     reason: Annotated[str, Field(max_length=500)] = ""
-    force: bool = False
-    """Promote a stage that has not passed."""
+    force: bool = False  # promote a stage that has not passed
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,28 +51,19 @@ class RolloutView:
     rule: str
     policy_version: str
     phase: Phase
-    stage: str
-    """Name of the current stage, or of the last one once the rollout is on."""
+    stage: str  # name of the current stage, or of the last one once the rollout is on
     stage_number: int
     num_stages: int
-    stages: tuple[str, ...]
-    """Names of all stages, in order."""
-    share: float
-    """Share of requests that get the mode of the rule, 0 to 1."""
-    holdout: float
-    """Share of requests that stay with the control throughout: plain, or its terms."""
+    stages: tuple[str, ...]  # names of all stages, in order
+    share: float  # share of requests that get the mode of the rule, 0 to 1
+    holdout: float  # share of requests that stay with the control throughout: plain, or its terms
     run: int
     version: int
-    since: float
-    """When the stage began (Unix time), moved on by the time that it was held."""
-    against: Mapping[str, object] | None
-    """Terms of the control; null: it is plain."""
-    weights: str
-    """Versions of the draft heads that the evidence belongs to; empty if the rule uses none."""
-    unit: str
-    """The unit that is assigned and counted once: request, tenant, key, or the name of a header."""
-    num_canary: int
-    """Units of the stage that finished, by arm."""
+    since: float  # when the stage began (Unix time), moved on by the time that it was held
+    against: Mapping[str, object] | None  # terms of the control; null: it is plain
+    weights: str  # versions of the draft heads that the evidence belongs to; empty if the rule uses none
+    unit: str  # the unit that is assigned and counted once: request, tenant, key, or the name of a header
+    num_canary: int  # units of the stage that finished, by arm
     num_control: int
     verdict: Verdict | None
     missing: tuple[str, ...]

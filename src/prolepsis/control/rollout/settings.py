@@ -23,8 +23,7 @@ class Stage:
     kind: Literal["shadow", "canary"] = "canary"
     minimum_s: float = 60.0
     maximum_s: float = 86400.0
-    manual_gate: bool = False
-    """An operator has to approve before the rollout continues from here."""
+    manual_gate: bool = False  # an operator has to approve before the rollout continues from here
 
     def __post_init__(self) -> None:
         one_arm = not any(g.measure.has_control for g in self.guardrails)
@@ -36,10 +35,8 @@ class RolloutSettings:
     stages: tuple[Stage, ...]
     rollback_level: float = 0.05
     """Highest probability that a harmless canary is rolled back, over the whole rollout."""
-    promotion_level: float = 0.05
-    """Highest probability that a harmful canary is promoted."""
-    holdout: float = 0.05
-    """Share of keys that never get the canary, for comparison to the end."""
+    promotion_level: float = 0.05  # highest probability that a harmful canary is promoted
+    holdout: float = 0.05  # share of keys that never get the canary, for comparison to the end
     on_inconclusive: Literal["hold", "rollback"] = "hold"
     on_harm: OnHarm = "plain"
     consecutive_error_limit: int = 5

@@ -23,8 +23,7 @@ class TrafficClassEvidence:
 
     num_tokens: int = 0
     proposers: dict[str, ProposerEvidence] = field(default_factory=dict)
-    saved: RatioSums = field(default_factory=RatioSums)
-    """Saved by all proposers together."""
+    saved: RatioSums = field(default_factory=RatioSums)  # saved by all proposers together
     drafting: RatioSums = field(default_factory=RatioSums)
     """Share of a request's time that drafting in shadow took."""
 

@@ -17,13 +17,11 @@ class Caller:
     """The owner of a checked key; `admin` holds every role."""
 
     key_id: str  # the key's public part; empty in development mode
-    tenant: str
-    """Drafts, caches and counts of one tenant are not visible to another; empty in development mode."""
+    tenant: str  # drafts, caches and counts of one tenant are not visible to another; empty in development mode
     roles: frozenset[Role]
     tier: str
     models: frozenset[str] = frozenset()  # models the key may use; empty: all that are served
-    budget: str = ""
-    """Class of what its requests may cost, for policies; empty: requests declare it themselves."""
+    budget: str = ""  # class of what its requests may cost, for policies; empty: requests declare it themselves
 
     @property
     def actor(self) -> str:

@@ -99,7 +99,10 @@ class SkippedFeature(Feature):
     def __init__(self, skipped: Skipped, registry: CollectorRegistry) -> None:
         self._skipped = skipped
         self.health_parts = {"skipped": self._shown}
-        self._gauge = gauge(registry, "skipped_items", "Items that background work leaves out, as they failed", "kind")
+        text = (
+            "Items that background work leaves out, as they failed, until the next try (GET /admin/health names them)"
+        )
+        self._gauge = gauge(registry, "skipped_items", text, "kind")
 
     def _shown(self) -> list[SkippedItem]:
         return self._skipped.all

@@ -27,14 +27,15 @@ class EngineLoad:
         self.grammar_failures = counter(registry, "grammar_failures", text)
         text = "Requests that failed because the model computed no numbers for their next token"
         self.not_finite_failures = counter(registry, "not_finite_failures", text)
-        text = "Faults in deciding about drafts, learning from steps and counting, which failed no request"
+        text = "Faults in decisions about drafts, in learning from steps and in figures, which failed no request"
         self.contained_faults = counter(registry, "contained_faults", text, "kind")
         self._steps = counter(registry, "steps", "Engine steps")
         text = "Tokens of the target's pass in a step"
         self._tokens = Distribution(registry, "step_tokens", text, buckets=_STEP_TOKENS).labels()
         text = "Duration of engine steps"
         self._duration = Distribution(registry, "step_duration_seconds", text, buckets=TOKEN_BUCKETS).labels()
-        text, name = "Duration of the stages of engine steps", "step_stage_duration_seconds"
+        text = "Duration of schedule, propose, forward, verify, commit and learn in a step"
+        name = "step_stage_duration_seconds"
         stages = Distribution(registry, name, text, "stage", buckets=_STAGE_BUCKETS, most=len(STAGES))
         self._stages = {stage: stages.labels(stage) for stage in STAGES}
 
@@ -78,9 +79,11 @@ class Startup:
     """Duration of a cold start; a process starts once."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        text = "Time from the start until the model was loaded, of compiling in it, and until the engine was ready"
+        text = "A cold start: load, compile (a part of load), prepare (until ready)"
         self._seconds = gauge(registry, "startup_seconds", text, "stage")
-        self._compiled = counter(registry, "compilations", "Native libraries that were compiled")
+        self._compiled = counter(
+            registry, "compilations", "Native libraries that this start compiled, as none kept them"
+        )
         self.cold_requests = counter(registry, "cold_requests", "Requests that ended before the engine was ready")
 
     def loaded(self, seconds: float, compilations: Sequence[float]) -> None:

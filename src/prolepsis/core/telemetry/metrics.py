@@ -51,7 +51,7 @@ class Metrics:
         self._tokens = TokenCounts(self.registry)
         self._engine = EngineLoad(self.registry)
         self._remote = RemoteMetrics(self.registry)
-        text = "HTTP responses by route and status"
+        text = "HTTP responses by route and status; a stream that fails once it has begun has 200"
         self._http = counter(self.registry, "http_requests", text, "route", "status", most=300)
         self._build = info(self.registry, "build", "What this process serves", tuple(BuildInfo.__dataclass_fields__))
         LabelUse(self.registry)

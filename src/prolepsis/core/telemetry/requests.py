@@ -44,7 +44,7 @@ _LATENCIES: tuple[tuple[str, str, Seconds, tuple[float, ...], tuple[float, ...]]
 """By route and tier, and the same by rule: names, texts, values and the bounds of buckets."""
 _STAGES: tuple[tuple[str, str, Seconds], ...] = (
     (
-        *("queue", "Wait for admission, and in the engine while nothing of the request runs"),
+        *("queue", "Wait for admission, and in the engine until a pass has a row of it"),
         lambda prompt: prompt.waited_s + prompt.stats.queue_s,
     ),
     (
@@ -70,9 +70,9 @@ class RequestMetrics:
         self._rule_requests = count("rule_requests", "The same, by the policy's rule", *_BY_RULE, most=240)
         text = "The same, of the tenants in metrics_tenants"
         self._tenant_requests = count("tenant_requests", text, "tenant", "outcome", most=160)
-        text = "Requests whose deadline passed, by what they waited for"
+        text = "Deadlines that passed: in admission, queue, prefill, decode, or in a step that took too long"
         self._timeouts = count("request_timeouts", text, "tier", "stage")
-        text = "Prompt tokens of ended requests, by the client's program"
+        text = "Prompt tokens of ended requests, by the program that sent them, as user-agent names it"
         self._client_prompt = count("client_prompt_tokens", text, "client")
         self._client_cached = count("client_cached_tokens", "Those of them that were in the prefix cache", "client")
         text = "Wall seconds of requests by stage; they add up to the time from arrival to the complete answer"
@@ -96,14 +96,14 @@ class RequestMetrics:
             for name, text, seconds in _STAGES
         ]
         # drafts bring several tokens at once, so a wait and the time of a token differ
-        text = "Wait between two arrivals of tokens of an answer"
+        text = "Wait between two arrivals of tokens of an answer; drafts bring several at once"
         self._waits = spread("inter_token_latency_seconds", text, "tier", "mode", buckets=BOUNDS_S)
         text = "The same, divided by the tokens that arrive, of each token after the first arrival"
         self._amortised = spread("amortized_token_latency_seconds", text, "tier", "mode", buckets=BOUNDS_S)
         text = "Longest answer that a request asked for"
         self._asked = spread("request_params_max_tokens", text, buckets=_MAX_TOKENS).labels()
-        self._finished = count("finished_answers", "Answers by what ended them", "finish_reason")
-        text = "Answers that had to have a form, by whether they have it"
+        self._finished = count("finished_answers", "Answers by what ended them, as clients see it", "finish_reason")
+        text = "Finished answers that had to have a form: with tool calls (valid, invalid), or another (valid, cut)"
         self._structured = count("structured_answers", text, "kind", "mode", "result")
 
     def ended(self, ended: RequestEnded) -> None:

@@ -45,7 +45,7 @@ class SpecDecodeCounters:
         ]
         text = "Device time of making and verifying drafts"
         self._spent = made("spec_decode_seconds", text, "traffic_class")
-        text = "Of this, the part of the draft tokens that were rejected"
+        text = "Device time of making and verifying draft tokens that were rejected"
         self._rejected = made("spec_decode_correction_seconds", text, "traffic_class")
         text = "Passes of the target that emitted tokens of a request"
         self._passes = Distribution(registry, "request_target_passes", text, "mode", buckets=_PASSES)
@@ -106,7 +106,7 @@ class RemoteMetrics:
     """Metrics of one engine's remote proposer."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        text = "Drafts that the remote proposer was asked for, by what became of them"
+        text = "Drafts that the remote proposer was asked for: used, empty (it had none), late, stale, failed"
         self._drafts = counter(registry, "remote_proposer_drafts", text, "outcome")
         text = "Time from asking for drafts until the engine saw the answer"
         self._seconds = Distribution(registry, "remote_proposer_round_seconds", text, buckets=_BUCKETS).labels()

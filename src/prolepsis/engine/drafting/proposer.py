@@ -123,19 +123,14 @@ class Proposer(ABC):
     shares_target: bool = False
     """It computes with the target's threads, cache or device, so no pass may run meanwhile: a call that is late is
     waited for. Calls of other proposers are left to themselves when they are late (`engine.drafting.call_watch`)."""
-    aux_layers: Sequence[int] = ()
-    """Layers of the target whose input the proposer takes (`HiddenStateConsumer`)."""
+    aux_layers: Sequence[int] = ()  # layers of the target whose input the proposer takes (`HiddenStateConsumer`)
 
     @abstractmethod
     def propose(self, sequences: Sequence[SequenceView], limits: Sequence[int]) -> Sequence[Draft | None]:
         """Return one draft of at most `limits[i]` nodes for each sequence, or None."""
 
     def propose_trees(
-        self,
-        sequences: Sequence[SequenceView],
-        depths: Sequence[int],
-        limits: Sequence[int],
-        threshold: float,
+        self, sequences: Sequence[SequenceView], depths: Sequence[int], limits: Sequence[int], threshold: float
     ) -> Sequence[Draft | None]:
         """Return drafts of at most `depths[i]` levels and `limits[i]` nodes.
 

@@ -57,8 +57,7 @@ class PageShape:
     page_size: int
     max_model_len: int
     max_requests: int
-    is_cuttable: bool = False
-    """`max_model_len` is only the most that the model can, and may be cut to what fits."""
+    is_cuttable: bool = False  # `max_model_len` is only the most that the model can, and may be cut to what fits
 
     @property
     def per_sequence(self) -> int:

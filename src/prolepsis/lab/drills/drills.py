@@ -36,14 +36,11 @@ class Drill:
     chaos_mesh: str
     fails: str
     fault: Fault
-    needs: str = ""
-    """What a server may lack."""
+    needs: str = ""  # what a server may lack
     alarm: Sign | None = None
     safe: Sign | None = None
-    at_once: int = 4
-    """Requests."""
-    poison: str = ""
-    """At the end of each prompt."""
+    at_once: int = 4  # requests
+    poison: str = ""  # at the end of each prompt
 
 
 _FAILS = Sign("ProposerFails", "prolepsis_spec_decode_proposer_failures_total")

@@ -35,12 +35,9 @@ class DrillBody(Body):
     """The drill that the caller holds, for some more seconds."""
 
     drill: Annotated[str, Field(max_length=64)]
-    drain: bool = False
-    """Take requests of the caller's key only, until the drill ends."""
-    inject: bool = False
-    """Whether the fault is to be there, as soon as no request of others runs any more."""
-    verdict: JsonObject | None = None
-    """Ends the drill."""
+    drain: bool = False  # take requests of the caller's key only, until the drill ends
+    inject: bool = False  # whether the fault is to be there, as soon as no request of others runs any more
+    verdict: JsonObject | None = None  # ends the drill
 
 
 class Drills(Feature):

@@ -37,10 +37,8 @@ class LatencyGoal:
 class TrafficLoad:
     """How many requests come; one of the two is given."""
 
-    at_once: int | None = None
-    """A closed loop: the next request comes when one ends."""
-    per_second: float | None = None
-    """Random arrivals, independent of each other (a Poisson process)."""
+    at_once: int | None = None  # A closed loop: the next request comes when one ends
+    per_second: float | None = None  # random arrivals, independent of each other (a Poisson process)
 
     def __str__(self) -> str:
         return f"{self.at_once} at once" if self.at_once else f"{self.per_second:g} a second"

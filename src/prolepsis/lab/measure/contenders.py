@@ -29,15 +29,12 @@ class Outcome:
     prompt_id: str
     category: str
     token_ids: tuple[int, ...]
-    seconds: float
-    """From handing the prompt over to its last token, prefill and waiting included."""
+    seconds: float  # from handing the prompt over to its last token, prefill and waiting included
     first_token_s: float | None = None
     queue_s: float | None = None
     compute_s: float | None = None
-    num_steps: int | None = None
-    """Target passes that emitted tokens."""
-    proposers: tuple[tuple[str, int, int], ...] = ()
-    """(proposer, tokens drafted, tokens accepted)."""
+    num_steps: int | None = None  # target passes that emitted tokens
+    proposers: tuple[tuple[str, int, int], ...] = ()  # (proposer, tokens drafted, tokens accepted)
 
 
 @dataclass(slots=True)
@@ -146,8 +143,7 @@ class EngineArm:
     plan: SpecPlan
     client: EngineClient
     params: SamplingParams
-    seeds: Mapping[str, int] = field(default_factory=dict)
-    """By prompt id."""
+    seeds: Mapping[str, int] = field(default_factory=dict)  # by prompt id
     times: Timings | None = None
     _scope: str = ""
     _num_requests: int = 0

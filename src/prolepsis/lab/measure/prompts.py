@@ -24,8 +24,7 @@ class Prompt:
     id: str
     category: str
     text: str
-    is_synthetic: bool = False
-    """Made by rule or at random, not written for a reader."""
+    is_synthetic: bool = False  # made by rule or at random, not written for a reader
 
 
 @dataclass(frozen=True, slots=True)

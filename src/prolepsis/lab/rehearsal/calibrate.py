@@ -41,8 +41,7 @@ class OfferedLoad:
 
     load: TrafficLoad
     prompts: Sequence[EncodedPrompt]
-    seconds: float
-    """Those that were asked for until then are awaited."""
+    seconds: float  # those that were asked for until then are awaited
     max_tokens: int = 256
     seed: int = 0
 

@@ -20,8 +20,7 @@ class Compared:
     """A figure as it was measured and as it was forecast."""
 
     what: str
-    share: float | None
-    """Of the requests: a percentile; None: a figure of all of them."""
+    share: float | None  # of the requests: a percentile; None: a figure of all of them
     measured: float
     forecast: float
     unit: Literal["s", ""] = "s"

@@ -31,15 +31,11 @@ _SHOWN = ("rollout", "breaker", "drift", "eligibility", "kill")
 class ControlChange:
     """What the control did at one moment."""
 
-    at: float
-    """Seconds since the trace began."""
-    what: str
-    """As the audit log names it: rollout.promoted, breaker.open, drift.cliff."""
-    subject: str
-    """The rollout, or proposer and traffic class."""
+    at: float  # seconds since the trace began
+    what: str  # as the audit log names it: rollout.promoted, breaker.open, drift.cliff
+    subject: str  # the rollout, or proposer and traffic class
     why: str
-    detail: Mapping[str, Any]
-    """The numbers that decided it, as the audit log has them."""
+    detail: Mapping[str, Any]  # the numbers that decided it, as the audit log has them
 
 
 @contextmanager

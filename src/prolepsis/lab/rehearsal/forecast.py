@@ -20,10 +20,8 @@ class ClassGain(NamedTuple):
     """What speculation brings to the requests of one traffic class."""
 
     num_requests: int
-    share: float
-    """Of these requests, those that it makes faster."""
-    speedup: float
-    """Median over them: end to end, the plain time over the time with speculation."""
+    share: float  # of these requests, those that it makes faster
+    speedup: float  # median over them: end to end, the plain time over the time with speculation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,26 +31,19 @@ class LoadForecast:
     mode: str
     load: str
     seed: int
-    per_second: float
-    """Requests that arrive in a second."""
-    num_at_once: float
-    """Requests in the system, on average (Little's law)."""
+    per_second: float  # requests that arrive in a second
+    num_at_once: float  # requests in the system, on average (Little's law)
     num_refused: int
     tokens_per_second: float
-    tokens_a_pass: float
-    """Of a sequence."""
-    device_s_per_token: float
-    """That requests use; the rest of the time the device is idle."""
-    goodput: float
-    """Requests a second that keep the goal."""
-    percentiles: Mapping[str, Mapping[str, float]]
-    """Seconds, by time, in the order of `times`, and percentile."""
+    tokens_a_pass: float  # of a sequence
+    device_s_per_token: float  # that requests use; the rest of the time the device is idle
+    goodput: float  # requests a second that keep the goal
+    percentiles: Mapping[str, Mapping[str, float]]  # seconds, by time, in the order of `times`, and percentile
     extrapolated: float
     """Share of drafts that are not known where they were made, or as far as they would have gone."""
     classes: Mapping[str, ClassGain] = field(default_factory=dict)
     """Against plain decoding of the same load, by traffic class."""
-    changes: Sequence[ControlChange] = ()
-    """What the control did."""
+    changes: Sequence[ControlChange] = ()  # what the control did
 
 
 Pair = tuple[LoadForecast, LoadForecast]

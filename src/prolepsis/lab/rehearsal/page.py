@@ -54,10 +54,8 @@ _FIGURES = (
 class ForecastPage:
     """A forecast, and what it is of."""
 
-    by_seed: Sequence[Sequence[Pair]]
-    """Seed by seed, for each load."""
-    trace: str
-    """Name of its file; so are the next two."""
+    by_seed: Sequence[Sequence[Pair]]  # seed by seed, for each load
+    trace: str  # name of its file; so are the next two
     machine_name: str
     policy: str | None
     requests: Sequence[TraceLine]

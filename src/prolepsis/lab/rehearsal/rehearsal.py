@@ -57,8 +57,7 @@ class RehearsedRequest:
     """What became of a request; times in seconds from its arrival."""
 
     line: TraceLine
-    error: str | None = None
-    """Code of what refused or ended it; its times are None then."""
+    error: str | None = None  # code of what refused or ended it; its times are None then
     first_token_s: float | None = None
     total_s: float | None = None
     stats: RequestStats = field(default_factory=RequestStats)
@@ -76,15 +75,12 @@ class Rehearsal:
     """A trace as it was played."""
 
     outcomes: Sequence[RehearsedRequest]
-    seconds: float
-    """From the first arrival to the last end."""
+    seconds: float  # from the first arrival to the last end
     replayed: Mapping[str, Mapping[str, int]]
     """By proposer: drafts that were recorded where they were made ("exact"), elsewhere ("moved"), or too short to say
     how far they would have gone ("cut")."""
-    busy_s: float = 0.0
-    """Time in steps of the engine."""
-    changes: Sequence[ControlChange] = ()
-    """What the control did, in order; nothing without a policy."""
+    busy_s: float = 0.0  # time in steps of the engine
+    changes: Sequence[ControlChange] = ()  # what the control did, in order; nothing without a policy
 
     @property
     def served(self) -> Sequence[RehearsedRequest]:

@@ -26,24 +26,19 @@ _MOONCAKE_BLOCK = 512
 class MeasuredTimes:
     """What a recorded request took on the machine that served it, in seconds."""
 
-    first_token_s: float
-    """From its arrival at the server; so is the next."""
+    first_token_s: float  # from its arrival at the server; so is the next
     total_s: float
-    num_steps: int
-    """Passes that emitted its tokens."""
+    num_steps: int  # passes that emitted its tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceLine:
     """A request of a trace."""
 
-    at: float
-    """Seconds since the trace began."""
-    prompt: int
-    """Tokens; so is the next."""
+    at: float  # seconds since the trace began
+    prompt: int  # tokens; so is the next
     output: int
-    blocks: tuple[int, ...] = ()
-    """As in `TracedRequest`."""
+    blocks: tuple[int, ...] = ()  # as in `TracedRequest`
     scope: str = ""
     tenant: str = ""
     tier: str = "standard"
@@ -51,8 +46,7 @@ class TraceLine:
     structured: str = "none"
     tools: bool = False
     temperature: float = 1.0
-    mode: SpecMode = "auto"
-    """What its caller asked of speculation."""
+    mode: SpecMode = "auto"  # what its caller asked of speculation
     measured: MeasuredTimes | None = None
     drafts: dict[str, tuple[RecordedDraft, ...]] = field(default_factory=dict)
 
@@ -76,8 +70,7 @@ class Trace:
 
     lines: tuple[TraceLine, ...]
     block_size: int = PAGE_SIZE
-    machine: str = ""
-    """Fingerprint of what served them; empty: not known."""
+    machine: str = ""  # fingerprint of what served them; empty: not known
     at_once: int | None = None
     """A closed loop: so many are in the system, and the next is asked when one ends; None: each at its time."""
 

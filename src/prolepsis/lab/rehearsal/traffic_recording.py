@@ -40,13 +40,10 @@ class RecordingBody(Body):
 class RecordingReply:
     """The recording that the server holds, so far."""
 
-    remaining_s: float = 0.0
-    """Until it takes no further request: 0 after its end, and without a recording."""
-    num_requests: int = 0
-    """Requests in its file; those that run follow when they end."""
+    remaining_s: float = 0.0  # until it takes no further request: 0 after its end, and without a recording
+    num_requests: int = 0  # requests in its file; those that run follow when they end
     num_running: int = 0
-    num_left_out: int = 0
-    """Requests that ended before their first token, or had several samples."""
+    num_left_out: int = 0  # requests that ended before their first token, or had several samples
 
 
 class TrafficRecording:

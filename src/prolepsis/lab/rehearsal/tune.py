@@ -33,14 +33,10 @@ _LEAST_SHARE = 0.02
 class TuningTrial:
     """One rehearsal of the search."""
 
-    changed: str
-    """What differs from the best before; empty: nothing, it is the beginning."""
-    latency_s: float
-    """Mean time of a request, end to end."""
-    machine_s_per_million: float
-    """Seconds that the engine steps, for a million tokens."""
-    goodput: float
-    """Requests a second that keep the goal."""
+    changed: str  # what differs from the best before; empty: nothing, it is the beginning
+    latency_s: float  # mean time of a request, end to end
+    machine_s_per_million: float  # seconds that the engine steps, for a million tokens
+    goodput: float  # requests a second that keep the goal
     num_refused: int
     policy: Policy = field(repr=False)
     machine: Machine = field(repr=False)
@@ -199,11 +195,9 @@ class TuningPage:
 
     tuning: Tuning
     goal: TuningGoal
-    trace: str
-    """Name of its file; so is the next."""
+    trace: str  # name of its file; so is the next
     machine: str
-    policy: str
-    """Text of the policy that was found."""
+    policy: str  # text of the policy that was found
 
     def rows(self) -> list[list[str]]:
         """Return the frontier, where the search began, and the best, under `HEADING`."""

@@ -19,16 +19,12 @@ class PassWork(NamedTuple):
     """What a step computes."""
 
     num_tokens: int
-    num_context: int
-    """Cached tokens over all sequences."""
+    num_context: int  # cached tokens over all sequences
     num_sequences: int
-    num_logits: int
-    """Tokens whose next one is predicted: the last of a prompt, and those of a draft."""
+    num_logits: int  # tokens whose next one is predicted: the last of a prompt, and those of a draft
     num_drafts: int
-    num_fed: int
-    """Tokens whose hidden states a draft head takes."""
-    is_first: bool = False
-    """After a pause, in which caches were lost to others and processors slowed down."""
+    num_fed: int  # tokens whose hidden states a draft head takes
+    is_first: bool = False  # after a pause, in which caches were lost to others and processors slowed down
 
 
 PAUSE_S = 0.005
@@ -75,12 +71,9 @@ class ProposerCost:
     sequence_ms: float = 0.0
     level_ms: float = 0.0
     sequence_level_ms: float = 0.0
-    states_ms: float = 0.0
-    """Of taking the hidden states of a pass."""
-    state_ms: float = 0.0
-    """The same, for each token."""
-    free: bool = False
-    """As `Proposer.free`; so is the next."""
+    states_ms: float = 0.0  # of taking the hidden states of a pass
+    state_ms: float = 0.0  # the same, for each token
+    free: bool = False  # as `Proposer.free`; so is the next
     one_pass: bool = False
     takes_states: bool = False
 
@@ -116,8 +109,7 @@ def band_of(num_tokens: int) -> int:
 class LastCheck:
     """How wrong a forecast was when it was last held against what was measured."""
 
-    at: float
-    """Unix time in seconds."""
+    at: float  # Unix time in seconds
     num_requests: int
     errors: Mapping[str, float] = field(default_factory=dict)
     """By figure, relative to what was measured, the median of the recordings; above 0: the forecast was too high."""
@@ -127,32 +119,21 @@ class LastCheck:
 class Machine:
     """A machine with a model, in milliseconds."""
 
-    passes: CostCurve
-    """Passes as they are."""
-    expected: CostCurve
-    """Passes as the engine expects them: its profile of this machine."""
+    passes: CostCurve  # passes as they are
+    expected: CostCurve  # passes as the engine expects them: its profile of this machine
     scatter: tuple[tuple[float, ...], ...] = ()
     """By band: measured over predicted times of passes, all equally likely; none: as predicted."""
-    logits_ms: float = 0.0
-    """Of a pass, for each token whose next one is predicted."""
-    first_ms: float = 0.0
-    """Of the first pass after a pause."""
-    step_ms: float = 0.0
-    """Of a step outside its pass and its proposers."""
-    row_ms: float = 0.0
-    """The same, for each sequence."""
-    token_ms: float = 0.0
-    """The same, for each token whose next one is predicted."""
-    draft_ms: float = 0.0
-    """The same, for each draft that is verified."""
-    request_ms: float = 0.0
-    """Of a request before admission."""
+    logits_ms: float = 0.0  # of a pass, for each token whose next one is predicted
+    first_ms: float = 0.0  # of the first pass after a pause
+    step_ms: float = 0.0  # of a step outside its pass and its proposers
+    row_ms: float = 0.0  # the same, for each sequence
+    token_ms: float = 0.0  # the same, for each token whose next one is predicted
+    draft_ms: float = 0.0  # the same, for each draft that is verified
+    request_ms: float = 0.0  # of a request before admission
     proposers: Mapping[str, ProposerCost] = field(default_factory=dict)
     engine: RehearsedSettings = field(default_factory=RehearsedSettings)
-    fingerprint: str = ""
-    """Of the model and the build that were measured; empty: not measured."""
-    published: str = ""
-    """What it is and by which sources, if its figures were published and not measured."""
+    fingerprint: str = ""  # of the model and the build that were measured; empty: not measured
+    published: str = ""  # what it is and by which sources, if its figures were published and not measured
     checks: Mapping[str, LastCheck] = field(default_factory=dict)
     """By the mode of the recording: auto or off; none: it was never checked."""
 

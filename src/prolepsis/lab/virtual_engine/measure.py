@@ -35,10 +35,8 @@ class StepSample:
     work: PassWork
     pass_ms: float = 0.0
     total_ms: float = 0.0
-    propose_ms: float = 0.0
-    """In calls that ask proposers for drafts."""
-    learn_ms: float = 0.0
-    """After the pass, in what proposers and estimates learn."""
+    propose_ms: float = 0.0  # in calls that ask proposers for drafts
+    learn_ms: float = 0.0  # after the pass, in what proposers and estimates learn
 
     @property
     def host_ms(self) -> float:

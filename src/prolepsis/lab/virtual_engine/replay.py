@@ -28,19 +28,15 @@ _WRONG = VOCAB_SIZE - (1 << 16)
 class TracedRequest:
     """It has no text: ids that stand for its tokens are made of the blocks, so that equal prefixes are found again."""
 
-    number: int
-    """Its place in the trace, from 0."""
+    number: int  # its place in the trace, from 0
     num_prompt_tokens: int
     num_output_tokens: int
     blocks: tuple[int, ...] = ()
     """Of prompt and answer, as far as they are known: two blocks with equal numbers end equal texts."""
-    block_size: int = PAGE_SIZE
-    """Tokens."""
-    scope: str = ""
-    """Requests of different scopes share no prefix."""
+    block_size: int = PAGE_SIZE  # tokens
+    scope: str = ""  # requests of different scopes share no prefix
     traffic_class: str = ""
-    drafts: Mapping[str, Sequence[RecordedDraft]] = field(default_factory=dict)
-    """By proposer, in order."""
+    drafts: Mapping[str, Sequence[RecordedDraft]] = field(default_factory=dict)  # by proposer, in order
 
     def tokens(self) -> list[int]:
         """Return ids that stand for prompt and answer."""
@@ -67,8 +63,7 @@ def wrong_token(number: int) -> int:
 
 @dataclass(slots=True)
 class _Answer:
-    tokens: Sequence[int]
-    """Of prompt and answer."""
+    tokens: Sequence[int]  # of prompt and answer
     drafts: Mapping[str, Sequence[RecordedDraft]]
 
 

@@ -35,8 +35,7 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     model: str
     engine: str
     weights_gb: float
-    draft_gb: float
-    """Weights of a draft head or draft model, which are read for each level of a draft."""
+    draft_gb: float  # weights of a draft head or draft model, which are read for each level of a draft
     kv_bytes_per_token: float
     gflop_per_token: float
     memory_gb: float

@@ -40,8 +40,7 @@ class WeekFigures:
     """Everything about one period."""
 
     classes: Mapping[str, Traffic] = field(default_factory=dict)
-    proposers: Mapping[tuple[str, str], Drafted] = field(default_factory=dict)
-    """By traffic class and proposer."""
+    proposers: Mapping[tuple[str, str], Drafted] = field(default_factory=dict)  # by traffic class and proposer
     errors: Mapping[str, int] = field(default_factory=dict)
     """Failed requests by the code of the error; `aborted`: by the server."""
     spent: tuple[Spent, ...] = ()

@@ -21,8 +21,7 @@ class BurnRate:
     """An alert fires while the budget burns this fast in both windows: the short one ends it soon after the harm."""
 
     severity: Severity
-    factor: float
-    """1 uses the budget up in the period."""
+    factor: float  # 1 uses the budget up in the period
     long: str
     short: str
 

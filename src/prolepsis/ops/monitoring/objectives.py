@@ -76,8 +76,7 @@ class Alerting(Part):
 
     name: Annotated[str, _ALERT]
     labels: Labels = Field(default_factory=dict)
-    annotations: Labels = Field(default_factory=dict)
-    """`runbook` is the name of a page in console/runbooks."""
+    annotations: Labels = Field(default_factory=dict)  # `runbook` is the name of a page in console/runbooks
     page_alert: Alert = Alert()
     ticket_alert: Alert = Alert()
     minimum_events: Annotated[float, Field(ge=0)] = 0
@@ -89,8 +88,7 @@ class Alerting(Part):
 class Objective(Part):
     name: Annotated[str, _NAME]
     description: str
-    objective: Annotated[float, Field(gt=0, lt=100)]
-    """Percent of events that have to be good."""
+    objective: Annotated[float, Field(gt=0, lt=100)]  # percent of events that have to be good
     labels: Labels = Field(default_factory=dict)
     sli: Indicator
     alerting: Alerting

@@ -94,7 +94,7 @@ class _CountingExporter(OTLPSpanExporter):
         self.num_taken = 0
         """Spans that have left the queue."""
         self._sent = counter(registry, "trace_spans_sent", "Spans that arrived at the receiver")
-        self.lost = counter(registry, "trace_spans_lost", "Spans that did not arrive, or were left at the end")
+        self.lost = counter(registry, "trace_spans_lost", "Spans that the receiver did not take, or left at the end")
         self._failing = False
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:

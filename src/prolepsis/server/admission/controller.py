@@ -388,13 +388,9 @@ class AdmissionController(Feature):
         more than others do.
         """
         heads = self._queue.next_of_each(self._holds)
-        if heads and self._fits(heads[0]):
+        if heads and self._taken_against(heads[0].tier) < self._places:
             return heads[0]
         return next((head for head in heads if self._displaces(head.tenant, head.tier, head.size)), None)
-
-    def _fits(self, head: Waiting) -> bool:
-        is_free = self._taken_against(head.tier) < self._places
-        return is_free or self._displaces(head.tenant, head.tier, head.size)
 
     def _taken_against(self, tier: str) -> int:
         """Return the places that a request of this tier finds taken; in the engine, background work gives way."""

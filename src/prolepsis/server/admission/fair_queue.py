@@ -22,17 +22,13 @@ class Waiting:
 
     tenant: str
     tier: str
-    priority: int
-    """Lower goes first, within its flow only."""
-    cost: float
-    """Tokens it may take: prompt and longest answer, and its own processing as tokens."""
+    priority: int  # lower goes first, within its flow only
+    cost: float  # tokens it may take: prompt and longest answer, and its own processing as tokens
     size: int
     since: float
     serial: int = 0
-    places: int = 0
-    """Places in the engine that it holds since it started."""
-    is_first: bool = False
-    """When it started, its tenant had nothing in the engine."""
+    places: int = 0  # places in the engine that it holds since it started
+    is_first: bool = False  # when it started, its tenant had nothing in the engine
 
     @property
     def flow(self) -> tuple[str, str]:

@@ -35,8 +35,7 @@ class ShedSettings:
 @dataclass(frozen=True, slots=True)
 class ShedState:
     level: int = CALM
-    low_since: float | None = None
-    """Since when the age has been low enough to leave the level downwards."""
+    low_since: float | None = None  # since when the age has been low enough to leave the level downwards
 
 
 def next_level(state: ShedState, age_s: float, now: float, settings: ShedSettings) -> ShedState:
@@ -76,12 +75,9 @@ TierName = Literal["premium", "standard", "economy", "batch", "background"]
 @dataclass(frozen=True, slots=True)
 class Tier:
     name: TierName
-    weight: float
-    """Share of the engine against other tiers that have work waiting."""
-    waits_from: int | None = None
-    """Rung from which its requests stay in the queue."""
-    refused_from: int | None = None
-    """Rung from which its new requests are refused."""
+    weight: float  # share of the engine against other tiers that have work waiting
+    waits_from: int | None = None  # rung from which its requests stay in the queue
+    refused_from: int | None = None  # rung from which its new requests are refused
 
 
 TIERS: dict[str, Tier] = {

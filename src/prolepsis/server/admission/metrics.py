@@ -14,15 +14,15 @@ class AdmissionMetrics:
     """Requests that wait or run, and those that were refused, by reason."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.refused = counter(registry, "admission_refused", "Requests refused, by reason", "reason")
+        self.refused = counter(registry, "admission_refused", "Requests and connections refused", "reason")
         for reason in get_args(Reason):
             self.refused.labels(reason)
-        self.queued = gauge(registry, "admission_queued_requests", "Requests that wait before the engine", "tier")
+        self.queued = gauge(registry, "admission_queued_requests", "Requests that wait for admission", "tier")
         text = "Age of the oldest request that waits here, or in the engine for its first pass, and is not batch work"
         self.queue_age = gauge(registry, "admission_queue_age_seconds", text)
         text = "Samples admitted to the engine that have not ended"
         self.in_engine = gauge(registry, "admission_samples_in_engine", text)
-        text = "Time before the engine"
+        text = "Time from arrival to admission"
         self.wait = histogram(registry, "admission_wait_seconds", text, "tier", buckets=_WAIT_BUCKETS)
         self.level = gauge(registry, "shed_level", "Level of load shedding: 0 calm to 4 low tiers refused")
         self.level_changes = counter(registry, "shed_changes", "Changes of the level", "level", "direction")

@@ -47,15 +47,13 @@ class RecordedReply:
     fingerprint: bytes
     began: float
     state: Mapping[str, object]
-    expires: float | None = None
-    """Clock reading (seconds); None while the attempt runs."""
+    expires: float | None = None  # clock reading (seconds); None while the attempt runs
     error: Exception | None = None
     status: int | None = None
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
     parts: list[bytes] = field(default_factory=list)
     num_bytes: int = _BYTES_OF_ANSWER
-    is_outgrown: bool = False
-    """The parts took more than the room and are dropped."""
+    is_outgrown: bool = False  # the parts took more than the room and are dropped
 
     def is_expired(self, now: float) -> bool:
         return self.expires is not None and self.expires <= now
@@ -156,8 +154,9 @@ class Idempotency(Feature):
         self._retried = retried
         self._clock = clock
         self.answers = Answers(self._max_bytes)
-        self._requests = counter(registry, "idempotent_requests", "Requests with an Idempotency-Key", "result")
-        self._bytes = gauge(registry, "idempotent_answer_bytes", "Estimated size of the answers")
+        text = "Requests with an Idempotency-Key: first, retry, running (a retry before the first has ended), refused"
+        self._requests = counter(registry, "idempotent_requests", text, "result")
+        self._bytes = gauge(registry, "idempotent_answer_bytes", "Estimated size of the answers kept for retries")
 
     async def once(self, request: Request, body: Body, attend: Attend) -> Response:
         """Return the response of `attend`, or the first attempt's response to a key that was seen before.

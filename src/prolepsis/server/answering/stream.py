@@ -100,10 +100,8 @@ class Framing:
 
     content_type: str
     frame: Callable[[Json], str]
-    comment: Callable[[str], str]
-    """Returns what readers skip, between two events."""
-    end: bytes = b""
-    """After the last event, unless it is a failure."""
+    comment: Callable[[str], str]  # returns what readers skip, between two events
+    end: bytes = b""  # after the last event, unless it is a failure
 
 
 SSE = Framing(

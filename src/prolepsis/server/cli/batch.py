@@ -63,8 +63,7 @@ class BatchFile:
     """A file whose lines may run."""
 
     content: bytes
-    lines: Sequence[BatchLine]
-    """In the order in which they run."""
+    lines: Sequence[BatchLine]  # in the order in which they run
 
     @classmethod
     def read(cls, file: Path) -> "BatchFile":

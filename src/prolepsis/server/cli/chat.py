@@ -40,10 +40,8 @@ class ChatSession:
     temperature: float | None
     messages: list[dict[str, str]] = field(default_factory=list)
     drafts: bool = True
-    proposer: str | None = None
-    """The only one that drafts, at any cost; None: any."""
-    usage: dict[str, Any] = field(default_factory=dict)
-    """Usage of the last answer."""
+    proposer: str | None = None  # the only one that drafts, at any cost; None: any
+    usage: dict[str, Any] = field(default_factory=dict)  # usage of the last answer
 
     def say(self, text: str) -> Iterator[DraftedText]:
         """Yield the answer as it comes; raises `InvalidParameter` with the server's error, `NoServer` without one."""

@@ -282,7 +282,6 @@ def _described(store: "ModelStore", manifest: "Manifest") -> dict[str, object]:
 
 
 def drafters(root: Path | None) -> "list[HeadEntry | DraftModelEntry]":
-    """Return all local heads and draft models."""
     from prolepsis.engine.models.draft_models import list_draft_models
     from prolepsis.engine.models.heads.registry import list_heads
 

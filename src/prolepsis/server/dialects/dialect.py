@@ -90,8 +90,7 @@ class Endpoint(Generic[B]):
     parse: Callable[[B], bodies.ChatBody | bodies.CompletionBody]
     render: Callable[[B, PreparedRequest], Rendering]
     framing: Framing
-    prefix: str = "chatcmpl-"
-    """Of the answers' ids."""
+    prefix: str = "chatcmpl-"  # of the answers' ids
 
 
 async def answered(request: Request, body: B, models: Models, endpoint: Endpoint[B]) -> Response:

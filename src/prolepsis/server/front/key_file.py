@@ -5,7 +5,7 @@ import os
 import re
 import secrets
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
@@ -38,8 +38,7 @@ class KeyRecord(BaseModel):
     tenant: Name
     tier: TierName = DEFAULT_TIER
     roles: Annotated[tuple[Role, ...], Field(min_length=1)] = ("client",)
-    models: tuple[str, ...] = ()
-    """Models the key may use; empty: all."""
+    models: tuple[str, ...] = ()  # models the key may use; empty: all
     budget: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{0,64}$")] = ""
     """Budget class, for the rules of policies; empty: none."""
     note: str = ""
@@ -69,7 +68,12 @@ class KeyFile:
 
     def read(self) -> tuple[KeyRecord, ...]:
         """Return the keys, none without a file; raises `ConfigError` for one that cannot be used or is not private."""
-        self._check_private()
+        with suppress(OSError):
+            stat = self.path.stat()
+            allowed = 0o640 if stat.st_uid == 0 else _OWNER_ONLY  # as PostgreSQL: a group that root lets read, may read
+            if stat.st_mode & 0o077 & ~allowed:
+                given = f"key file {self.path} has mode {stat.st_mode & 0o777:o}, so that others may open it"
+                raise ConfigError(f"{given}; allowed: {allowed:o} or less", param="keys_file")
         return self._file.read().keys
 
     def version(self) -> tuple[int, ...] | None:
@@ -98,17 +102,6 @@ class KeyFile:
                 )
             self._write([key for key in keys if key.id != key_id])
             return found
-
-    def _check_private(self) -> None:
-        """As PostgreSQL does for its keys: what root gave to a group, that group may read."""
-        try:
-            stat = self.path.stat()
-        except OSError:
-            return
-        allowed = 0o640 if stat.st_uid == 0 else _OWNER_ONLY
-        if stat.st_mode & 0o077 & ~allowed:
-            given = f"key file {self.path} has mode {stat.st_mode & 0o777:o}, so that others may open it"
-            raise ConfigError(f"{given}; allowed: {allowed:o} or less", param="keys_file")
 
     @contextmanager
     def _writing(self) -> Iterator[None]:

@@ -193,12 +193,11 @@ def _changes(before: Records, now: Records) -> dict[str, object]:
         "created": _shown(now[key_id] for key_id in sorted(now.keys() - before.keys())),
         "revoked": _shown(before[key_id] for key_id in sorted(before.keys() - now.keys())),
         "changed": _shown(now[key_id] for key_id in changed),
-        "changed_fields": {key_id: _different(before[key_id], now[key_id]) for key_id in changed},
+        "changed_fields": {
+            key_id: [name for name, value in before[key_id] if value != getattr(now[key_id], name)]
+            for key_id in changed
+        },
     }
-
-
-def _different(before: KeyRecord, now: KeyRecord) -> list[str]:
-    return [name for name in KeyRecord.model_fields if getattr(before, name) != getattr(now, name)]
 
 
 def key_changes(context: Context, keys: Keys) -> Feature:

@@ -34,8 +34,7 @@ class GatewayProtocol(H11Protocol):
     """
 
     settings: ClassVar[ServerConfig]
-    reading: ClassVar[Reading]
-    """The time that requests on their way in may take, over all connections."""
+    reading: ClassVar[Reading]  # the time that requests on their way in may take, over all connections
     max_connections: ClassVar[int]
     silent: ClassVar["OrderedDict[GatewayProtocol, None]"]
     """Connections whose next request has not come whole, by the time since which they owe its head."""

@@ -26,13 +26,11 @@ from prolepsis.server.front.listener import is_loopback
 class PathRules:
     """The roles of one path, by method; None: no key is needed. What it refuses has the shape of its errors."""
 
-    path: str
-    """The route's pattern, for logs and counters."""
+    path: str  # the route's pattern, for logs and counters
     pattern: re.Pattern[str]
     errors: ErrorShape = OPENAI_ERRORS
     roles: dict[str, Roles | None] = field(default_factory=dict)
-    most_bytes: int = 0
-    """Largest body, where a route of the path takes a larger one than all others."""
+    most_bytes: int = 0  # largest body, where a route of the path takes a larger one than all others
 
 
 class RouteRules:

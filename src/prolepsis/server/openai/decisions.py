@@ -55,18 +55,15 @@ class CandidateScore(Reply):
     index: int
     text: str
     num_tokens: int
-    logprob: float
-    """Of all its tokens together, behind the prompt."""
-    probability: float
-    """Its share among the candidates."""
+    logprob: float  # of all its tokens together, behind the prompt
+    probability: float  # its share among the candidates
 
 
 class DecisionReply(Reply):
     id: str
     object: str
     model: str
-    choice: int
-    """Index of the likeliest candidate; the first among equals."""
+    choice: int  # index of the likeliest candidate; the first among equals
     candidates: list[CandidateScore]
     usage: Json
 

@@ -41,25 +41,19 @@ _SHAPES = dict(zip(("messages", "prompt", "input"), GENERATION_ROUTES, strict=Tr
 class PolicyExplainBody(Body):
     """A request to explain, and who is assumed to send it."""
 
-    request: dict[str, object]
-    """The body of /v1/chat/completions, /v1/completions or /v1/responses."""
-    route: str | None = None
-    """null: the endpoint that the body's fields belong to."""
+    request: dict[str, object]  # the body of /v1/chat/completions, /v1/completions or /v1/responses
+    route: str | None = None  # null: the endpoint that the body's fields belong to
     tenant: Annotated[str, Field(max_length=64)] = ""
     tier: TierName = DEFAULT_TIER
     key: Annotated[str, Field(max_length=64)] = ""
     roles: list[Role] = Field(default=["client"])
     headers: dict[str, str] = Field(default_factory=dict)
-    flags: list[str] = Field(default=[])
-    """Feature flags that are true; the others are false."""
-    at: Annotated[AwareDatetime, Field(strict=False)] | None = None
-    """null: now."""
-    prompt_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
-    """null: unknown for text."""
+    flags: list[str] = Field(default=[])  # feature flags that are true; the others are false
+    at: Annotated[AwareDatetime, Field(strict=False)] | None = None  # null: now
+    prompt_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None  # null: unknown for text
     request_id: Annotated[str, Field(max_length=128)] | None = None
     """Decides whether a rule for a share of requests applies; null: it does not."""
-    text: Annotated[str, Field(max_length=2**18)] | None = None
-    """A policy to explain by; null: the one in use."""
+    text: Annotated[str, Field(max_length=2**18)] | None = None  # A policy to explain by; null: the one in use
 
 
 @dataclass(frozen=True, slots=True)

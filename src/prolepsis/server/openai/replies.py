@@ -15,8 +15,7 @@ class Model(Reply):
     owned_by: str
     root: str
     max_model_len: int
-    default_sampling: SamplingDefaults
-    """Values for sampling parameters that requests leave out."""
+    default_sampling: SamplingDefaults  # values for sampling parameters that requests leave out
 
 
 class ModelList(Reply):
@@ -59,8 +58,7 @@ class SpecDecodeFigures(Reply):
     num_accepted_draft_tokens: int
     num_draft_tokens: int
     num_spec_tokens: int
-    proposers: dict[str, ProposerFigures]
-    """By name."""
+    proposers: dict[str, ProposerFigures]  # by name
 
 
 class Effective(Reply):
@@ -70,15 +68,11 @@ class Effective(Reply):
     policy_rule: str | None = None
     """The rule that matched, `default` where none did; there where the server has a policy."""
     policy_version: str | None = None
-    rollout: str | None = None
-    """The rollout of that rule, where it has one."""
+    rollout: str | None = None  # the rollout of that rule, where it has one
     arm: Literal["canary", "unassigned", "holdout"] | None = None
-    limits: list[LimitReason] | None = None
-    """Limits that earlier drafts put on the terms, if any."""
-    policy_flags: list[FlagDecision] | None = None
-    """Those that rules of the policy ask, there where they do."""
-    flag: FlagDecision | None = None
-    """There where the server asks flags."""
+    limits: list[LimitReason] | None = None  # limits that earlier drafts put on the terms, if any
+    policy_flags: list[FlagDecision] | None = None  # those that rules of the policy ask, there where they do
+    flag: FlagDecision | None = None  # there where the server asks flags
 
 
 class DraftDelivery(Reply):
@@ -94,12 +88,9 @@ class StagesMs(Reply):
 
     receive: float
     queue: float
-    prefill: float
-    """Its share of passes over its prompt."""
-    decode: float
-    """Its share of the other passes."""
-    others: float
-    """Waiting for the work of others in the engine."""
+    prefill: float  # its share of passes over its prompt
+    decode: float  # its share of the other passes
+    others: float  # waiting for the work of others in the engine
 
 
 class MetricsReply(Reply):
@@ -107,17 +98,14 @@ class MetricsReply(Reply):
 
     time_to_first_token_ms: float | None
     generation_time_ms: float | None
-    queue_time_ms: float | None
-    """For admission, and in the engine until a pass has a row of the request."""
+    queue_time_ms: float | None  # for admission, and in the engine until a pass has a row of the request
     stages_ms: StagesMs | None
     """Wall time by stage until the engine had ended; null: several prompts, or a stored answer."""
     mean_itl_ms: float | None
     tokens_per_second: float | None
     speculative_decoding: SpecDecodeFigures
-    shadow_speculative_decoding: SpecDecodeFigures | None = None
-    """Figures of drafts that were only compared."""
-    delivery: DraftDelivery | None
-    """None: the engine does not say which tokens were drafts."""
+    shadow_speculative_decoding: SpecDecodeFigures | None = None  # figures of drafts that were only compared
+    delivery: DraftDelivery | None  # none: the engine does not say which tokens were drafts
     effective: Effective
 
 
@@ -186,8 +174,7 @@ class CompletionLogprobs(Reply):
 
 class PromptLogprob(Reply):
     logprob: float
-    rank: int
-    """Place of the token among all, from 1."""
+    rank: int  # place of the token among all, from 1
     decoded_token: str
 
 
@@ -207,8 +194,7 @@ class Envelope(Reply):
     model: str
     system_fingerprint: str
     usage: UsageBody
-    seed: int
-    """Drawn by the server unless the caller gave it; the header `x-seed` has it too."""
+    seed: int  # drawn by the server unless the caller gave it; the header `x-seed` has it too
     metrics: MetricsReply | None = None
     prompt_token_ids: list[int] | None = None
 
@@ -250,8 +236,7 @@ class ResponseReply(Reply):
     status: Literal["completed", "incomplete", "queued", "in_progress", "failed", "cancelled"]
     background: bool
     model: str
-    output: list[JsonObject]
-    """Items of type message, reasoning and function_call, as OpenAI has them."""
+    output: list[JsonObject]  # items of type message, reasoning and function_call, as OpenAI has them
     error: JsonObject | None
     incomplete_details: dict[str, str] | None
     instructions: str | None

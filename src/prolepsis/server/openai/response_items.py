@@ -85,24 +85,21 @@ class ResponseItems:
         self._logprobs += [chat_logprobs(shown) for shown in delta.logprobs or ()]
         events: list[Json] = []
         for piece in self._answer.take(delta):
-            events += self._piece(piece)
+            kind = _ITEM_OF[piece.kind]
+            if piece.kind == "call" and self._called(piece).is_custom:
+                kind = CUSTOM
+            elif piece.kind == "arguments" and self._open is not None:
+                kind = self._open.kind
+            if self._open is None or self._open.kind != kind or piece.kind == "call":
+                events += [*self._end("completed"), *self._begin(kind, piece)]
+            if piece.kind != "call":
+                events += self._grow(piece.text)
         if delta.finish_reason is not None:
             self.cut = _cut(delta)
             if not self.output and self._open is None:
                 events += self._begin("message")
             events += self._end("incomplete" if self.cut else "completed")
         return events
-
-    def _piece(self, piece: Piece) -> list[Json]:
-        kind = _ITEM_OF[piece.kind]
-        events: list[Json] = []
-        if piece.kind == "call" and self._called(piece).is_custom:
-            kind = CUSTOM
-        elif piece.kind == "arguments" and self._open is not None:
-            kind = self._open.kind
-        if self._open is None or self._open.kind != kind or piece.kind == "call":
-            events = [*self._end("completed"), *self._begin(kind, piece)]
-        return events if piece.kind == "call" else [*events, *self._grow(piece.text)]
 
     def _called(self, piece: Piece) -> NamedCall:
         return self._named.get(piece.text) or NamedCall(piece.text)

@@ -33,8 +33,7 @@ class TokenizeBody(TemplatedBody):
     """Either a text or a conversation."""
 
     prompt: str | None = None
-    content: str | None = None
-    """The text, as llama.cpp has it."""
+    content: str | None = None  # the text, as llama.cpp has it
     add_special_tokens: bool | None = None
     """Default: true for a prompt, false for others: the template of a conversation has them."""
     add_special: bool = False
@@ -68,10 +67,8 @@ class Detokenized(Reply):
 
 
 class TokenizerInfo(Reply):
-    tokenizer_class: str = "PreTrainedTokenizerFast"
-    """The class of transformers that reads such a tokenizer."""
-    model_max_length: int
-    """Tokens of the longest context that is served."""
+    tokenizer_class: str = "PreTrainedTokenizerFast"  # the class of transformers that reads such a tokenizer
+    model_max_length: int  # tokens of the longest context that is served
     bos_token: str | None = None
     eos_token: str | None = None
     unk_token: str | None = None

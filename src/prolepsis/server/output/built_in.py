@@ -10,10 +10,8 @@ from prolepsis.control.redaction.secrets import MARK, SHAPES
 from prolepsis.core.errors import ConfigError
 from prolepsis.server.output.policy import ALLOW, AnswerFacts, Rewrite, TextDecision, hold_back, rewrite, stop
 
-_CONTEXT = 64
-"""Characters already shown that look-behinds and word boundaries may see."""
-_TIMEOUT_S = 0.02
-"""Processor time that a search may take."""
+_CONTEXT = 64  # characters already shown that look-behinds and word boundaries may see
+_TIMEOUT_S = 0.02  # processor time that a search may take
 
 
 class Patterns:
@@ -139,5 +137,4 @@ class _RepetitionReading:
         return ALLOW
 
 
-_LONGEST = 4096
-"""Characters of a line that are remembered while it is written."""
+_LONGEST = 4096  # characters of a line that are remembered while it is written

@@ -22,8 +22,7 @@ from prolepsis.server.text.deltas import Delta
 class Delivery:
     """Accepted draft tokens of one prompt's answers, by proposer, on their way to the client."""
 
-    whole: bool = False
-    """The answer goes out at its end, or not at all."""
+    whole: bool = False  # the answer goes out at its end, or not at all
     delivered: Tally[str] = field(default_factory=Tally)
     lost: LostDrafts = field(default_factory=Tally)
     emitted: Tally[str] = field(default_factory=Tally)
@@ -34,7 +33,6 @@ class Delivery:
             self.emitted[name] += 1
 
     def passed(self, delta: Delta) -> None:
-        """The client's side has taken `delta`."""
         for name in delta.delivered:
             self.delivered[name] += 1
 
@@ -85,7 +83,6 @@ class DeliveryCounts:
     lost: Tally[LossReason] = field(default_factory=Tally)
 
     def add(self, drafts: DeliveredDrafts) -> None:
-        """Count what became of a prompt's drafts."""
         self.num_verified += drafts.num_verified
         self.num_delivered += drafts.num_delivered
         self.lost += Tally(drafts.lost)
@@ -99,8 +96,7 @@ class OutputPolicyReply(Reply):
 
 
 class DeliveryReply(Reply):
-    policies: list[OutputPolicyReply]
-    """In the order in which they read."""
+    policies: list[OutputPolicyReply]  # in the order in which they read
     delivered: list[DeliveryCounts]
 
 
@@ -113,9 +109,9 @@ class DeliveryFeature(Feature):
         by = ("proposer", "traffic_class")
         text = "Draft tokens that verification accepted"
         self._verified = counter(registry, "delivery_verified_tokens", text, *by, most=80)
-        text = "Of these, those that reached the client"
+        text = "Verified draft tokens that reached the client"
         self._delivered = counter(registry, "delivery_delivered_tokens", text, *by, most=80)
-        text = "Of these, those that did not"
+        text = "Verified draft tokens that did not reach the client"
         self._lost = counter(registry, "delivery_lost_tokens", text, *by, "reason", most=160)
         self._counts: dict[tuple[str, str], DeliveryCounts] = {}
         self._output = output
@@ -126,7 +122,6 @@ class DeliveryFeature(Feature):
         return DeliveryReply(policies=policies, delivered=[counts for _, counts in sorted(self._counts.items())])
 
     def on_request_end(self, ended: RequestEnded) -> None:
-        """Count what was delivered of a request."""
         for prompt in ended.prompts:
             for name, drafts in prompt.delivery.items():
                 key = (name, prompt.request.traffic_class)

@@ -16,14 +16,12 @@ from prolepsis.server.output.built_in import Patterns, Repetition
 from prolepsis.server.output.pipeline import LoadedPolicy, OnFault
 from prolepsis.server.output.policy import OutputPolicy
 
-GROUP = "prolepsis.output_policies"
-"""Entry points of this group may be named in the file."""
+GROUP = "prolepsis.output_policies"  # entry points of this group may be named in the file
 BUILT_IN: dict[str, Callable[..., OutputPolicy]] = {"patterns": Patterns, "repetition": Repetition}
 
 
 class PolicyEntry(Part):
-    use: str
-    """patterns, repetition, the name of an entry point, or MODULE:FUNCTION of what makes a policy."""
+    use: str  # patterns, repetition, the name of an entry point, or MODULE:FUNCTION of what makes a policy
     name: Annotated[str, Field(min_length=1, max_length=64)] | None = None
     """As metrics and answers name it; default: `use`."""
     on_fault: OnFault = "closed"

@@ -84,10 +84,8 @@ class FilteredSample:
     """
 
     def __init__(self, pipeline: FilterPipeline | None, lost: LostDrafts) -> None:
-        self.stopped = False
-        """A policy ended the answer."""
-        self.num_tokens = 0
-        """Tokens read so far."""
+        self.stopped = False  # a policy ended the answer
+        self.num_tokens = 0  # tokens read so far
         self._pipeline = pipeline
         self._lost = lost
         self._alignment = TokenAlignment()
@@ -114,7 +112,6 @@ class FilteredSample:
         return replace(delta, delivered=tuple(token.by for token in shown if token.by))
 
     async def take(self, delta: Delta) -> Delta | None:
-        """Return what the policies let through by now, None where that is nothing."""
         if self._pipeline is None:
             return self.count(delta)
         ended = delta.finish_reason is not None
@@ -143,7 +140,6 @@ class FilteredSample:
         return spans
 
     def _follow(self, tokens: Sequence[OutputToken], spans: Sequence[SourceSpan], *, ended: bool) -> None:
-        """Find the tokens that are decided now."""
         self._up_to = max([self._up_to, *(span.end for span in spans)])
         self._changed += [(span.start, span.end) for span in spans if not span.verbatim]
         self._alignment.add(tokens)

@@ -279,7 +279,6 @@ class OutputPolicies:
         return FilterPipeline(stages, self, self._workers) if stages else None
 
     def count(self, loaded: LoadedPolicy, passed: FilterResult, seconds: float) -> None:
-        """Count what a policy did with a step's tokens."""
         if self._metrics is None:
             return
         self._metrics.seconds.labels(loaded.name).inc(seconds)

@@ -94,12 +94,10 @@ _ANY_OBJECT: Mapping[str, object] = {"type": "object"}
 @dataclass(frozen=True, slots=True)
 class ToolUse:
     shown: tuple[FunctionBody, ...]
-    callable: tuple[FunctionBody, ...]
-    """Tools that the answer may call; empty: none."""
+    callable: tuple[FunctionBody, ...]  # tools that the answer may call; empty: none
     required: bool
     parallel: bool
-    warnings: tuple[str, ...] = ()
-    """What is not kept of the schemas."""
+    warnings: tuple[str, ...] = ()  # what is not kept of the schemas
     checked: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     """By name the schemas of which a whole call's arguments have to hold more than a grammar does."""
 
@@ -197,8 +195,7 @@ class Asked:
 
     form: AskedForm
     tools: ToolUse
-    field: str | None
-    """Field of the body that makes a grammar necessary; None: none does."""
+    field: str | None  # field of the body that makes a grammar necessary; None: none does
 
     @staticmethod
     def of(body: GenerationBody, *, open_objects: bool) -> "Asked":

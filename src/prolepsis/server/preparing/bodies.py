@@ -54,8 +54,7 @@ def read_json(text: str, param: str) -> object:
 
 class CalledFunctionBody(Body):
     name: QualifiedName
-    arguments: str
-    """JSON, as the model wrote it."""
+    arguments: str  # JSON, as the model wrote it
 
 
 class ToolCallBody(Body):
@@ -96,8 +95,7 @@ MAX_MESSAGES = 2048
 class FunctionBody(Body):
     name: QualifiedName
     description: str | None = None
-    parameters: Schema | None = None
-    """JSON schema of the arguments; without one the function takes none."""
+    parameters: Schema | None = None  # JSON schema of the arguments; without one the function takes none
     strict: bool | None = None
 
 
@@ -160,8 +158,7 @@ class TagFields(Body):
 class ResponseFormat(TagFields):
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaBody | None = None
-    schema_: Annotated[Schema | None, Field(alias="schema")] = None
-    """Of a json_object, as llama.cpp has it."""
+    schema_: Annotated[Schema | None, Field(alias="schema")] = None  # of a json_object, as llama.cpp has it
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -196,15 +193,12 @@ def _read_text(value: object) -> object:
 class StructuredOutputs(Body):
     """Exactly one field says what the answer must be."""
 
-    json_: Annotated[_SchemaOrText, Field(alias="json")] = None
-    """A JSON schema, or its text."""
+    json_: Annotated[_SchemaOrText, Field(alias="json")] = None  # A JSON schema, or its text
     regex: Annotated[str, Field(min_length=1)] | None = None
     choice: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=1024)] | None = None
-    grammar: Annotated[str, Field(min_length=1)] | None = None
-    """Lark, in llguidance's dialect, or GBNF."""
+    grammar: Annotated[str, Field(min_length=1)] | None = None  # lark, in llguidance's dialect, or GBNF
     json_object: Literal[True] | None = None
-    structural_tag: Annotated[StructuralTag | None, BeforeValidator(_read_text)] = None
-    """Or its text."""
+    structural_tag: Annotated[StructuralTag | None, BeforeValidator(_read_text)] = None  # or its text
     disable_additional_properties: bool | None = None
     """Objects whose schema does not say have no other properties; default: the server's setting."""
 
@@ -229,10 +223,8 @@ STRUCTURED_FORMS = {
 
 class StreamOptions(Body):
     include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None
-    """Every chunk carries the usage so far."""
-    include_obfuscation: bool | None = None
-    """Chunks are padded, so that their sizes do not show what they hold."""
+    continuous_usage_stats: bool | None = None  # every chunk carries the usage so far
+    include_obfuscation: bool | None = None  # chunks are padded, so that their sizes do not show what they hold
 
 
 class SpeculationBody(Body):
@@ -240,14 +232,11 @@ class SpeculationBody(Body):
 
     mode: SpecMode | None = None
     """auto: where it pays; off; always: wherever there is a draft; shadow: draft and compare, verify nothing."""
-    max_depth: Count | None = None
-    """Ceiling on drafted tokens a step."""
-    proposer: str | None = None
-    """The only proposer that may draft."""
+    max_depth: Count | None = None  # ceiling on drafted tokens a step
+    proposer: str | None = None  # the only proposer that may draft
     emit: Literal["block", "token"] = "block"
     """token: each token leaves in its own chunk, evenly paced, so that chunks do not show what was accepted."""
-    metrics: bool = False
-    """Add `metrics` with acceptance figures and the mode in effect to the response."""
+    metrics: bool = False  # add `metrics` with acceptance figures and the mode in effect to the response
     origins: bool = False
     """Add `origins` to chat and text completions: the answer in pieces, each with the proposer that had drafted it."""
 
@@ -262,8 +251,7 @@ class Prediction(Body):
 class SharedBody(ClientBody):
     """Fields of every generation endpoint; None means not given."""
 
-    model: ModelName = ""
-    """Empty: the first one that the caller may use."""
+    model: ModelName = ""  # empty: the first one that the caller may use
     temperature: Number | None = None
     top_p: Number | None = None
     top_k: TopK | None = None
@@ -282,16 +270,14 @@ class SharedBody(ClientBody):
     structured_outputs: StructuredOutputs | None = None
     stream: bool | None = None
     priority: Priority | None = None
-    request_id: Token | None = None
-    """Becomes part of the response's id."""
+    request_id: Token | None = None  # becomes part of the response's id
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     """Prefixes and drafts are shared only among requests of one tenant with the same salt."""
     speculation: SpeculationBody | None = None
     service_tier: Annotated[Literal["auto", "default", "flex"], Served(("auto", "default", "flex"))] | None = None
     """flex: the request is of the tier economy, unless its key's tier has no larger share."""
     stream_options: StreamOptions | None = None
-    metadata: Metadata | None = None
-    """Rules of a policy may read it."""
+    metadata: Metadata | None = None  # rules of a policy may read it
     user: Annotated[str | None, NoEffect()] = None
     safety_identifier: Annotated[str | None, NoEffect()] = None
     prompt_cache_key: Annotated[str | None, NoEffect()] = None
@@ -366,14 +352,10 @@ class ChatBody(GenerationBody, TemplateBody):
 
 class CompletionBody(GenerationBody):
     prompt: Prompts
-    suffix: str | None = None
-    """What follows the text: the model fills the middle, if it has learnt to."""
-    add_special_tokens: bool | None = None
-    """Default: true, the model's tokens around a text, such as BOS."""
-    echo: bool | None = None
-    """The text begins with the prompt, and so do log-probabilities."""
-    best_of: Samples | None = None
-    """1, or as many as `n`: all samples are shown."""
+    suffix: str | None = None  # what follows the text: the model fills the middle, if it has learnt to
+    add_special_tokens: bool | None = None  # default: true, the model's tokens around a text, such as BOS
+    echo: bool | None = None  # the text begins with the prompt, and so do log-probabilities
+    best_of: Samples | None = None  # 1, or as many as `n`: all samples are shown
     logprobs: TopLogprobs | None = None
 
 
@@ -382,8 +364,7 @@ class FillBody(SharedBody):
 
     prompt: str
     suffix: str | None = None
-    max_tokens: MaxTokensOrNone | None = None
-    """None: the answer may fill the context."""
+    max_tokens: MaxTokensOrNone | None = None  # none: the answer may fill the context
     random_seed: Seed | None = None
 
     def completion(self) -> CompletionBody:

@@ -58,12 +58,10 @@ class Conversation:
     """What the chat template is given."""
 
     messages: list[TemplateMessage]
-    tools: list[TemplateMessage] | None
-    """None: the template shows none."""
+    tools: list[TemplateMessage] | None  # none: the template shows none
     variables: dict[str, object]
     add_generation_prompt: bool
-    begun: str | None
-    """Text of the last message, inside of which the prompt ends; None: it ends behind it."""
+    begun: str | None  # text of the last message, inside of which the prompt ends; None: it ends behind it
 
 
 def conversation(
@@ -101,8 +99,7 @@ def conversation(
 @dataclass(frozen=True, slots=True)
 class ModelPrompt:
     token_ids: tuple[int, ...]
-    thinking: Thinking = Thinking.NONE
-    """What to expect of the answer."""
+    thinking: Thinking = Thinking.NONE  # what to expect of the answer
 
     @staticmethod
     def of(conversation: Conversation, tokenizer: Tokenizer) -> "ModelPrompt":

@@ -19,13 +19,10 @@ FITTING = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerRoom:
-    context: int
-    """Most tokens of prompt and answer together."""
-    asked: int | None
-    """Length of the answer that the client asks for."""
+    context: int  # most tokens of prompt and answer together
+    asked: int | None  # length of the answer that the client asks for
     least: int
-    default: int | None
-    """Length where none is asked for; None: all that the prompt leaves."""
+    default: int | None  # length where none is asked for; None: all that the prompt leaves
     warn: Callable[[str], None] | None
     """Says that an answer is shortened to the room there is; None: it is refused."""
 

@@ -30,17 +30,13 @@ class RequestContext:
 
     caller: Caller
     route: str = ""
-    headers: Mapping[str, str] = field(default_factory=dict)
-    """By name in lower case; the first of equal names."""
+    headers: Mapping[str, str] = field(default_factory=dict)  # by name in lower case; the first of equal names
     num_bytes: int = 0
     http_request_id: str = ""
     trace: TraceContext | None = None
-    arrived: float = 0.0
-    """By `time.monotonic`."""
-    warn: Callable[[str], None] = lambda text: None
-    """Says what is not done as the client asked."""
-    clamps: bool = False
-    """`max_tokens` past the room of the context means that room, and so does none."""
+    arrived: float = 0.0  # by `time.monotonic`
+    warn: Callable[[str], None] = lambda text: None  # says what is not done as the client asked
+    clamps: bool = False  # `max_tokens` past the room of the context means that room, and so does none
 
     @property
     def spec_mode(self) -> str | None:
@@ -66,8 +62,7 @@ def context_of(request: Request) -> RequestContext:
 class PreparedRequest:
     """One request per prompt; choice i * n + j shows sample j of prompt i."""
 
-    body: GenerationBody
-    """The client's body; for /v1/responses the chat that it stands for."""
+    body: GenerationBody  # the client's body; for /v1/responses the chat that it stands for
     context: RequestContext
     requests: tuple[GenerateRequest, ...]
     answer_id: str
@@ -76,16 +71,13 @@ class PreparedRequest:
     tools: ToolUse = NO_TOOLS
     formats: AnswerFormats = AnswerFormats()  # noqa: RUF009  # it is frozen
     """What the answer is read by."""
-    fits: Fits | None = None
-    """What decides whether fenced JSON is a call; None: it is none."""
+    fits: Fits | None = None  # what decides whether fenced JSON is a call; None: it is none
     checked_schema: Mapping[str, object] | None = None
     """The schema by which a whole answer is checked, where its grammar does not hold all of that."""
-    grammar_field: str | None = None
-    """Field of the body that asks for the answer's form."""
+    grammar_field: str | None = None  # field of the body that asks for the answer's form
     one_prefix: bool = False
     """The prompts begin alike: the first one runs alone, so that the others find that begin in the cache."""
-    predict_s: float | None = None
-    """Seconds behind the first text after which an answer ends with its line."""
+    predict_s: float | None = None  # seconds behind the first text after which an answer ends with its line
 
     @property
     def stream(self) -> bool:

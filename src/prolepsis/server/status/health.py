@@ -37,10 +37,8 @@ class Ready(Readiness):
     exactness_reason: str
     proposers: Sequence[str]
     draft_head: str | None
-    draft_head_reason: str
-    """How it was found, or why there is none."""
-    paying_loads: str
-    """At which loads drafts can pay here, by the measured cost of passes; empty: not measured."""
+    draft_head_reason: str  # how it was found, or why there is none
+    paying_loads: str  # at which loads drafts can pay here, by the measured cost of passes; empty: not measured
     num_running: int
     num_waiting: int
     kv_usage: float = Field(ge=0, le=1)
@@ -49,8 +47,7 @@ class Ready(Readiness):
 
 
 class ServerLoad(Reply):
-    server_load: int
-    """As vLLM names it."""
+    server_load: int  # as vLLM names it
 
 
 class Version(Reply):

@@ -123,7 +123,9 @@ class FailedShare:
             number = min(number, LEAST_REQUESTS)  # the last ones show whether it is over
         if number >= LEAST_REQUESTS:
             last = list(self._ends)[-number:]
-            self.detail = _detail(last) if _share(last) > SHARE else ""
+            errors = [end.error for end in last if end.error]
+            found = f"{len(errors)} of the last {len(last)} requests failed, the last of them with"
+            self.detail = f"{found} {errors[-1]}" if errors and _share(last) > SHARE else ""
 
     def clear(self) -> None:
         """Begin again: it is known from elsewhere that requests succeed."""
@@ -141,11 +143,6 @@ def _share(ends: list[_End]) -> float:
     return sum(failed / number for failed, number in shares.values()) / len(shares)
 
 
-def _detail(ends: list[_End]) -> str:
-    errors = [end.error for end in ends if end.error]
-    return f"{len(errors)} of the last {len(ends)} requests failed, the last of them with {errors[-1]}"
-
-
 class ServiceHealth(Feature):
     """Belongs to one event loop."""
 
@@ -158,7 +155,7 @@ class ServiceHealth(Feature):
         self.deep_check = DeepCheck(client)
         self._failed = FailedShare(clock)
         self._num_healthy = 0
-        text = "1 while the server is not ready because most of its requests fail"
+        text = "1 while the server is not ready because most of its last requests failed"
         self._gauge = gauge(registry, "requests_failing", text)
 
     @property

@@ -25,8 +25,7 @@ class OutputToken(NamedTuple):  # there is one for every token served, and a dat
     token_id: int
     text: str
     end: int
-    by: str
-    """Whose drafted and accepted token it is; empty: the target's own."""
+    by: str  # whose drafted and accepted token it is; empty: the target's own
     shown: ShownToken | None = None
 
 
@@ -43,15 +42,12 @@ class Delta:
     token_ids: tuple[int, ...] = ()
     tokens: tuple[OutputToken, ...] = ()
     """The same tokens one by one; empty if an output policy changed the text."""
-    position: int = 0
-    """Tokens of the sample that earlier deltas account for."""
-    num_tokens: int = 0
-    """Tokens of the answer that this accounts for, those included that are not shown."""
+    position: int = 0  # tokens of the sample that earlier deltas account for
+    num_tokens: int = 0  # tokens of the answer that this accounts for, those included that are not shown
     delivered: tuple[str, ...] = ()
     """The proposers whose draft tokens reach the client with this, a name for each token; before the output policies,
     those of its tokens."""
-    prompt: ShownPrompt | None = None
-    """What is shown of the prompt, if anything: with the first delta."""
+    prompt: ShownPrompt | None = None  # what is shown of the prompt, if anything: with the first delta
 
 
 class Positions:

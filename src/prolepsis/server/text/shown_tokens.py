@@ -19,14 +19,10 @@ class ShownToken:
     token_id: int
     raw: bytes
     """Its own bytes, which may be a part of a character; the bytes of an answer's tokens make up its text."""
-    logprob: float | None
-    """None: the first token of a prompt has none."""
-    top: "tuple[ShownToken, ...]" = ()
-    """The likeliest tokens in its place; not for these."""
-    offset: int = 0
-    """Character of the sample's text in which its bytes start; for the text's own tokens only."""
-    rank: int = 0
-    """Its place among all tokens, from 1; for those of a prompt only."""
+    logprob: float | None  # none: the first token of a prompt has none
+    top: "tuple[ShownToken, ...]" = ()  # the likeliest tokens in its place; not for these
+    offset: int = 0  # character of the sample's text in which its bytes start; for the text's own tokens only
+    rank: int = 0  # its place among all tokens, from 1; for those of a prompt only
 
     @property
     def text(self) -> str:

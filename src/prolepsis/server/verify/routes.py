@@ -107,8 +107,7 @@ def _done(prepared: PreparedRequest, stream: VerifyStream, last: Delta | None, s
 class DraftBody(Body):
     """Draft of a client for an answer from one position on; it replaces its earlier draft."""
 
-    position: Count
-    """Output position of the first token, from 0."""
+    position: Count  # output position of the first token, from 0
     token_ids: Annotated[list[Count], Field(min_length=1, max_length=MAX_CLIENT_DRAFT_TOKENS)]
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import llguidance
 import pytest
 
+from docs.tables import expanded
 from prolepsis.core.errors import ConfigError, InvalidParameter
 from prolepsis.engine.text.answer_formats.answer_parser import AnswerParser
 from prolepsis.engine.text.answer_formats.choose import answer_formats
@@ -129,7 +130,8 @@ REFERENCE = ROOT / "docs" / "reference" / "tool-formats.md"
 
 
 def test_every_form_is_in_the_reference() -> None:
-    rows = {line.split("`")[1] for line in REFERENCE.read_text(encoding="utf-8").splitlines() if line.startswith("| `")}
+    page = expanded(REFERENCE.read_text(encoding="utf-8"))
+    rows = {line.split("`")[1] for line in page.splitlines() if line.startswith("| `")}
     assert rows == TOOL_FORMATS.keys() | REASONING_FORMATS.keys()
 
 

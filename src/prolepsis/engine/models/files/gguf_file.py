@@ -37,8 +37,7 @@ class GgufFile:
         Raises `ModelLoadError` for a file that is not whole, and for parts that are missing or not of one model.
         """
         self._containers = open_parts(path)
-        self.path = self._containers[0].path
-        """The file, or the first part."""
+        self.path = self._containers[0].path  # the file, or the first part
         self.metadata: dict[str, Value] = self._containers[0].metadata
         self._homes = {name: container for container in self._containers for name in container.tensors}
         self.tensors: dict[str, GgufTensor] = {name: home.tensors[name] for name, home in self._homes.items()}

@@ -17,7 +17,7 @@ from tokenizers.processors import Sequence as SequenceProcessor
 
 from prolepsis.core.errors import ModelLoadError
 from prolepsis.engine.models.files.gguf_file import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, GgufFile
-from prolepsis.engine.models.files.text_splits import SPLITS
+from prolepsis.engine.models.files.text_splits import SPLITS, TextSplit
 from prolepsis.engine.text.chat_template import one_template
 from prolepsis.engine.text.model_tokenizer import TokenizerParts
 from prolepsis.engine.text.token_bytes import SPACE
@@ -201,6 +201,19 @@ def _byte_pairs(words: _Words, name: str) -> Backend:
         backend = Backend(BPE(vocab=vocab, merges=pairs, ignore_merges=split.takes_words, **fallback))
     except Exception as error:  # tokenizers raises bare Exception
         raise ModelLoadError(f"{path}: its vocabulary and merges do not fit: {error}") from error
+    _spell(backend, split)
+    control, own = words.of_kind(CONTROL), words.of_kind(USER_DEFINED)
+    backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in control])
+    backend.add_tokens([AddedToken(token, normalized=False, special=False) for token in own])
+    has_bos = name == GEMMA4 or words.states("add_bos_token", default=split.has_bos)  # early files of Gemma 4 deny it
+    if around := _around(words, has_bos=has_bos):
+        bytes_first = split.is_spelled_in_bytes
+        backend.post_processor = SequenceProcessor([ByteLevel(trim_offsets=False), around]) if bytes_first else around
+    return backend
+
+
+def _spell(backend: Backend, split: TextSplit) -> None:
+    """Let texts be split by these rules, spelled as the vocabulary is, and spelled back."""
     parts: list[pre_tokenizers.PreTokenizer] = [
         pre_tokenizers.Split(Regex(rule), behavior="isolated") for rule in split.rules
     ]
@@ -214,11 +227,3 @@ def _byte_pairs(words: _Words, name: str) -> Backend:
     if split.is_composed:
         backend.normalizer = normalizers.NFC()
     backend.pre_tokenizer = pre_tokenizers.Sequence(parts)
-    control, own = words.of_kind(CONTROL), words.of_kind(USER_DEFINED)
-    backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in control])
-    backend.add_tokens([AddedToken(token, normalized=False, special=False) for token in own])
-    has_bos = name == GEMMA4 or words.states("add_bos_token", default=split.has_bos)  # early files of Gemma 4 deny it
-    if around := _around(words, has_bos=has_bos):
-        bytes_first = split.is_spelled_in_bytes
-        backend.post_processor = SequenceProcessor([ByteLevel(trim_offsets=False), around]) if bytes_first else around
-    return backend

@@ -34,8 +34,7 @@ OutputRows = Callable[[Tensor], Tensor]
 class HeadStorage:
     """The form of a head's weights in its file."""
 
-    weights: WeightFormat = "bf16"
-    """q8_0: matrices as rows of ggml's 8 bits, as the native forward keeps them."""
+    weights: WeightFormat = "bf16"  # q8_0: matrices as rows of ggml's 8 bits, as the native forward keeps them
     output_head: Literal["own", "target"] = "own"
     """target: not stored; it is the rows of the target's output head."""
 

@@ -44,8 +44,7 @@ class AnswerParser:
         self._may_think = thinking is Thinking.POSSIBLE
         self._passes = thinking is Thinking.NONE and not functions and not self._frames
         self._held = ""
-        self._space = ""
-        """White space before the last mark."""
+        self._space = ""  # white space before the last mark
         self._after_mark = False
         self._calls: CallReader | None = None
         if thinking is Thinking.OPENED:

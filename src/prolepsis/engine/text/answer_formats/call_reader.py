@@ -63,8 +63,7 @@ class CallReader:
         self, form: ToolFormat, functions: Mapping[str, Function], first: int, *, parallel: bool, required: bool
     ) -> None:
         self.num_calls = first
-        self.refused = ""
-        """What was read and is no call."""
+        self.refused = ""  # what was read and is no call
         self._form = form
         self._functions = functions
         self._parallel = parallel

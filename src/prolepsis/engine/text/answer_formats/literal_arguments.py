@@ -105,8 +105,7 @@ class LiteralRules:
         self._num_names = 0
         self._by_reference: dict[str, str] = {}
         self._any: str | None = None
-        self._texts: dict[str, str] = {}
-        """Rules of texts by their bounds."""
+        self._texts: dict[str, str] = {}  # rules of texts by their bounds
 
     def value(self, schema: object) -> str:
         if not isinstance(schema, dict) or not schema:

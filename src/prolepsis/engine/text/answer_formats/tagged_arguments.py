@@ -133,8 +133,7 @@ class TaggedReader:
         self._is_cdata = arguments.is_cdata
         self._key: str | None = None
         self._is_text = False
-        self._has_begun = False
-        """A part of the present text has been read."""
+        self._has_begun = False  # a part of the present text has been read
         self._num_read = 0
 
     def read(self, text: str) -> tuple[str, int]:

@@ -75,7 +75,6 @@ def bounded(schema: Mapping[str, object]) -> Schema:
 
 
 def _any_schema(inner: Schema) -> Schema:
-    """Return the schema of any value that is bounded so; that inside of it is `inner`."""
     simple = {"type": ["null", "boolean", "number", "string"]}
     names = {"type": "object", "patternProperties": {_NAME: inner}, "additionalProperties": False}
     return {"anyOf": [simple, {"type": "array", "items": inner}, {**names, "maxProperties": MAX_INVENTED}]}

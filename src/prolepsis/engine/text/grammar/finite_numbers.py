@@ -69,7 +69,6 @@ class FiniteNumbers:
         return [run for run, count in self._num_digits.items() if count > room] + self._long_exponents
 
     def _tail(self, tokens: Sequence[int]) -> bytes:
-        """Return the digits, signs and points with which the text ends."""
         parts = list[bytes]()
         for token in reversed(tokens[-2 * MAX_DIGITS :]):
             parts.append(self._tails.get(token, b""))

@@ -76,8 +76,7 @@ class _Reader:
     """Walks through the items of a grammar; a line end is white space, and a rule ends where the next one begins."""
 
     def __init__(self, text: str) -> None:
-        self.named: list[tuple[str, int]] = []
-        """The rules that are named, and where."""
+        self.named: list[tuple[str, int]] = []  # the rules that are named, and where
         self._text = text
         self._items = [found for found in _ITEM.finditer(text) if found["space"] is None]
         self._at = 0
@@ -182,7 +181,6 @@ class _Reader:
 
 
 def _apart(ranges: list[tuple[int, int]], *, within: bool = False) -> tuple[tuple[int, int], ...]:
-    """Return ranges sorted and joined, or those between them."""
     joined = list[tuple[int, int]]()
     for low, high in sorted(ranges):
         if joined and low <= joined[-1][1] + 1:

@@ -77,8 +77,7 @@ class CompiledGrammar:
         self.numbers = numbers
         self.vocab_size = vocab_size
         self.eos_token_ids = tuple(eos_token_ids)
-        self.can_rollback = True
-        """Whether the library can roll back tokens of this grammar."""
+        self.can_rollback = True  # whether the library can roll back tokens of this grammar
         self._make = make
 
     def matcher(self, *, ignore_eos: bool = False) -> "Matcher":
@@ -132,7 +131,6 @@ class Matcher:
         return over
 
     def is_accepting(self, path: Sequence[int] = ()) -> bool:
-        """Say whether the answer may end after `path`."""
         if self.is_over(path):
             return True
         return self._ask(lambda parser: parser.is_accepting())

@@ -75,7 +75,6 @@ def is_held(pattern: str) -> bool:
 
 
 def is_checkable(patterns: Iterable[str]) -> bool:
-    """Return whether texts can be checked for all of these."""
     try:
         return all(map(_compiled, patterns))
     except (regex.error, ValueError, RecursionError):

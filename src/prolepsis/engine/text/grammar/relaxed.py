@@ -51,7 +51,6 @@ def held_form(schema: Mapping[str, object], *, open_objects: bool = False) -> Re
 
 
 def named(what: str, places: Sequence[str]) -> list[str]:
-    """Return a warning that names places of a schema, if there are any."""
     more = " and more" if len(places) > _MOST_NAMED else ""
     return [f"{what}: {', '.join(places[:_MOST_NAMED])}{more}"] if places else []
 

@@ -121,8 +121,7 @@ class _Judge:
 
     def __init__(self, root: Mapping[str, object]) -> None:
         self.alive: set[str] = set()
-        self.asked: set[str] = set()
-        """References that were looked up and not known to have a value."""
+        self.asked: set[str] = set()  # references that were looked up and not known to have a value
         self._root = root
 
     def may_have(self, schema: object) -> bool:

@@ -138,10 +138,8 @@ class _Lexing:
         """The characters of each class as bits; one bit is a range that no class divides."""
         self._automata, self._num_steps = dict[Part, _Automaton](), 0
         self._compared = dict[tuple[_Automaton, _Automaton], int]()
-        self._terminals = dict[str, str]()
-        """Names of lexemes by their lark."""
-        self._named = dict[tuple[str, bool], str]()
-        """Short names of rules, and of those inside of lexemes."""
+        self._terminals = dict[str, str]()  # names of lexemes by their lark
+        self._named = dict[tuple[str, bool], str]()  # short names of rules, and of those inside of lexemes
 
     def lark(self) -> str:
         while found := self._going_on():

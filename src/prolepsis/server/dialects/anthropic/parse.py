@@ -44,8 +44,7 @@ def _one_block(value: object) -> object:
 class MessagesText(ClientBody):
     type: Literal["text"]
     text: str
-    cache_control: object = None
-    """Taken: every prefix is cached."""
+    cache_control: object = None  # taken: every prefix is cached
 
 
 _Texts = Annotated[list[MessagesText], Field(fail_fast=True)]
@@ -142,8 +141,7 @@ class MessagesBody(CountTokensBody):
     top_k: Count | None = None
     top_p: Number | None = None
     metadata: dict[str, object] | None = None
-    seed: Seed | None = None
-    """Our own field."""
+    seed: Seed | None = None  # our own field
 
 
 def to_chat(body: CountTokensBody) -> ChatBody:

@@ -57,8 +57,7 @@ class MessagesReply(Reply):
     type: Literal["message"]
     role: Literal["assistant"]
     model: str
-    content: list[JsonObject]
-    """Blocks of type text, thinking and tool_use."""
+    content: list[JsonObject]  # blocks of type text, thinking and tool_use
     stop_reason: str
     stop_sequence: str | None
     usage: dict[str, int]

@@ -27,20 +27,16 @@ def _pairs(value: object) -> object:
 
 
 class LlamaCppBody(ForeignRequest, LlamaSampling):
-    model: str = ""
-    """Empty: the first model that the caller may use."""
-    n_predict: Annotated[int, Field(ge=-2, le=_MOST)] = -1
-    """Below 0: the answer may fill the context."""
+    model: str = ""  # empty: the first model that the caller may use
+    n_predict: Annotated[int, Field(ge=-2, le=_MOST)] = -1  # below 0: the answer may fill the context
     stream: bool | None = None
     top_k: TopK | None = None
     logit_bias: Annotated[LogitBias, BeforeValidator(_pairs)] | None = None
     ignore_eos: bool | None = None
     n_probs: TopLogprobs = 0
     return_tokens: bool = False
-    return_progress: bool = False
-    """A stream says how much of the prompt has been read."""
-    grammar: str | None = None
-    """GBNF."""
+    return_progress: bool = False  # A stream says how much of the prompt has been read
+    grammar: str | None = None  # GBNF
     json_schema: Schema | None = None
     n_indent: Annotated[object, NoEffect()] = None
     samplers: Annotated[object, NoEffect()] = None
@@ -72,8 +68,7 @@ class LlamaCppInfillBody(LlamaCppBody):
     input_prefix: str
     input_suffix: str
     input_extra: Annotated[list[LlamaCppFile], Field(max_length=1024)] | None = None
-    prompt: str = ""
-    """The begin of the line at the place, behind `input_prefix`."""
+    prompt: str = ""  # the begin of the line at the place, behind `input_prefix`
 
 
 class LlamaCppTemplateBody(TemplatedBody):

@@ -27,8 +27,7 @@ class OllamaFunction(ClientBody):
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
     description: str | None = None
     parameters: Schema | None = None
-    arguments: Schema | None = None
-    """Of a call."""
+    arguments: Schema | None = None  # of a call
 
 
 class OllamaTool(ClientBody):
@@ -63,8 +62,7 @@ class OllamaRequest(ForeignRequest):
 class OllamaModelBody(OllamaRequest):
     """What is asked about a model."""
 
-    name: str | None = None
-    """The older spelling of `model`."""
+    name: str | None = None  # the older spelling of `model`
 
     @model_validator(mode="before")
     @classmethod
@@ -76,8 +74,7 @@ class OllamaBody(OllamaRequest):
     options: OllamaOptions | None = None
     format: Literal["", "json"] | Schema | None = None
     think: bool | Literal["low", "medium", "high"] | None = None
-    keep_alive: object = None
-    """Taken: a model stays as long as its server."""
+    keep_alive: object = None  # taken: a model stays as long as its server
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
 
@@ -90,8 +87,7 @@ class OllamaChatBody(OllamaBody):
 class OllamaGenerateBody(OllamaBody):
     prompt: str = ""
     system: str | None = None
-    suffix: str | None = None
-    """What follows the prompt: the model fills the middle."""
+    suffix: str | None = None  # what follows the prompt: the model fills the middle
     raw: bool | None = None
     template: NotServed = None
     context: NotServed = None

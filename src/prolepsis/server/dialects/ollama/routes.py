@@ -90,7 +90,22 @@ def ollama_routes(models: Models) -> Sequence[Route]:
     @routes.get("/api/tags", roles=ANY_ROLE, summary="Served models, in Ollama's shape")
     @routes.get("/api/ps", roles=ANY_ROLE, summary="Models in memory, in Ollama's shape")
     async def listed(caller: SignedIn) -> JsonObject:
-        return {"models": [_listed(name, services) for name, services in models.allowed(caller).items()]}
+        listing = list[JsonObject]()
+        for name, services in models.allowed(caller).items():
+            info = services.client.info
+            listing.append(
+                {
+                    "name": name,
+                    "model": name,
+                    "size": info.files.num_bytes,
+                    "size_vram": 0,
+                    "digest": info.files.digest or sha256(info.fingerprint.encode()).hexdigest(),
+                    "context_length": info.max_model_len,
+                    "expires_at": _NEVER,
+                    **_details(services),
+                }
+            )
+        return {"models": listing}
 
     @routes.post("/api/show", roles=ANY_ROLE, summary="One model, in Ollama's shape")
     async def show(body: Annotated[OllamaModelBody, read_body(OllamaModelBody)], caller: SignedIn) -> JsonObject:
@@ -114,20 +129,6 @@ def ollama_routes(models: Models) -> Sequence[Route]:
 
     refuse_others(routes, "/api")
     return routes.all
-
-
-def _listed(name: str, services: Services) -> JsonObject:
-    info = services.client.info
-    return {
-        "name": name,
-        "model": name,
-        "size": info.files.num_bytes,
-        "size_vram": 0,
-        "digest": info.files.digest or sha256(info.fingerprint.encode()).hexdigest(),
-        "context_length": info.max_model_len,
-        "expires_at": _NEVER,
-        **_details(services),
-    }
 
 
 def _shown(services: Services) -> JsonObject:
