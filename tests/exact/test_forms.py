@@ -14,7 +14,7 @@ from tests.engine.models.files.vocabularies import OWN
 from tests.exact.form_server import answer_all
 from tests.exact.forms import drawn, fault
 
-NUM_REQUESTS = 4
+NUM_REQUESTS = 8
 
 
 @pytest.mark.parametrize("vocabulary", OWN)

@@ -100,7 +100,7 @@ def examples(number: int) -> settings:
 
 
 @writes.parametrize()
-@examples(16)
+@examples(20)
 def test_requests_made_from_the_document(
     case: schemathesis.Case[Any], served_here: Served, session: requests.Session
 ) -> None:
@@ -108,7 +108,7 @@ def test_requests_made_from_the_document(
 
 
 @same_bodies.parametrize()
-@examples(16)
+@examples(20)
 def test_requests_whose_clients_draft(
     case: schemathesis.Case[Any], served_here: Served, session: requests.Session
 ) -> None:
