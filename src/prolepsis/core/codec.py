@@ -35,7 +35,7 @@ class Codec(Generic[M]):
     def __init__(self, messages: type[M] | UnionType) -> None:
         self._encoder = msgspec.msgpack.Encoder(enc_hook=_to_plain)
         self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(messages, dec_hook=_from_plain)
-        self._allowed = ", ".join(one.__name__ for one in get_args(messages) or (messages,))
+        self._allowed = ", ".join(message.__name__ for message in get_args(messages) or (messages,))
 
     def encode(self, message: M) -> bytes:
         """Return a message as one frame; raises `ProtocolError` for text or numbers that cannot travel."""
@@ -110,8 +110,8 @@ def _receive(connection: socket.socket, length: int, deadline: float) -> bytes:
 def _error_form(kind: type[ProlepsisError]) -> type[msgspec.Struct]:
     """Return the form in which errors of a class travel: its message, and what its constructor takes by name."""
     hints = get_type_hints(kind.__init__)
-    given = [one for one in signature(kind.__init__).parameters.values() if one.kind is Parameter.KEYWORD_ONLY]
-    fields: list[tuple[str, Any, Any]] = [(one.name, hints[one.name], one.default) for one in given]
+    given = [option for option in signature(kind.__init__).parameters.values() if option.kind is Parameter.KEYWORD_ONLY]
+    fields: list[tuple[str, Any, Any]] = [(option.name, hints[option.name], option.default) for option in given]
     return msgspec.defstruct(kind.__name__, [("message", str), *fields], frozen=True, tag=True, omit_defaults=True)
 
 
@@ -130,7 +130,7 @@ def _to_plain(value: object) -> object:
         form = next(_ERRORS[kind] for kind in type(value).__mro__ if kind in _ERRORS)  # of others: the nearest of ours
         _, *given = msgspec.structs.fields(form)
         text = str(value).encode(errors="replace").decode()
-        return form(text, *(getattr(value, one.name, one.default) for one in given))
+        return form(text, *(getattr(value, field.name, field.default) for field in given))
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json")
     raise TypeError(f"a {type(value).__name__} does not travel")

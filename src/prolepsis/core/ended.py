@@ -121,9 +121,9 @@ class RequestAbout:
     @property
     def canary_share(self) -> float | None:
         """Probability with which chance alone drew it for drafts, else for plain decoding; None: another way."""
-        one, is_alone = self.assignment, self.is_evidence and self.num_prompts == 1
-        is_drawn = is_alone and one is not None and one.is_against_plain and not one.unit and 0.0 < one.share < 1.0
-        return one.share if one is not None and is_drawn else None
+        draw, is_alone = self.assignment, self.is_evidence and self.num_prompts == 1
+        is_drawn = is_alone and draw is not None and draw.is_against_plain and not draw.unit and 0.0 < draw.share < 1.0
+        return draw.share if draw is not None and is_drawn else None
 
     @property
     def trace_id(self) -> str:
@@ -194,5 +194,5 @@ class RequestEnded:
     @property
     def without_tokens(self) -> "RequestEnded":
         """Its figures, for features that keep them; without shapes of drafts too."""
-        bare = (replace(one, tokens=(), stats=replace(one.stats, drafts={})) for one in self.prompts)
+        bare = (replace(prompt, tokens=(), stats=replace(prompt.stats, drafts={})) for prompt in self.prompts)
         return replace(self, prompts=tuple(bare))

@@ -54,8 +54,8 @@ class EngineInfo:
     @property
     def heads(self) -> dict[str, str]:
         """NAME@VERSION of the heads in use, by proposer."""
-        found = {DRAFT_HEAD: self.draft_head, CANDIDATE_HEAD: self.candidate_head}
-        return {proposer: label for proposer, label in found.items() if label is not None}
+        labels = {DRAFT_HEAD: self.draft_head, CANDIDATE_HEAD: self.candidate_head}
+        return {proposer: label for proposer, label in labels.items() if label is not None}
 
     def weights_of(self, proposer: str) -> str:
         """Return what a proposer drafts with, to which its figures belong: the target, and the head if it has one."""

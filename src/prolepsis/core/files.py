@@ -143,12 +143,12 @@ def read_text(file: Path, what: str, *, most_bytes: int = MOST_BYTES) -> str:
 
 def _start_of(file: Path, what: str, most_bytes: int) -> bytes:
     with file.open("rb") as opened:
-        found = opened.read(most_bytes + 1)
-    if len(found) > most_bytes:
+        start = opened.read(most_bytes + 1)
+    if len(start) > most_bytes:
         raise ConfigError(
             f"{what} {file} has more than {most_bytes} bytes; allowed: fewer", param=what.partition(".")[0]
         )
-    return found
+    return start
 
 
 def numbered_lines(text: str) -> Iterator[tuple[int, str]]:

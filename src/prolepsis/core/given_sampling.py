@@ -23,7 +23,7 @@ class GivenSampling:
         rest = recommended if recommended is not None and self.base == "model" else SamplingDefaults()
         if not self.values:
             return rest
-        values: dict[str, Any] = {name: int(one) if name == "top_k" else one for name, one in self.values.items()}
+        values: dict[str, Any] = {name: int(value) if name == "top_k" else value for name, value in self.values.items()}
         source = "operator" if len(values) == len(DEFAULTED) else f"operator, others {rest.source}"
         return replace(rest, **values, source=source)
 
@@ -33,7 +33,7 @@ def given_sampling(text: str) -> GivenSampling:
     base: Base = "model"
     values: dict[str, float] = {}
     for part in (part.strip() for part in text.split(",")):
-        name, is_value, number = (one.strip() for one in part.partition("="))
+        name, is_value, number = (piece.strip() for piece in part.partition("="))
         if not is_value and name in get_args(Base) and not values:
             base = "openai" if name == "openai" else "model"
         elif is_value and name in DEFAULTED and name not in values:

@@ -42,7 +42,7 @@ def digest_of(value: object) -> str:
 def whole_numbers(text: str | None) -> tuple[int, ...]:
     """Return the numbers in a JSON list; of any other text a number that nothing has, so that no digest matches."""
     try:
-        found = json.loads(text or "")
+        value = json.loads(text or "")
     except (ValueError, RecursionError):
         return (0,)
-    return tuple(found) if isinstance(found, list) and all(type(one) is int for one in found) else (0,)
+    return tuple(value) if isinstance(value, list) and all(type(item) is int for item in value) else (0,)

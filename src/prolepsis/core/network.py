@@ -18,8 +18,8 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 
 def scheme_of(given: str) -> str:
     """Return the scheme that a text begins with, in lower case; "" for a path."""
-    found = _SCHEME.match(given)
-    return found[1].lower() if found else ""
+    match = _SCHEME.match(given)
+    return match[1].lower() if match else ""
 
 
 def address(given: str, schemes: Collection[str] = HTTP) -> SplitResult | None:

@@ -75,7 +75,7 @@ def strictest(plans: Sequence[SpecPlan]) -> SpecPlan:
     *_, last = plans
     lowest = min(reversed(plans), key=lambda plan: (plan.ceiling, plan.reason != KILLED))
     named = [set(plan.proposers) for plan in plans if plan.proposers is not None]
-    disabled = {(one.proposer, one.traffic_class, one.tenants): one for plan in plans for one in plan.disabled}
+    disabled = {(stop.proposer, stop.traffic_class, stop.tenants): stop for plan in plans for stop in plan.disabled}
     return replace(
         lowest,
         version=last.version,

@@ -87,9 +87,9 @@ class Replayed:
         """The differences without tokens, in the order of the samples."""
         return [
             SampleDifference(
-                sample=sample, position=one.position, kind=one.kind, margin=one.margin, tolerance=one.tolerance
+                sample=sample, position=first.position, kind=first.kind, margin=first.margin, tolerance=first.tolerance
             )
-            for sample, one in sorted(self.differences.items())
+            for sample, first in sorted(self.differences.items())
         ]
 
 

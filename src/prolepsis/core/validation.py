@@ -121,17 +121,17 @@ def problems(error: ValidationError, model: type[BaseModel], document: object) -
 
 
 def _problems(errors: Sequence[_Details], model: type[BaseModel], document: object) -> list[Problem]:
-    found: dict[tuple[Path, Kind], Problem] = {}
+    merged: dict[tuple[Path, Kind], Problem] = {}
     for error in errors:
-        loc, inner = error["loc"], [other["loc"] for other in errors if len(other["loc"]) > len(error["loc"])]
-        if error["type"] == "too_short" and any(other[: len(loc)] == loc for other in inner):
+        loc, inner = error["loc"], [longer["loc"] for longer in errors if len(longer["loc"]) > len(error["loc"])]
+        if error["type"] == "too_short" and any(place[: len(loc)] == loc for place in inner):
             continue
         problem = _problem(error, model, document)
-        before = found.setdefault((problem.path, problem.kind), problem)
+        before = merged.setdefault((problem.path, problem.kind), problem)
         if before.reason != problem.reason and all(each.reason.startswith("allowed: ") for each in (before, problem)):
             reason = f"{before.reason}, {problem.reason.removeprefix('allowed: ')}"
-            found[problem.path, problem.kind] = replace(before, reason=reason)
-    return list(found.values())
+            merged[problem.path, problem.kind] = replace(before, reason=reason)
+    return list(merged.values())
 
 
 def first_problem(error: ValidationError, model: type[BaseModel], document: object) -> Problem:

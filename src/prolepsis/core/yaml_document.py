@@ -25,7 +25,7 @@ class InvalidFile(ConfigError):
         shown = findings[:1] if self.command else findings
         left = len(findings) - len(shown)
         more = f" (and {left} more: `prolepsis {self.command}` shows all)" if left else ""
-        super().__init__(f"{self.what} {'; '.join(one.in_file(name) for one in shown)}{more}", param=self.what)
+        super().__init__(f"{self.what} {'; '.join(finding.in_file(name) for finding in shown)}{more}", param=self.what)
         self.name = name
         self.findings = tuple(findings)
 
@@ -122,7 +122,7 @@ def _size(node: yaml.Node, known: dict[int, int], most: int) -> int:
     if id(node) not in known:
         known[id(node)] = most
         parts = node.value if isinstance(node, yaml.CollectionNode) else ()
-        inner = (part for one in parts for part in (one if isinstance(one, tuple) else (one,)))
+        inner = (part for item in parts for part in (item if isinstance(item, tuple) else (item,)))
         known[id(node)] = 1 + sum(_size(part, known, most) for part in inner)
     return known[id(node)]
 
@@ -143,8 +143,8 @@ def read_shape(
     try:
         return shape.model_validate(document.value), document
     except ValidationError as error:
-        found = [Finding("error", one.path, one.message) for one in problems(error, shape, document.value)]
-        findings = sorted(located(found, document), key=lambda one: one.line or 0)
+        bare = [Finding("error", problem.path, problem.message) for problem in problems(error, shape, document.value)]
+        findings = sorted(located(bare, document), key=lambda finding: finding.line or 0)
         if (left := error.error_count() - MOST_PROBLEMS) > 0:
             findings.append(Finding("error", (), f"has {left} more errors"))
         raise invalid(name, findings) from None
@@ -152,7 +152,7 @@ def read_shape(
 
 def located(findings: Sequence[Finding], document: Document) -> list[Finding]:
     """Return the findings with their lines."""
-    return [Finding(one.severity, one.path, one.message, document.line(one.path)) for one in findings]
+    return [Finding(entry.severity, entry.path, entry.message, document.line(entry.path)) for entry in findings]
 
 
 def _inner(node: yaml.Node, part: int | str, line: int) -> tuple[yaml.Node | None, int]:

@@ -166,13 +166,13 @@ async def check(job: Job, client: EngineClient, tokenizer: ChatTokenizer) -> "Re
 async def _classified(client: EngineClient, case: Case, run: Run, at: int, number: int) -> FirstDifference:
     """Return the difference with the kind that a replay of the answer gives it, by the logits of its own pass."""
     plain, answer = case.answers["plain"].token_ids, case.answers[run].token_ids
-    token, other = (ids[at] if at < len(ids) else None for ids in (plain, answer))
-    if token is not None and other is not None:
+    token, answered = (ids[at] if at < len(ids) else None for ids in (plain, answer))
+    if token is not None and answered is not None:
         request = case.request(run, f"again {number}", speculate=False)
         again = (await replay(client, Recording(request, (answer,)), request.request_id)).differences.get(0)
         if again is not None and again.position == at:
-            return FirstDifference(run, at, token, other, again.kind, again.margin)
-    return FirstDifference(run, at, token, other)
+            return FirstDifference(run, at, token, answered, again.kind, again.margin)
+    return FirstDifference(run, at, token, answered)
 
 
 @dataclass(frozen=True, slots=True)

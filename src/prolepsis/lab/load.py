@@ -106,29 +106,29 @@ def requests(
 
     Whenever the prompts begin again they get another scope: nothing cached or learned of them before is seen.
     """
-    scope, found = secrets.token_hex(8), list[tuple[float, Body]]()
+    scope, due = secrets.token_hex(8), list[tuple[float, Body]]()
     for i, line in enumerate(lines):
-        asked = {
+        body = {
             "messages": [{"role": "user", "content": prompts[i % len(prompts)].text}],
             "max_tokens": line.output,
             "stream_options": {"include_usage": True},
             "cache_salt": f"{scope} {i // len(prompts)}",
             "speculation": {"mode": kinds[sum(divmod(i, len(prompts))) % len(kinds)], "metrics": True},
         }
-        found.append((line.at, {**shared, **asked}))
-    return found
+        due.append((line.at, {**shared, **body}))
+    return due
 
 
 def figures(answers: Sequence[LoadAnswer], goal: LatencyGoal) -> dict[str, Any]:
     """Return rates, percentiles of times, and acceptance of answers in order of time."""
-    served = [one for one in answers if not one.error]
-    seconds = max(one.at + one.total_s for one in answers) - answers[0].at
-    num_tokens = sum(one.num_tokens for one in served)
+    served = [answer for answer in answers if not answer.error]
+    seconds = max(answer.at + answer.total_s for answer in answers) - answers[0].at
+    num_tokens = sum(answer.num_tokens for answer in served)
     accepted, drafted = (
-        sum(one.drafts.get(name, 0) for one in served) for name in ("num_accepted_draft_tokens", "num_draft_tokens")
+        sum(reply.drafts.get(name, 0) for reply in served) for name in ("num_accepted_draft_tokens", "num_draft_tokens")
     )
     times = {
-        name: [value for one in served if (value := getattr(one, f"{name}_s")) is not None]
+        name: [value for answer in served if (value := getattr(answer, f"{name}_s")) is not None]
         for name in ("first_token", "per_token", "total")
     }
     return {
@@ -136,7 +136,7 @@ def figures(answers: Sequence[LoadAnswer], goal: LatencyGoal) -> dict[str, Any]:
         "num_errors": len(answers) - len(served),
         **{f"{name}_p{p}_s": percentile(values, p / 100) for name, values in times.items() for p in (50, 95)},
         "tokens_per_second": num_tokens / seconds,
-        "goodput": sum(goal.is_kept(one.first_token_s, one.per_token_s) for one in served) / seconds,
+        "goodput": sum(goal.is_kept(answer.first_token_s, answer.per_token_s) for answer in served) / seconds,
         "tokens_a_pass": num_tokens / (num_tokens - accepted) if num_tokens else None,
         "acceptance_rate": accepted / drafted if drafted else None,
     }
@@ -144,9 +144,9 @@ def figures(answers: Sequence[LoadAnswer], goal: LatencyGoal) -> dict[str, Any]:
 
 def warnings(mode: str, answers: Sequence[LoadAnswer]) -> list[str]:
     """Return why answers failed, and where the load was lower than asked for."""
-    late = [one.late_s for one in answers if one.late_s > LATE_S]
-    told = [f"{mode}: {len(late)} requests were sent late, by up to {duration(max(late))}"] if late else []
-    return told + [f"{mode}: {error}" for error in dict.fromkeys(one.error for one in answers) if error]
+    late = [answer.late_s for answer in answers if answer.late_s > LATE_S]
+    lines = [f"{mode}: {len(late)} requests were sent late, by up to {duration(max(late))}"] if late else []
+    return lines + [f"{mode}: {error}" for error in dict.fromkeys(answer.error for answer in answers) if error]
 
 
 def arrivals(given: str, seconds: float, max_tokens: int, seed: int) -> list[TraceLine]:
@@ -157,11 +157,11 @@ def arrivals(given: str, seconds: float, max_tokens: int, seed: int) -> list[Tra
         allowed = "requests a second such as 4, a ramp such as 1-8, the file of a trace"
         raise ConfigError(f"arrivals is {given!r}; allowed: {allowed}", param="arrivals")
     first, last = float(rates[1]), float(rates[2] or rates[1])
-    found, chance, slope, num_due = list[TraceLine](), random.Random(seed), (last - first) / seconds, 0.0
+    lines, chance, slope, num_due = list[TraceLine](), random.Random(seed), (last - first) / seconds, 0.0
     while (num_due := num_due + chance.expovariate(1.0)) < seconds * (first + last) / 2:
         at = 2.0 * num_due / (first + math.sqrt(first**2 + 2.0 * slope * num_due))  # num_due = first t + slope t²/2
-        found.append(TraceLine(at=at, prompt=0, output=max_tokens))
-    return found
+        lines.append(TraceLine(at=at, prompt=0, output=max_tokens))
+    return lines
 
 
 async def send(url: str, key: str | None, requests: Sequence[tuple[float, Body]]) -> list[LoadAnswer]:
@@ -194,7 +194,7 @@ def _read(chunk: Mapping[str, Any], answer: LoadAnswer, now: float) -> None:
     if "error" in chunk:
         raise ServerError(message_of(chunk), code="failed")
     deltas = [choice["delta"] for choice in chunk["choices"]]
-    if answer.first_token_s is None and any(one.get("content") or one.get("reasoning_content") for one in deltas):
+    if answer.first_token_s is None and any(delta.get("content") or delta.get("reasoning_content") for delta in deltas):
         answer.first_token_s = now
     if usage := chunk.get("usage"):
         answer.num_tokens, answer.error = usage["completion_tokens"], ""

@@ -25,40 +25,40 @@ def profile(
     """Measure and store what a forward pass costs on this machine; show the forward and the self-check."""
     quiet_logs()
     ensure_model(settings)
-    found = take_profile(settings.engine, fresh=not keep)
+    result = take_profile(settings.engine, fresh=not keep)
     if as_json:
-        print_json(document(found))
+        print_json(document(result))
     else:
-        show(found)
+        show(result)
 
 
-def document(found: Profile) -> dict[str, object]:
+def document(result: Profile) -> dict[str, object]:
     """Return the profile as programs read it; `ms[i][j]` is a pass of `tokens[i]` tokens at `contexts[j]`."""
-    facts = {name: getattr(found, name) for name in Profile.__slots__ if name not in ("curve", "quality")}
-    curve = {"tokens": found.curve.tokens, "contexts": found.curve.contexts, "ms": found.curve.profiled}
-    quality = found.quality and asdict(found.quality)
-    loads = {**asdict(found.loads), "sentence": found.loads.describe()}
-    sampling = asdict(found.default_sampling)
+    facts = {name: getattr(result, name) for name in Profile.__slots__ if name not in ("curve", "quality")}
+    curve = {"tokens": result.curve.tokens, "contexts": result.curve.contexts, "ms": result.curve.profiled}
+    quality = result.quality and asdict(result.quality)
+    loads = {**asdict(result.loads), "sentence": result.loads.describe()}
+    sampling = asdict(result.default_sampling)
     return {**facts, "default_sampling": sampling, "curve": curve, "paying_loads": loads, "quality": quality}
 
 
-def show(found: Profile) -> None:
+def show(result: Profile) -> None:
     """Print the facts, then the curve: milliseconds, and multiples of the smallest pass."""
-    facts = [("model", found.model), ("forward", found.forward)]
-    if found.fallback:
-        facts.append(("no faster forward because", found.fallback))
-    facts += [("threads", str(found.threads)), ("exactness", found.exactness), ("because", found.exactness_reason)]
-    facts.append(("quality", found.quality.describe() if found.quality else "not measured for this model file"))
-    facts.append(("default sampling", found.default_sampling.describe()))
-    facts.append(("by the cost of passes", found.loads.describe()))
-    print_facts([*facts, ("cost curve", found.file)])
-    first = found.curve.profiled[0]
+    facts = [("model", result.model), ("forward", result.forward)]
+    if result.fallback:
+        facts.append(("no faster forward because", result.fallback))
+    facts += [("threads", str(result.threads)), ("exactness", result.exactness), ("because", result.exactness_reason)]
+    facts.append(("quality", result.quality.describe() if result.quality else "not measured for this model file"))
+    facts.append(("default sampling", result.default_sampling.describe()))
+    facts.append(("by the cost of passes", result.loads.describe()))
+    print_facts([*facts, ("cost curve", result.file)])
+    first = result.curve.profiled[0]
     rows = [
         [
             str(count),
             *(f"{ms:.2f} ({ms / base:.2f}x)" if base else f"{ms:.2f}" for ms, base in zip(line, first, strict=True)),
         ]
-        for count, line in zip(found.curve.tokens, found.curve.profiled, strict=True)
+        for count, line in zip(result.curve.tokens, result.curve.profiled, strict=True)
     ]
-    contexts = [f"context {context}" for context in found.curve.contexts]
+    contexts = [f"context {context}" for context in result.curve.contexts]
     print_table("milliseconds a pass", ["tokens", *contexts], rows)

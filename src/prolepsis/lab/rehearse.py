@@ -111,13 +111,13 @@ def measure(
     machine, recordings = asyncio.run(_measured(settings, prompts, (measured_at, recorded_at), seconds, max_tokens))
     note("checking the forecasts")
     quiet_logs("error")  # what is rehearsed sheds load
-    for mode in dict.fromkeys(one.mode for one in recordings):
-        traces = [one.trace for one in recordings if one.mode == mode]
+    for mode in dict.fromkeys(recording.mode for recording in recordings):
+        traces = [recording.trace for recording in recordings if recording.mode == mode]
         machine, _ = checked(RehearsedServer(machine=machine, mode=mode), traces)
     write_output(output / "machine.json", machine.to_json().encode())
-    files = {f"{'plain' if one.mode == 'off' else one.mode}-{one.load.name}.jsonl.gz": one for one in recordings}
-    for name, one in files.items():
-        write_trace(output / name, one.trace)
+    files = {f"{'plain' if rec.mode == 'off' else rec.mode}-{rec.load.name}.jsonl.gz": rec for rec in recordings}
+    for name, recording in files.items():
+        write_trace(output / name, recording.trace)
     print_facts([("machine", output / "machine.json"), ("recordings in its folder", ", ".join(files))])
     _print_errors(machine)
 
@@ -174,27 +174,27 @@ def check(
     measured, compared = checked(setting, list(traces.values()))
     write_output(machine, measured.to_json().encode(), "machine")
     record_act(AuditEvent(actor=actor(), action="rehearsal.checked", subject=machine.name))
-    found = dict(zip(traces, compared, strict=True))
+    by_file = dict(zip(traces, compared, strict=True))
     if as_json:
-        print_json({file: [{**asdict(one), "error": one.error} for one in of] for file, of in found.items()})
+        print_json({file: [{**asdict(row), "error": row.error} for row in of] for file, of in by_file.items()})
         return
-    for file, of in found.items():
+    for file, of in by_file.items():
         heading = ["figure", "measured", "forecast", "error"]
-        print_table(f"{file}: forecast against what was measured", heading, [_compared(one) for one in of])
+        print_table(f"{file}: forecast against what was measured", heading, [_compared(row) for row in of])
 
 
 def _print_errors(machine: "Machine") -> None:
     """Print how wrong forecasts were in the last check of each mode: of its recordings the median."""
-    checks, errors = machine.checks.items(), [one.errors for one in machine.checks.values()]
-    heading = [f"{mode}, {shown_time(one.at)[:10]}, {one.num_requests} requests" for mode, one in checks]
-    figures = [figure for figure in errors[0] if all(figure in one for one in errors)] if errors else []
-    rows = [[figure, *(f"{100 * one[figure]:+.1f} %" for one in errors)] for figure in figures]
+    checks, errors = machine.checks.items(), [last.errors for last in machine.checks.values()]
+    heading = [f"{mode}, {shown_time(last.at)[:10]}, {last.num_requests} requests" for mode, last in checks]
+    figures = [figure for figure in errors[0] if all(figure in of_mode for of_mode in errors)] if errors else []
+    rows = [[figure, *(f"{100 * of_mode[figure]:+.1f} %" for of_mode in errors)] for figure in figures]
     print_table("error of the last check", ["figure", *heading], rows)
 
 
-def _compared(one: "Compared") -> list[str]:
-    values = [_ms(value) if one.unit else f"{value:.2f}" for value in (one.measured, one.forecast)]
-    return [one.figure, *values, f"{100 * one.error:+.1f} %"]
+def _compared(row: "Compared") -> list[str]:
+    values = [_ms(value) if row.unit else f"{value:.2f}" for value in (row.measured, row.forecast)]
+    return [row.figure, *values, f"{100 * row.error:+.1f} %"]
 
 
 @app.command("run", epilog=EPILOG)
@@ -277,8 +277,8 @@ def _print_forecast(page: "ForecastPage", *, as_json: bool) -> None:
     if page.machine.published:
         warn(f"not measured: {page.machine.published}")
     if as_json:
-        every = [asdict(one) for pairs in page.by_seed for pair in pairs for one in pair]
-        checks = {mode: asdict(one) for mode, one in page.machine.checks.items()}
+        every = [asdict(forecast) for pairs in page.by_seed for pair in pairs for forecast in pair]
+        checks = {mode: asdict(last) for mode, last in page.machine.checks.items()}
         print_json({"forecasts": every, "stops_paying": page.end, "rules": page.rules, "checks": checks})
         return
     print_table("forecast", *page.table())
@@ -296,11 +296,11 @@ def machines(as_json: AsJson = False) -> None:
 
     columns, known = ("name", "pass", "published_ms", "roofline_ms"), shipped()
     times = [
-        dict(zip(columns, (name, one.what, one.ms, round(machine.ms(one.tokens, one.context), 2)), strict=True))
+        dict(zip(columns, (name, row.what, row.ms, round(machine.ms(row.tokens, row.context), 2)), strict=True))
         for name, machine in known.items()
-        for one in machine.times
+        for row in machine.times
     ]
-    sources = {name: f"{one.device}, {one.model}, {one.engine}: {' '.join(one.sources)}" for name, one in known.items()}
+    sources = {name: f"{spec.device}, {spec.model}, {spec.engine}: {' '.join(spec.sources)}" for name, spec in known.items()}
     print_reply({"times": times, "sources": sources}, {"times": columns}, as_json=as_json)
 
 

@@ -45,7 +45,7 @@ def tune(
         refuse_unchecked(measured, machine)
     setting = RehearsedServer(machine=measured, policy=policy_of(policy), seed=seed)
     within = LatencyGoal.of_ms(goal_first_ms, goal_token_ms)
-    tuning = search(played, setting, goal, within, lambda one: note(f"rehearsed: {one.changed or 'as it is'}"))
+    tuning = search(played, setting, goal, within, lambda trial: note(f"rehearsed: {trial.changed or 'as it is'}"))
     before = tuning.trials[0].policy
     after = rolled_out(before, tuning.best.policy)
     page = TuningPage(tuning, goal, trace.name, machine.name, _text(after))
@@ -75,8 +75,8 @@ def _plain(page: "TuningPage") -> dict[str, object]:
 
     tuning = page.tuning
     trials = {"best": plain(tuning.best), "frontier": [*map(plain, tuning.frontier)]}
-    found = {"settings": tuning.settings, "policy": page.policy, "trials": [*map(plain, tuning.trials)]}
-    return {"goal": page.goal, **trials, **found}
+    rest = {"settings": tuning.settings, "policy": page.policy, "trials": [*map(plain, tuning.trials)]}
+    return {"goal": page.goal, **trials, **rest}
 
 
 def _show(page: "TuningPage", before: "Policy", after: "Policy") -> None:
@@ -87,8 +87,8 @@ def _show(page: "TuningPage", before: "Policy", after: "Policy") -> None:
     num_trials = len(page.tuning.trials)
     title = f"the frontier of {num_trials} rehearsals, where it began, and the best for {page.goal}"
     print_table(title, HEADING, page.rows())
-    changes = [one for one in diff(before, after) if not one.field.startswith(("rollout", "guardrails"))]
-    rows = [[one.kind, one.rule, one.field, as_yaml(one.old), as_yaml(one.new)] for one in changes]
+    changes = [change for change in diff(before, after) if not change.field.startswith(("rollout", "guardrails"))]
+    rows = [[change.kind, change.rule, change.field, as_yaml(change.old), as_yaml(change.new)] for change in changes]
     if rows:
         print_table("changes of the policy, each under a rollout", ["", "rule", "field", "old", "new"], rows)
     flags = [f"--{name.replace('_', '-')} {value:g}" for name, value in page.tuning.settings.items()]

@@ -135,8 +135,8 @@ class GradientWorkers:
             total.loss += result.loss / num_anchors
             total.right = [a + b for a, b in zip(total.right, result.right, strict=True)]
             total.rows = [a + b for a, b in zip(total.rows, result.rows, strict=True)]
-            for own, other in zip(total.gradients, result.gradients, strict=True):
-                own.add_(other, alpha=1 / num_anchors)
+            for own, added in zip(total.gradients, result.gradients, strict=True):
+                own.add_(added, alpha=1 / num_anchors)
         return total
 
 

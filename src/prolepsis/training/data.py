@@ -77,11 +77,11 @@ def open_folder(folder: Path, manifest: DataManifest) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / MANIFEST
     if file.exists():
-        found = read_manifest(folder)
+        stored = read_manifest(folder)
         differences = ", ".join(
-            f"{name} is {getattr(found, name)}, not {getattr(manifest, name)}"
+            f"{name} is {getattr(stored, name)}, not {getattr(manifest, name)}"
             for name in DataManifest.__slots__
-            if getattr(found, name) != getattr(manifest, name)
+            if getattr(stored, name) != getattr(manifest, name)
         )
         if differences:
             raise ConfigError(f"{folder} holds data of another run: {differences}", param="out")

@@ -119,13 +119,13 @@ def focused(config: HeadConfig, probe: Tensor, random: "_Random") -> tuple[Tenso
     constant = torch.zeros(shape.head_dim)
     pairs = min(FOCUS_PAIRS, shape.head_dim // 2)
     constant[:pairs] = (FOCUS * shape.head_dim**0.5 / pairs) ** 0.5
-    look = constant[:, None] * probe
+    direction = constant[:, None] * probe
     group, width = shape.heads // shape.kv_heads, len(probe)
-    keys = [look + random(shape.head_dim, width, 0.01) for _ in range(shape.kv_heads)]
+    keys = [direction + random(shape.head_dim, width, 0.01) for _ in range(shape.kv_heads)]
     queries = []
     for head in range(shape.heads):
         focus = HEAD_FOCUS[head % group % len(HEAD_FOCUS)]
-        queries.append(focus * look + random(shape.head_dim, width, 0.01 if focus else 0.03))
+        queries.append(focus * direction + random(shape.head_dim, width, 0.01 if focus else 0.03))
     return torch.cat(queries), torch.cat(keys)
 
 

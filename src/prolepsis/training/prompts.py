@@ -173,13 +173,13 @@ class PromptPlanner:
 
     def _fill(self, opener: str, rng: random.Random) -> str:
         tables = self._tables
-        language, other = rng.sample(tables.languages, 2)
+        language, second = rng.sample(tables.languages, 2)
         passages = rng.sample(list(self._passages), PASSAGES) if "{passage}" in opener else ("",) * PASSAGES
         slots = {
             "{topic}": self._words.topic(rng) or rng.choice(tables.topics),
             "{thing}": self._words.thing(rng) or rng.choice(tables.things),
             "{language}": language,
-            "{other}": other,
+            "{other}": second,
             "{code}": rng.choice(tables.programming_languages),
             "{number}": str(rng.choice((rng.randint(2, 12), rng.randint(10, 99), 10 * rng.randint(10, 99)))),
             **dict(zip(("{passage}", "{second}", "{third}", "{fourth}"), passages, strict=True)),

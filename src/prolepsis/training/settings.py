@@ -192,9 +192,9 @@ class StatedCost:
         plain_ms, token_ms = self.plain_ms, self.token_ms
         if curve is not None:
             context = curve.contexts[0]
-            one, several = (curve.ms(number, context) for number in (1, _PASS))
-            plain_ms = one if plain_ms is None else plain_ms
-            token_ms = (several - one) / (_PASS - 1) if token_ms is None else token_ms
+            single, several = (curve.ms(number, context) for number in (1, _PASS))
+            plain_ms = single if plain_ms is None else plain_ms
+            token_ms = (several - single) / (_PASS - 1) if token_ms is None else token_ms
         assert plain_ms is not None, "it is stated, or there is a curve"
         assert token_ms is not None, "it is stated, or there is a curve"
         return StatedStepCost(plain_ms, token_ms, self.draft_ms, self.draft_ms_per_1k)

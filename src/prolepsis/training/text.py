@@ -71,10 +71,10 @@ def write_texts(file: Path, folder: Path) -> int:
     with replacing(file) as part, _opened(part, "wt", file.suffix) as out:
         for shard in shards_of(folder):
             for index in range(len(shard)):
-                found = shard.read(index)
-                prompt, start = found.earlier.tolist(), found.response_start
-                ids = found.tokens.tolist()
-                about = {"number": found.number, "kind": found.kind, "greedy": found.greedy}
+                text = shard.read(index)
+                prompt, start = text.earlier.tolist(), text.response_start
+                ids = text.tokens.tolist()
+                about = {"number": text.number, "kind": text.kind, "greedy": text.greedy}
                 out.write(json.dumps({**about, "prompt": prompt + ids[:start], "answer": ids[start:]}) + "\n")
                 count += 1
     return count
@@ -125,9 +125,9 @@ def _features(
             for text, own in zip(texts, pages, strict=True)
         ]
         _, features = model.forward_features(pack(inputs), cache, aux_layers)
-        lengths = [len(one.token_ids) for one in inputs]
-        for part, found in zip(parts, torch.split_with_sizes(features.cpu(), lengths), strict=True):
-            part.append(found)
+        lengths = [len(sequence.token_ids) for sequence in inputs]
+        for part, rows in zip(parts, torch.split_with_sizes(features.cpu(), lengths), strict=True):
+            part.append(rows)
     return [torch.cat(part) for part in parts]  # copies: a view would keep the features of the whole pass
 
 
@@ -141,7 +141,7 @@ def _groups(texts: Sequence[WrittenText], most: int) -> Iterator[list[WrittenTex
     """Yield texts that fit a pass together; a longer one comes alone."""
     group: list[WrittenText] = []
     for text in texts:
-        if group and sum(len(one.tokens) for one in [*group, text]) > most:
+        if group and sum(len(member.tokens) for member in [*group, text]) > most:
             yield group
             group = []
         group.append(text)

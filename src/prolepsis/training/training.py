@@ -163,5 +163,5 @@ def check_data(folder: Path, target: Target) -> None:
     """Raise `ConfigError` if `folder` does not hold data of `target`."""
     manifest = read_manifest(folder)
     if (manifest.fingerprint, manifest.aux_layers) != (target.identity, target.recorded_layers):
-        found, wanted = f"{manifest.target} ({manifest.fingerprint})", f"{target.name} ({target.identity})"
-        raise ConfigError(f"{folder} holds data of {found}, not of {wanted}", param="out")
+        recorded, wanted = f"{manifest.target} ({manifest.fingerprint})", f"{target.name} ({target.identity})"
+        raise ConfigError(f"{folder} holds data of {recorded}, not of {wanted}", param="out")

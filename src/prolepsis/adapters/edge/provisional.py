@@ -128,6 +128,6 @@ class ProvisionalAnswer:
         self._texts.update(zip(token_ids, texts, strict=False))
 
 
-def _num_equal(one: Sequence[int], other: Sequence[int]) -> int:
+def _num_equal(left: Sequence[int], right: Sequence[int]) -> int:
     """Return how many tokens both begin with."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(left, right, strict=False)))

@@ -71,10 +71,10 @@ class ServeArguments(BaseModel):
             if url is None:
                 continue
             name = ", ".join(model.server.served_model_names)
-            other = stores.setdefault(str(url), name)
-            if other != name:
+            holder = stores.setdefault(str(url), name)
+            if holder != name:
                 shown = without_password(model.server.store)
-                raise ValueError(f"the models {other} and {name} have the store {shown}; allowed: one each, or none")
+                raise ValueError(f"the models {holder} and {name} have the store {shown}; allowed: one each, or none")
         return self
 
     @property

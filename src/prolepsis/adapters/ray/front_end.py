@@ -45,7 +45,7 @@ class FrontEnd:
             app = self._open.enter_context(application(model.engine, model.server, start, services))
             apps.insert(0, app)
             services.insert(0, app.state.services)
-        names = [one.model_names[0] for one in services]
+        names = [service.model_names[0] for service in services]
         served = MultiModelApp(dict(zip(names, apps, strict=True))) if len(apps) > 1 else apps[0]
         return behind_repeating_proxy(served)
 

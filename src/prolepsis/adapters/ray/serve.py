@@ -85,17 +85,17 @@ class ServeHandle:
         # `results_async` would return nothing of the others where one replica is silent
         async with asyncio.timeout(timeout_s):
             results = await self.handle.broadcast(method, *arguments)._fetch_replica_results_async()
-        asked = [asyncio.ensure_future(one.get_async()) for one in results]
-        if asked:
-            await asyncio.wait(asked, timeout=timeout_s)
-        return [_reply_of(one) for one in asked]
+        replies = [asyncio.ensure_future(result.get_async()) for result in results]
+        if replies:
+            await asyncio.wait(replies, timeout=timeout_s)
+        return [_reply_of(reply) for reply in replies]
 
 
-def _reply_of(asked: "asyncio.Future[object]") -> object:
-    if not asked.done() or asked.cancelled():
-        asked.cancel()  # and not waited for: Ray may take its time
+def _reply_of(reply: "asyncio.Future[object]") -> object:
+    if not reply.done() or reply.cancelled():
+        reply.cancel()  # and not waited for: Ray may take its time
         return TimeoutError("the replica says nothing")
-    return asked.exception() or asked.result()
+    return reply.exception() or reply.result()
 
 
 def engine_deployment(

@@ -74,11 +74,11 @@ GRAMMARS: Mapping[UpstreamApi, tuple[GrammarKind, ...]] = {
 
 def check_request(request: GenerateRequest, api: UpstreamApi) -> None:
     """Raise `InvalidParameter` or `InvalidGrammar` for the first thing asked for that the engines cannot do."""
-    for one in CAPABILITIES:
-        if api not in one.apis and one.is_asked(request):
-            allowed = f"with upstream.api {' or '.join(one.apis)}" if one.apis else "without it"
-            message = f"{one.name} is given, which {api} cannot do here ({one.why}); allowed: {allowed}"
-            raise InvalidParameter(message, param=one.name)
+    for capability in CAPABILITIES:
+        if api not in capability.apis and capability.is_asked(request):
+            allowed = f"with upstream.api {' or '.join(capability.apis)}" if capability.apis else "without it"
+            message = f"{capability.name} is given, which {api} cannot do here ({capability.why}); allowed: {allowed}"
+            raise InvalidParameter(message, param=capability.name)
     if request.grammar is not None and request.grammar.kind not in GRAMMARS[api]:
         kinds = ", ".join(GRAMMARS[api])
         message = (
@@ -117,10 +117,10 @@ def not_held(schema: object) -> str | None:
         if not isinstance(part, dict):
             continue
         todo += [value for name, value in part.items() if name not in (*_VALUES, *_NAMED)]
-        todo += [one for name in _NAMED if isinstance(part.get(name), dict) for one in part[name].values()]
+        todo += [value for name in _NAMED if isinstance(part.get(name), dict) for value in part[name].values()]
         pattern = part.get("pattern")
-        if isinstance(pattern, str) and (found := _DROPPED.search(pattern)):
-            return f"pattern {pattern[:_SHOWN]!r} with {found[0]}; allowed: written out, such as [0-9] for \\d"
+        if isinstance(pattern, str) and (dropped := _DROPPED.search(pattern)):
+            return f"pattern {pattern[:_SHOWN]!r} with {dropped[0]}; allowed: written out, such as [0-9] for \\d"
         for name in _NOT_HELD:
             if name in part and isinstance(part[name], dict | bool):
                 return f"{name}; allowed: properties and additionalProperties"
@@ -129,7 +129,7 @@ def not_held(schema: object) -> str | None:
 
 def may_speculate(request: GenerateRequest, api: UpstreamApi) -> bool:
     """Return whether the engine can do what the request asks for while it speculates."""
-    return not any(api not in one.with_drafts and one.is_asked(request) for one in CAPABILITIES)
+    return not any(api not in capability.with_drafts and capability.is_asked(request) for capability in CAPABILITIES)
 
 
 USED = (

@@ -229,8 +229,8 @@ class Pool:
             raise UpstreamFault("says no token ids: it is of another kind than upstream.api says, or too old")
         theirs, ours = "".join(chunk.text for chunk in chunks), self._vocabulary.decode(token_ids)
         # but for spaces around them and a character at the end that is not whole
-        one, other = (text.rstrip("\ufffd").strip() for text in (theirs, ours))
-        if not (one.startswith(other) or other.startswith(one)):
+        their_text, our_text = (text.rstrip("\ufffd").strip() for text in (theirs, ours))
+        if not (their_text.startswith(our_text) or our_text.startswith(their_text)):
             message = f"{self.url} writes {theirs!r} for token ids that are {ours!r} with the model's tokenizer here"
             raise VocabularyMismatch(message)
 

@@ -104,9 +104,9 @@ def checked(chunk: Chunk) -> Chunk:
     _check_ints("counts", figures)
     if drafts.num_accepted > drafts.num_draft_tokens:
         raise ValueError("more drafted tokens are accepted than there were")
-    for one in chunk.logprobs or ():
-        _check_ints("token ids", [token for token, _ in one.top])
-        for value in (one.logprob, *(logprob for _, logprob in one.top)):
+    for entry in chunk.logprobs or ():
+        _check_ints("token ids", [token for token, _ in entry.top])
+        for value in (entry.logprob, *(logprob for _, logprob in entry.top)):
             if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value) or value > 0.0:
                 raise ValueError(f"a log-probability is {value!r:.80}")
     return chunk
@@ -121,10 +121,10 @@ def _check_ints(what: str, values: Iterable[object]) -> None:
 async def start_of(response: httpx.Response, limit: int = BODY_BYTES) -> bytes:
     """Return the first `limit` bytes of a body; the rest is not read."""
     check_plain(response)
-    found = bytearray()
+    read = bytearray()
     async with _raw(response) as parts:
         async for part in parts:
-            found += part
-            if len(found) > limit:
+            read += part
+            if len(read) > limit:
                 break
-    return bytes(found[:limit])
+    return bytes(read[:limit])

@@ -66,8 +66,8 @@ def _is_killed(request: GenerateRequest, plan: SpecPlan) -> bool:
 
 def _is_disabled(request: GenerateRequest, plan: SpecPlan) -> bool:
     return any(
-        one.proposer == UPSTREAM and one.traffic_class == request.traffic_class and not one.num_trials
-        for one in plan.disabled
+        disabled.proposer == UPSTREAM and disabled.traffic_class == request.traffic_class and not disabled.num_trials
+        for disabled in plan.disabled
     )
 
 

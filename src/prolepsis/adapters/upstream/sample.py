@@ -98,12 +98,12 @@ class UpstreamSample:
         num = self.params.logprobs
         if num is None:
             return None
-        found = chunk.logprobs or ()
-        if len(found) != len(chunk.token_ids):
+        logprobs = chunk.logprobs or ()
+        if len(logprobs) != len(chunk.token_ids):
             raise UpstreamInvalid(
-                f"the upstream engine says {len(found)} log-probabilities of {len(chunk.token_ids)} tokens"
+                f"the upstream engine says {len(logprobs)} log-probabilities of {len(chunk.token_ids)} tokens"
             )
-        return tuple(replace(one, top=one.top[:num]) for one in found[:num_tokens])
+        return tuple(replace(entry, top=entry.top[:num]) for entry in logprobs[:num_tokens])
 
 
 def _seed(seed: int, index: int) -> int:

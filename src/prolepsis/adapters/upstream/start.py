@@ -127,12 +127,12 @@ def _checked(pools: Sequence[Pool]) -> Sequence[PoolFacts]:
             pool.down(str(error))
     facts = [pool.facts for pool in pools if pool.facts is not None]
     if not facts:
-        raise ModelLoadError("no upstream engine answers: " + "; ".join(f"{one.url} {one.detail}" for one in pools))
+        raise ModelLoadError("no upstream engine answers: " + "; ".join(f"{pool.url} {pool.detail}" for pool in pools))
     return facts
 
 
 def _max_model_len(config: EngineConfig, facts: Sequence[PoolFacts]) -> int:
-    longest = min(one.max_model_len for one in facts)
+    longest = min(pool.max_model_len for pool in facts)
     if config.max_model_len is not None and config.max_model_len > longest:
         message = (
             f"max_model_len is {config.max_model_len}; allowed: up to {longest}, the context of the upstream engines"
@@ -151,7 +151,7 @@ def _info(
     proposers: tuple[str, ...],
 ) -> EngineInfo:
     forward = f"upstream-{config.upstream.api}"
-    parts = (tokenizer.fingerprint, forward, *sorted({one.model for one in facts}))
+    parts = (tokenizer.fingerprint, forward, *sorted({pool.model for pool in facts}))
     return EngineInfo(
         model=model_name(config.model, source, config.model_dir),
         forward=forward,

@@ -50,7 +50,7 @@ class DataPlaneRunner:
     def compact(self, rows: Sequence[Row], sampled: Sequence[SampledTokens | None]) -> None:
         """Let the data plane go on with the sampled tokens."""
         pairs = zip(rows, sampled, strict=True)
-        self.plane.finish({row.sequence.key: one.tokens or _VOID for row, one in pairs if one is not None})
+        self.plane.finish({row.sequence.key: drawn.tokens or _VOID for row, drawn in pairs if drawn is not None})
         self._is_open = False
 
 

@@ -28,8 +28,8 @@ class Agreement:
     num_different: int
 
     def __str__(self) -> str:
-        found = f"{self.num_different} of {self.num_tokens} greedy tokens"
-        return f"self-check: {found} differ between a pass with other sequences and drafts and a pass of their own"
+        share = f"{self.num_different} of {self.num_tokens} greedy tokens"
+        return f"self-check: {share} differ between a pass with other sequences and drafts and a pass of their own"
 
 
 def check_rows(

@@ -224,14 +224,14 @@ class ServedRequests:
                 num_new, sequence.num_committed = len(sequence.tokens) - sequence.num_committed, len(sequence.tokens)
                 self._proposers.judge(sequence)
                 self._proposers.commit(sequence, num_new)
-        asked = [self._draft_request(*pair) for pair in zip(sequences, is_decoding, strict=True)]
-        may_draft = [one.sequence.key for one in asked if one.limit and self._mode(one) == "on"]
+        requests = [self._draft_request(*pair) for pair in zip(sequences, is_decoding, strict=True)]
+        may_draft = [request.sequence.key for request in requests if request.limit and self._mode(request) == "on"]
         self._proposers.explore.earn(len(keys))
         active = self._payback.begin(may_draft, len(keys)) if may_draft else frozenset()
         context = sum(len(sequence.tokens) for sequence in sequences)
         number = len(keys)
         load = StepLoad(number, context, self._plan.ceiling * number, self._payback.correction(number), number)
-        self._draft([one for one in asked if one.limit], active, load)
+        self._draft([request for request in requests if request.limit], active, load)
         is_observed = self._payback.is_due and all(is_decoding)
         self._step = _DecodePass(list(keys), active, context, began, self._clock()) if is_observed else None
         return [[] if sequence.draft is None else list(sequence.draft.tokens) for sequence in sequences]
@@ -248,18 +248,18 @@ class ServedRequests:
         named = tuple(name for name in self._proposers.names if name == sequence.proposer) or None
         return DraftRequest(sequence, limit if is_decoding and sequence.shadow is None else 0, named)
 
-    def _mode(self, asked: DraftRequest) -> Mode:
-        return self._sequences[asked.sequence.key].mode
+    def _mode(self, request: DraftRequest) -> Mode:
+        return self._sequences[request.sequence.key].mode
 
-    def _draft(self, asked: Sequence[DraftRequest], active: Collection[str], load: StepLoad) -> None:
+    def _draft(self, requests: Sequence[DraftRequest], active: Collection[str], load: StepLoad) -> None:
         """Give sequences a draft to verify, those in shadow to compare, where it pays."""
-        verified = [one for one in asked if one.sequence.key in active]
-        for one, choice in zip(verified, self._proposers.propose(verified, self._plan, load), strict=True):
-            self._sequences[one.sequence.key].draft = choice.draft
-        compared = [one for one in asked if self._mode(one) == "shadow"]
-        for one, choice in zip(compared, self._proposers.compare(compared, self._plan, load), strict=True):
+        verified = [request for request in requests if request.sequence.key in active]
+        for request, choice in zip(verified, self._proposers.propose(verified, self._plan, load), strict=True):
+            self._sequences[request.sequence.key].draft = choice.draft
+        compared = [request for request in requests if self._mode(request) == "shadow"]
+        for request, choice in zip(compared, self._proposers.compare(compared, self._plan, load), strict=True):
             if choice.draft is not None:
-                self._sequences[one.sequence.key].shadow = ShadowDraft(choice.draft)
+                self._sequences[request.sequence.key].shadow = ShadowDraft(choice.draft)
 
     def _sequence(self, key: str) -> ServedSequence:
         """Return the view of a request, with the tokens that it has by now."""
@@ -275,6 +275,6 @@ class ServedRequests:
 
 def _by_position(counts: Mapping[str, ProposerCounts]) -> list[list[int]]:
     total = ProposerCounts()
-    for one in counts.values():
-        total.add(one)
+    for counted in counts.values():
+        total.add(counted)
     return total.per_position

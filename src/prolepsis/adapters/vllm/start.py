@@ -82,12 +82,12 @@ for `device`, `threads` and `stuck_after_s`: the first two are set by vLLM's own
 
 def check(config: EngineConfig) -> None:
     """Raise `ConfigError` for the first setting that vLLM cannot follow, saying what is allowed and why."""
-    for one in CAPABILITIES:
-        given = getattr(config, one.setting)
-        if given not in one.allowed:
-            allowed = ", ".join("unset" if value is None else str(value) for value in one.allowed)
-            message = f"{one.setting} is {given!r}; allowed with engine vllm: {allowed} ({one.why})"
-            raise ConfigError(message, param=one.setting)
+    for capability in CAPABILITIES:
+        given = getattr(config, capability.setting)
+        if given not in capability.allowed:
+            allowed = ", ".join("unset" if value is None else str(value) for value in capability.allowed)
+            message = f"{capability.setting} is {given!r}; allowed with engine vllm: {allowed} ({capability.why})"
+            raise ConfigError(message, param=capability.setting)
     for name in config.proposers if config.num_speculative_tokens else ():
         if name not in FREE_PROPOSERS:
             allowed = ", ".join(FREE_PROPOSERS)
@@ -183,8 +183,8 @@ def start_vllm(config: EngineConfig, observer: EngineObserver | None = None) -> 
     forward = f"vllm-{VERSION}"
     reason = EXACTNESS
     if config.strict == "auto":
-        found = check_rows(plane, tokenizer.encode, config.max_requests, plane.max_model_len)
-        reason = f"{EXACTNESS}; {found}"
+        checked = check_rows(plane, tokenizer.encode, config.max_requests, plane.max_model_len)
+        reason = f"{EXACTNESS}; {checked}"
     info = EngineInfo(
         model=model_name(config.model, source, config.model_dir),
         forward=forward,

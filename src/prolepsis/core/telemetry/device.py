@@ -36,12 +36,12 @@ class Devices(Protocol):
 
 
 _SHOWN: tuple[tuple[str, str, Callable[[DeviceReading], float]], ...] = (
-    ("device_memory_used_bytes", "Memory of the GPU in use, by all processes", lambda one: one.used_bytes),
-    ("device_memory_size_bytes", "Memory of the GPU", lambda one: one.total_bytes),
-    ("device_utilization_ratio", "Share of time in which a kernel runs, 0 to 1", lambda one: one.busy),
-    ("device_power_watts", "Power that the GPU draws", lambda one: one.watts),
-    ("device_temperature_celsius", "Temperature of the GPU", lambda one: one.celsius),
-    ("device_throttled", "1 while power or heat lowers the GPU's clock", lambda one: float(one.is_throttled)),
+    ("device_memory_used_bytes", "Memory of the GPU in use, by all processes", lambda gpu: gpu.used_bytes),
+    ("device_memory_size_bytes", "Memory of the GPU", lambda gpu: gpu.total_bytes),
+    ("device_utilization_ratio", "Share of time in which a kernel runs, 0 to 1", lambda gpu: gpu.busy),
+    ("device_power_watts", "Power that the GPU draws", lambda gpu: gpu.watts),
+    ("device_temperature_celsius", "Temperature of the GPU", lambda gpu: gpu.celsius),
+    ("device_throttled", "1 while power or heat lowers the GPU's clock", lambda gpu: float(gpu.is_throttled)),
 )
 
 

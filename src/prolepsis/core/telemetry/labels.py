@@ -147,12 +147,12 @@ class LabelSets:
         self._known.clear()
         self._taken.clear()
 
-    def _has_room(self, one: tuple[str, ...], place: str) -> bool:
+    def _has_room(self, values: tuple[str, ...], place: str) -> bool:
         with self._lock:
-            if one in self._known:
+            if values in self._known:
                 return True
             if self._taken[place] == self._most[place]:
                 return False
-            self._known.add(one)
+            self._known.add(values)
             self._taken[place] += 1
         return True

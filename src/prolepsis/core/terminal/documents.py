@@ -40,8 +40,8 @@ def print_reply(document: Mapping[str, Any], columns: Columns | None = None, *, 
 
 def warnings_of(document: Mapping[str, Any]) -> list[str]:
     """Return what a reply says is wrong."""
-    found = [document.get(name) or () for name in WARNINGS]
-    return [message for one in found for message in ([one] if isinstance(one, str) else one)]
+    parts = [document.get(name) or () for name in WARNINGS]
+    return [message for part in parts for message in ([part] if isinstance(part, str) else part)]
 
 
 def print_document(document: Mapping[str, Any], columns: Columns) -> None:
@@ -77,7 +77,7 @@ class ReadReply:
             elif not nested:
                 self.facts.append((_label(path), name, value))
             for inner in nested:
-                rows = [{**row, **one} for row in value for one in row[inner.removeprefix(f"{path}.")]]
+                rows = [{**row, **item} for row in value for item in row[inner.removeprefix(f"{path}.")]]
                 self.tables.append((inner, rows))
 
 
@@ -104,7 +104,7 @@ def cell(row: Mapping[str, Any], column: str) -> tuple[str, Any]:
 
 def _is_one_value(value: Mapping[str, Any]) -> bool:
     """Whether an object fits on one line: an estimate with its bounds, or numbers by name."""
-    return all(one is None or isinstance(one, int | float) for one in value.values())
+    return all(number is None or isinstance(number, int | float) for number in value.values())
 
 
 def _label(path: str) -> str:
@@ -122,7 +122,7 @@ def shown(name: str, value: Any) -> str:
         case int() | float():
             text = _shown_number(name, value)
         case list() | tuple():
-            text = ", ".join(shown(name, one) for one in value) or _EMPTY.get(name, "none")
+            text = ", ".join(shown(name, item) for item in value) or _EMPTY.get(name, "none")
         case Mapping():
             text = _shown_mapping(name, value)
         case _:
@@ -161,4 +161,4 @@ def _shown_mapping(name: str, value: Mapping[str, Any]) -> str:
         bounds = "" if low is None else f" ({shown(name, low)} to {shown(name, high)})"
         return shown(name, value["estimate"]) + bounds
     unit = name if _SECONDS.search(name) else ""
-    return ", ".join(f"{_label(key)} {shown(unit or key, one)}" for key, one in value.items()) or "none"
+    return ", ".join(f"{_label(key)} {shown(unit or key, item)}" for key, item in value.items()) or "none"

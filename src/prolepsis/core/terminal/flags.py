@@ -84,14 +84,14 @@ def with_settings(*defaults: object) -> Callable[[Command], Command]:
 
 def options_of(settings: object) -> dict[str, inspect.Parameter]:
     """Return the options of a settings dataclass by the names of their fields, with the values as defaults."""
-    found: dict[str, inspect.Parameter] = {}
+    options: dict[str, inspect.Parameter] = {}
     for name, hint in get_type_hints(type(settings), include_extras=True).items():
         value = getattr(settings, name)
         if get_origin(hint) is Annotated:
-            found[name] = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=value, annotation=hint)
+            options[name] = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=value, annotation=hint)
         elif is_dataclass(value):
-            found |= options_of(value)
-    return found
+            options |= options_of(value)
+    return options
 
 
 def with_options(settings: Kind, values: Mapping[str, object]) -> Kind:

@@ -54,7 +54,7 @@ class Act:
 
     @property
     def asks_reason(self) -> bool:
-        return any(one.name == "reason" for one in self.parameters)
+        return any(option.name == "reason" for option in self.parameters)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +79,8 @@ class Resource:
 
     def show(self, document: Any) -> Any:
         """Return the part of a reply that this is, a list under its name."""
-        found = document[self.part] if self.part else document
-        return {self.part: found} if isinstance(found, list) else found
+        part = document[self.part] if self.part else document
+        return {self.part: part} if isinstance(part, list) else part
 
 
 def add_commands(app: typer.Typer, *resources: Resource) -> typer.Typer:

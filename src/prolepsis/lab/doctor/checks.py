@@ -42,8 +42,8 @@ def known(value: Any, reason: str) -> Any:
 
 def this_machine() -> Mapping[str, Any]:
     """Return facts of this machine by name; memory and disk in bytes."""
-    folder = next(one for one in (data_directory(), *data_directory().parents) if one.exists())
-    kernels = [one.name for one in instruction_sets(processor_flags())]
+    folder = next(ancestor for ancestor in (data_directory(), *data_directory().parents) if ancestor.exists())
+    kernels = [instructions.name for instructions in instruction_sets(processor_flags())]
     missing = compiler_missing() if kernels else describe_missing()
     return {
         "kernels": (missing is None, missing or kernels[0]),
@@ -81,9 +81,9 @@ class Facts:
         if self.url is None:
             parts = [part.model_dump(mode="json") for part in settings_here().sections()]
         else:
-            [here] = [one for one in self.server.document("/admin/replicas")["replicas"] if one["here"]]
+            [here] = [replica for replica in self.server.document("/admin/replicas")["replicas"] if replica["here"]]
             starts: list[Any] = [entry.details.after for entry in self.acts("server.started", 20) if entry.details]
-            mine = [one for one in starts if one["server"]["port"] == urlsplit(here["address"]).port]
+            mine = [start for start in starts if start["server"]["port"] == urlsplit(here["address"]).port]
             last = known(mine[-1] if mine else None, "the audit log has no start of this server, with its settings")
             parts = [last["engine"], last["server"]]
         return {name: value for part in (*parts, parts[1]["limits"]) for name, value in part.items()}
@@ -128,8 +128,8 @@ def all_checks() -> list[Check]:
     return [Check(*line.strip("| ").split(" | ")) for line in lines[2:]]
 
 
-def _none_of(what: str, found: Iterable[str]) -> Found:
-    names = ", ".join(found)
+def _none_of(what: str, present: Iterable[str]) -> Found:
+    names = ", ".join(present)
     return not names, f"{what}: {names or 'none'}"
 
 
@@ -169,9 +169,9 @@ def _said(path: str, read: Callable[[Any], Found]) -> Test:
 
 
 def _closed(facts: Facts) -> Found:
-    found = {path: httpx.get(f"{facts.server.url}{path}").status_code for path in ("/v1/models", "/console")}
-    finding = ", ".join(f"{path} replies with {status} without a key" for path, status in found.items())
-    return all(300 <= status < 400 or status in (401, 403) for status in found.values()), finding
+    statuses = {path: httpx.get(f"{facts.server.url}{path}").status_code for path in ("/v1/models", "/console")}
+    finding = ", ".join(f"{path} replies with {status} without a key" for path, status in statuses.items())
+    return all(300 <= status < 400 or status in (401, 403) for status in statuses.values()), finding
 
 
 def _replays(reply: Any) -> Found:
@@ -198,7 +198,7 @@ def _clock(facts: Facts) -> Found:
 
 
 def _alike(reply: Any) -> Found:
-    kinds = {f"{one['version']} {one['exact_group']}" for one in reply["replicas"] if one["state"] != "lost"}
+    kinds = {f"{peer['version']} {peer['exact_group']}" for peer in reply["replicas"] if peer["state"] != "lost"}
     return len(kinds) == 1, f"version and exact group: {', '.join(sorted(kinds))}"
 
 

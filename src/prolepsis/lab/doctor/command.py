@@ -33,9 +33,9 @@ def doctor(
     if unknown := {*(only or ())} - checks.keys():
         raise ConfigError(f"only is {', '.join(unknown)}; allowed: {', '.join(checks)}", param="only")
     facts = Facts(url=server, key=key, prometheus_url=prometheus, backup=backup)
-    found = sorted((checks[name].examined(facts) for name in only or checks), key=lambda one: one["state"])
-    rows = {level: [one for one in found if one["level"] == level] for level in LEVELS}
-    counts = {level: Counter(one["state"] for one in of_level) for level, of_level in rows.items()}
-    to_do = [one for of_level in rows.values() for one in of_level if one["state"] == "fail"]
+    results = sorted((checks[name].examined(facts) for name in only or checks), key=lambda result: result["state"])
+    rows = {level: [result for result in results if result["level"] == level] for level in LEVELS}
+    counts = {level: Counter(result["state"] for result in of_level) for level, of_level in rows.items()}
+    to_do = [result for of_level in rows.values() for result in of_level if result["state"] == "fail"]
     print_reply({"counts": counts, **rows, "to_do": to_do}, _COLUMNS | _TO_DO, as_json=as_json)
     raise typer.Exit(FAILED if counts["must"]["fail"] else UNPROVEN if counts["must"]["unknown"] else OK)

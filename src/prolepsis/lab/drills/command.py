@@ -59,17 +59,17 @@ class Site:
             while self._hold():
                 time.sleep(self._look_s)
             self._model = self._call("GET", "/v1/models")["data"][0]["id"]
-            for one in self._call("GET", "/admin/health")["breakers"]["breakers"]:
-                if one["state"] in ("open", "half_open"):
-                    body = {"proposer": one["proposer"], "traffic_class": one["traffic_class"], "state": "closed"}
+            for entry in self._call("GET", "/admin/health")["breakers"]["breakers"]:
+                if entry["state"] in ("open", "half_open"):
+                    body = {"proposer": entry["proposer"], "traffic_class": entry["traffic_class"], "state": "closed"}
                     self._call("PUT", "/admin/health", body)
             answers, during = self._round(), self._with_fault(verdict)
             self._hold()
             answers += self._round()
-            told = {*answers, *(during if self._drill.fault != "differ" else ())}
+            distinct = {*answers, *(during if self._drill.fault != "differ" else ())}
             verdict.asked = len(answers) + len(during)
             verdict.lost = sum(text is None for _, text in answers + during)
-            verdict.outputs_equal = sum(text is not None for _, text in told) <= len(self._prompts)
+            verdict.outputs_equal = sum(text is not None for _, text in distinct) <= len(self._prompts)
             is_noticed = all(getattr(verdict, name) is not None for name in self._signs)
             verdict.verdict = "passed" if verdict.outputs_equal and not verdict.lost and is_noticed else "failed"
         finally:
@@ -83,8 +83,8 @@ class Site:
         began = time.monotonic() + self._look_s  # the first requests are there before
         with ThreadPoolExecutor(places) as pool:
             while len(work) <= places or (waiting and time.monotonic() - began < MOST_S):
-                num_free = places - sum(not asked.done() for _, asked in work)
-                work += [(one, pool.submit(self._ask, one)) for one in islice(prompts, num_free)]
+                num_free = places - sum(not answer.done() for _, answer in work)
+                work += [(prompt, pool.submit(self._ask, prompt)) for prompt in islice(prompts, num_free)]
                 time.sleep(self._look_s)
                 self._hold(inject=True)
                 now = self._metrics()
@@ -92,7 +92,7 @@ class Site:
                     setattr(verdict, name, round(time.monotonic() - began, 2))
                     sign = waiting.pop(name)
                     verdict.alert = sign.alert if name == "alarm_s" else verdict.alert
-        return [(prompt, asked.result()) for prompt, asked in work]
+        return [(prompt, answer.result()) for prompt, answer in work]
 
     def _round(self) -> Answers:
         answers: Answers = []
@@ -102,11 +102,11 @@ class Site:
         return answers
 
     def _ask(self, prompt: str) -> str | None:
-        asked = ChatSession(self._server, self._key, self._model, max_tokens=48, temperature=0.0)
-        asked.proposer = DRAFT_HEAD if self._drill.fault == "damage" else None
+        session = ChatSession(self._server, self._key, self._model, max_tokens=48, temperature=0.0)
+        session.proposer = DRAFT_HEAD if self._drill.fault == "damage" else None
         with suppress(InvalidParameter, NoServer):
-            text = "".join(piece.text for piece in asked.say(prompt))
-            return text if asked.usage else None
+            text = "".join(piece.text for piece in session.say(prompt))
+            return text if session.usage else None
         return None
 
     def _hold(self, **more: object) -> int:
@@ -148,5 +148,5 @@ def run(
                 raise
             verdicts.append(DrillVerdict(drill.name, str(refusal).partition(": ")[2]))
     print_reply({"verdicts": list(map(asdict, verdicts))}, as_json=as_json)
-    if (found := {one.verdict for one in verdicts} & {"passed", "failed"}) != {"passed"}:
-        raise typer.Exit(FAILED if found else UNPROVEN)
+    if (outcomes := {verdict.verdict for verdict in verdicts} & {"passed", "failed"}) != {"passed"}:
+        raise typer.Exit(FAILED if outcomes else UNPROVEN)

@@ -84,7 +84,7 @@ async def measure(
     Repeats are the outer loop, so that a drift of the machine affects all contenders. At concurrency 1 they take turns
     prompt by prompt, above it set by set; the first one rotates from turn to turn.
     """
-    found: list[Run] = []
+    measured: list[Run] = []
     shortest = min(prompts, key=lambda p: len(p.token_ids))
     for contender in contenders:
         notify(f"warm-up: {contender.name}")
@@ -101,8 +101,8 @@ async def measure(
                     started, run = time.perf_counter(), runs[contender.name]
                     await contender.answer(turn, run)
                     run.wall_s += time.perf_counter() - started
-            found += runs.values()
-    return found
+            measured += runs.values()
+    return measured
 
 
 def rotated(contenders: Sequence[Contender], turn: int) -> list[Contender]:

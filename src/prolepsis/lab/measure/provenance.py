@@ -45,13 +45,13 @@ def commit(folder: Path) -> str | None:
 
 def versions(packages: Sequence[str]) -> dict[str, str]:
     """Return versions of this Python and of those `packages` that are installed."""
-    found = {"python": platform.python_version()}
+    known = {"python": platform.python_version()}
     for package in packages:
         try:
-            found[package] = version(package)
+            known[package] = version(package)
         except PackageNotFoundError:
             continue
-    return found
+    return known
 
 
 def hardware() -> dict[str, object]:

@@ -39,9 +39,9 @@ class Setting:
 
 def spread(values: Iterable[float | None]) -> Figure:
     """Return median, minimum and maximum of the values that are known; None where there are none."""
-    found = sorted(value for value in values if value is not None)
-    median = statistics.median(found) if found else None
-    return {"median": median, "min": found[0] if found else None, "max": found[-1] if found else None}
+    known = sorted(value for value in values if value is not None)
+    median = statistics.median(known) if known else None
+    return {"median": median, "min": known[0] if known else None, "max": known[-1] if known else None}
 
 
 class Figures:
@@ -96,7 +96,7 @@ class Figures:
 
     def ratio(self, name: str, base: str, concurrency: int, category: str) -> Figure:
         """Return the rate of `name` over that of `base`, within each repeat."""
-        runs = (self._of(one, concurrency) for one in (name, base))
+        runs = (self._of(contender, concurrency) for contender in (name, base))
         rates, bases = ({run.repeat: rate(run, self._within(run, category)) for run in of_one} for of_one in runs)
         values = [rates[r] / bases[r] for r in sorted(rates) if bases.get(r, 0.0) > 0]
         return {**spread(values), "repeats": values}

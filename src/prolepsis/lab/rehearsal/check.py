@@ -47,7 +47,7 @@ def check(trace: Trace, rehearsal: Rehearsal) -> list[Compared]:
     }
     num_tokens, num_steps = sum(line.output for line, _ in lines), sum(took.num_steps for _, took in lines)
     end = max(line.at + took.total_s for line, took in lines)
-    known = replace(rehearsal, outcomes=[one for one in rehearsal.outcomes if one.line.measured is not None])
+    known = replace(rehearsal, outcomes=[answer for answer in rehearsal.outcomes if answer.line.measured is not None])
     return [
         *_compared(measured, times(known.outcomes)),
         Compared("tokens a pass", None, num_tokens / max(1, num_steps), known.tokens_a_pass, ""),
@@ -59,13 +59,13 @@ def checked(setting: RehearsedServer, traces: Sequence[Trace]) -> tuple[Machine,
     """Return the machine with its last check, which is made now, and what was compared for each recording."""
     compared = [check(trace, rehearse(trace, setting)) for trace in traces]
     errors: dict[str, list[float]] = {}
-    for one in (one for of_trace in compared for one in of_trace):
-        errors.setdefault(one.figure, []).append(one.error)
+    for row in (row for of_trace in compared for row in of_trace):
+        errors.setdefault(row.figure, []).append(row.error)
     num_requests = sum(line.measured is not None for trace in traces for line in trace.lines)
     last = LastCheck(
         at=time.time(),
         num_requests=num_requests,
-        errors={figure: sorted(found, key=abs)[len(found) // 2] for figure, found in errors.items()},
+        errors={figure: sorted(of_figure, key=abs)[len(of_figure) // 2] for figure, of_figure in errors.items()},
     )
     return replace(setting.machine, checks={**setting.machine.checks, setting.mode: last}), compared
 
@@ -73,17 +73,17 @@ def checked(setting: RehearsedServer, traces: Sequence[Trace]) -> tuple[Machine,
 def times(outcomes: Sequence[RehearsedRequest]) -> dict[str, list[float]]:
     """Return the times of the requests that were served, in seconds."""
     return {
-        FIRST: [one.first_token_s for one in outcomes if one.first_token_s is not None],
-        EACH: [one.per_token_s for one in outcomes if one.per_token_s is not None],
-        WHOLE: [one.total_s for one in outcomes if one.total_s is not None],
+        FIRST: [outcome.first_token_s for outcome in outcomes if outcome.first_token_s is not None],
+        EACH: [outcome.per_token_s for outcome in outcomes if outcome.per_token_s is not None],
+        WHOLE: [outcome.total_s for outcome in outcomes if outcome.total_s is not None],
     }
 
 
 def _compared(measured: Mapping[str, Sequence[float]], forecast: Mapping[str, Sequence[float]]) -> list[Compared]:
-    found = []
+    rows = []
     for what, values in measured.items():
         for share in SHARES:
             was, now = percentile(values, share), percentile(forecast[what], share)
             if was is not None and now is not None:
-                found.append(Compared(what, share, was, now))
-    return found
+                rows.append(Compared(what, share, was, now))
+    return rows

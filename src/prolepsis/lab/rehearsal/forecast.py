@@ -51,18 +51,18 @@ Pair = tuple[LoadForecast, LoadForecast]
 
 def forecasts(loads: Sequence[tuple[str, Trace]], setting: RehearsedServer, goal: LatencyGoal) -> list[Pair]:
     """Return what plain decoding, and the setting, would do with each trace; its name is of a load, such as "2x"."""
-    found, off = [], replace(setting, mode="off", policy=None)  # what a policy pins is to be compared too
+    pairs, off = [], replace(setting, mode="off", policy=None)  # what a policy pins is to be compared too
     for load in loads:
-        plain, own = (rehearse(load[1], one) for one in (off, setting))
+        plain, own = (rehearse(load[1], server) for server in (off, setting))
         speculating = replace(_forecast(load, own, setting, goal), classes=_gains(plain, own))
-        found.append((_forecast(load, plain, off, goal), speculating))
-    return found
+        pairs.append((_forecast(load, plain, off, goal), speculating))
+    return pairs
 
 
 def stops_paying(pairs: Sequence[Pair]) -> LoadForecast | None:
     """Return the lightest load at which speculation no longer makes the median request faster; None: nowhere here."""
     for plain, own in sorted(pairs, key=lambda pair: pair[0].num_at_once):
-        before, now = (one.percentiles[WHOLE].get("p50", 0.0) for one in (plain, own))
+        before, now = (side.percentiles[WHOLE].get("p50", 0.0) for side in (plain, own))
         if now > PAYS * before:
             return own
     return None
@@ -70,13 +70,13 @@ def stops_paying(pairs: Sequence[Pair]) -> LoadForecast | None:
 
 def _gains(plain: Rehearsal, own: Rehearsal) -> Mapping[str, ClassGain]:
     """Compare each request with itself; one that was refused in either is left out."""
-    found: dict[str, list[float]] = {}
-    for before, one in zip(plain.outcomes, own.outcomes, strict=True):
-        if before.total_s and one.total_s:
-            found.setdefault(traffic_class_of(one.line.facts()), []).append(before.total_s / one.total_s)
+    speedups: dict[str, list[float]] = {}
+    for before, after in zip(plain.outcomes, own.outcomes, strict=True):
+        if before.total_s and after.total_s:
+            speedups.setdefault(traffic_class_of(after.line.facts()), []).append(before.total_s / after.total_s)
     return {
-        name: ClassGain(len(each), sum(PAYS * one >= 1.0 for one in each) / len(each), percentile(each, 0.5) or 1.0)
-        for name, each in found.items()
+        name: ClassGain(len(each), sum(PAYS * gain >= 1.0 for gain in each) / len(each), percentile(each, 0.5) or 1.0)
+        for name, each in speedups.items()
     }
 
 
@@ -85,7 +85,7 @@ def _forecast(
 ) -> LoadForecast:
     name, trace = load
     served = rehearsal.served
-    kept = [one for one in served if goal.is_kept(one.first_token_s, one.per_token_s)]
+    kept = [outcome for outcome in served if goal.is_kept(outcome.first_token_s, outcome.per_token_s)]
     seconds = max(rehearsal.seconds, 1e-9)
     drafts = [counts for counts in rehearsal.replayed.values() if counts]
     known = sum(counts.get("exact", 0) - counts.get("cut", 0) for counts in drafts)
@@ -95,11 +95,11 @@ def _forecast(
         load=name,
         seed=setting.seed,
         per_second=len(trace.lines) / (seconds if trace.at_once else trace.lines[-1].at or seconds),
-        num_at_once=sum(one.total_s or 0.0 for one in served) / seconds,
-        num_refused=sum(one.error is not None for one in rehearsal.outcomes),
+        num_at_once=sum(outcome.total_s or 0.0 for outcome in served) / seconds,
+        num_refused=sum(outcome.error is not None for outcome in rehearsal.outcomes),
         tokens_per_second=rehearsal.tokens_per_second,
         tokens_a_pass=rehearsal.tokens_a_pass,
-        device_s_per_token=sum(one.stats.device.total for one in served) / max(1, rehearsal.num_tokens),
+        device_s_per_token=sum(outcome.stats.device.total for outcome in served) / max(1, rehearsal.num_tokens),
         goodput=len(kept) / seconds,
         percentiles={
             what: {f"p{round(100 * share)}": percentile(values, share) or 0.0 for share in SHARES}

@@ -29,24 +29,24 @@ class ShownFigure(NamedTuple):
 
     def spread(self, by_seed: Sequence[LoadForecast]) -> tuple[float, float, float]:
         """Return the lowest, the median and the highest of all seeds."""
-        values = [self.read(one) for one in by_seed]
+        values = [self.read(forecast) for forecast in by_seed]
         return min(values), median(values), max(values)
 
     def text(self, by_seed: Sequence[LoadForecast]) -> str:
         """Return the range, or one value where seeds do not differ."""
-        return "\u00a0– ".join(dict.fromkeys(figure(one) for one in self.spread(by_seed)[::2]))
+        return "\u00a0– ".join(dict.fromkeys(figure(value) for value in self.spread(by_seed)[::2]))
 
 
 def _time(what: str, percent: int) -> ShownFigure:
-    return ShownFigure(f"{what} {percent} %", "ms", lambda one: 1000.0 * one.percentiles[what][f"p{percent}"])
+    return ShownFigure(f"{what} {percent} %", "ms", lambda forecast: 1000.0 * forecast.percentiles[what][f"p{percent}"])
 
 
 _FIGURES = (
-    ShownFigure("at once", "requests", lambda one: one.num_at_once),
+    ShownFigure("at once", "requests", lambda forecast: forecast.num_at_once),
     *(_time(what, percent) for what in (FIRST, EACH, WHOLE) for percent in (50, 95)),
-    ShownFigure("goodput", "requests/s", lambda one: one.goodput),
-    ShownFigure("output", "tokens/s", lambda one: one.tokens_per_second),
-    ShownFigure("a pass", "tokens", lambda one: one.tokens_a_pass),
+    ShownFigure("goodput", "requests/s", lambda forecast: forecast.goodput),
+    ShownFigure("output", "tokens/s", lambda forecast: forecast.tokens_per_second),
+    ShownFigure("a pass", "tokens", lambda forecast: forecast.tokens_a_pass),
 )
 
 
@@ -71,14 +71,14 @@ class ForecastPage:
     @property
     def end(self) -> str:
         """Where speculation stops paying, by each seed."""
-        found = [stops_paying(pairs) for pairs in self.by_seed]
-        loads = [one.load if one else "none of these loads" for one in found]
+        ends = [stops_paying(pairs) for pairs in self.by_seed]
+        loads = [end.load if end else "none of these loads" for end in ends]
         return "at " + " or ".join(dict.fromkeys(load.replace(" at once", " requests at once") for load in loads))
 
     @property
     def checked(self) -> str | None:
         """How wrong forecasts of this machine were when they were last checked; None: never checked."""
-        errors = [100.0 * abs(error) for one in self.machine.checks.values() for error in one.errors.values()]
+        errors = [100.0 * abs(error) for check in self.machine.checks.values() for error in check.errors.values()]
         return f"{median(errors):.1f} % in the median figure, at most {max(errors):.0f} %" if errors else None
 
     @property
@@ -90,32 +90,32 @@ class ForecastPage:
     def classes(self) -> Mapping[str, Sequence[ClassGain]]:
         """What each traffic class gains, by seed and load."""
         every = [own.classes for pairs in self.by_seed for _, own in pairs]
-        names = sorted({name for one in every for name in one})
-        return {name: [one[name] for one in every if name in one] for name in names}
+        names = sorted({name for gains in every for name in gains})
+        return {name: [gains[name] for gains in every if name in gains] for name in names}
 
     @property
     def rules(self) -> str | None:
         """A policy with the recommended rules; None: the forecast is of a policy, which has rules of its own."""
-        return None if self.policy else policy_text((one.facts() for one in self.requests), self.classes)
+        return None if self.policy else policy_text((request.facts() for request in self.requests), self.classes)
 
     @property
     def figures(self) -> Sequence[ShownFigure]:
         if (price := self.price_per_hour) is None:
             return _FIGURES
-        paid = ShownFigure("paid", "a million tokens", lambda one: price / 3600e-6 / max(1e-9, one.tokens_per_second))
-        used = ShownFigure("used", "a million tokens", lambda one: price / 3600e-6 * one.device_s_per_token)
+        paid = ShownFigure("paid", "a million tokens", lambda load: price / 3600e-6 / max(1e-9, load.tokens_per_second))
+        used = ShownFigure("used", "a million tokens", lambda load: price / 3600e-6 * load.device_s_per_token)
         return (*_FIGURES, paid, used)
 
     def table(self) -> Table:
         """Return a row for each load and mode."""
-        arrivals = ShownFigure("arrivals", "requests/s", lambda one: one.per_second)
-        shown = (arrivals, *self.figures, ShownFigure("refused", "", lambda one: one.num_refused))
+        arrivals = ShownFigure("arrivals", "requests/s", lambda forecast: forecast.per_second)
+        shown = (arrivals, *self.figures, ShownFigure("refused", "", lambda forecast: forecast.num_refused))
         rows = [
-            [first.load, first.mode, *(one.text([first, *rest]) for one in shown)]
+            [first.load, first.mode, *(column.text([first, *rest]) for column in shown)]
             for load in self.loads
             for first, *rest in load
         ]
-        return ["load", "mode", *(f"{one.name} {one.unit}".strip() for one in shown)], rows
+        return ["load", "mode", *(f"{column.name} {column.unit}".strip() for column in shown)], rows
 
     def class_table(self) -> Table:
         return HEADING, [class_row(*each) for each in self.classes.items()]
@@ -124,8 +124,8 @@ class ForecastPage:
         """Return each figure against load, with its lowest and highest over seeds as a band."""
         sides = dict(zip(("plain", "speculating"), zip(*self.loads, strict=True), strict=True))
         return [
-            Chart(title=one.name, unit=one.unit, at=(), lines=[_line(name, one, side) for name, side in sides.items()])
-            for one in self.figures
+            Chart(title=fig.name, unit=fig.unit, at=(), lines=[_line(name, fig, side) for name, side in sides.items()])
+            for fig in self.figures
         ]
 
     def html(self) -> str:

@@ -20,7 +20,7 @@ class BlockNumbers:
         """Return the number of each full block."""
         hashes: list[bytes] = []
         extend_hashes(hashes, tokens, PAGE_SIZE, scope, len(tokens) // PAGE_SIZE)
-        return tuple(self._numbers.setdefault(one, len(self._numbers)) for one in hashes)
+        return tuple(self._numbers.setdefault(digest, len(self._numbers)) for digest in hashes)
 
     def __len__(self) -> int:
         return len(self._numbers)

@@ -84,12 +84,12 @@ class Rehearsal:
 
     @property
     def served(self) -> Sequence[RehearsedRequest]:
-        return [one for one in self.outcomes if one.error is None]
+        return [outcome for outcome in self.outcomes if outcome.error is None]
 
     @property
     def num_tokens(self) -> int:
         """Of all answers."""
-        return sum(one.line.output for one in self.served)
+        return sum(outcome.line.output for outcome in self.served)
 
     @property
     def tokens_per_second(self) -> float:
@@ -98,7 +98,7 @@ class Rehearsal:
     @property
     def tokens_a_pass(self) -> float:
         """Mean over the passes of single requests."""
-        return self.num_tokens / max(1, sum(one.stats.num_steps for one in self.served))
+        return self.num_tokens / max(1, sum(outcome.stats.num_steps for outcome in self.served))
 
 
 def rehearse(trace: Trace, setting: RehearsedServer) -> Rehearsal:
@@ -168,8 +168,8 @@ class _Play:
         )
         account = RequestAccount(about, whole=False, check=lambda: None, clock=now)
         scopes = request_scopes(line.facts(), traced.traffic_class, decision.rule)
-        asked = replace(traced.request(decision.choice), kill_scopes=scopes)
-        with self._gate.admit(_http(line), [asked]) as group:
+        request = replace(traced.request(decision.choice), kill_scopes=scopes)
+        with self._gate.admit(_http(line), [request]) as group:
             try:
                 await self._answered(group, traced, account)
             except BaseException as error:
@@ -189,8 +189,8 @@ class _Play:
             prompt = account.begin(request, group.items[0])
             self._answers.begin(traced)
             try:
-                asked = prompt.keep(most_kept(self._features, account.about, request))
-                async for event in self._client.generate(asked):
+                kept = prompt.keep(most_kept(self._features, account.about, request))
+                async for event in self._client.generate(kept):
                     prompt.see(event)
                     if isinstance(event, Tokens):
                         reason, by = event.finish_reason, event.accepted_by

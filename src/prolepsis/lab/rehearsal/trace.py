@@ -197,7 +197,7 @@ def _aiperf(first: str, rest: Iterable[str]) -> Trace:
 
     def line(text: str) -> TraceLine:
         given = json.loads(text)
-        sizes = {name: int(one["value"]) for name, one in given["metrics"].items() if one.get("unit") == "tokens"}
+        sizes = {name: int(entry["value"]) for name, entry in given["metrics"].items() if entry.get("unit") == "tokens"}
         return TraceLine(
             at=given["metadata"]["request_start_ns"] / 1e9,
             prompt=sizes.get("usage_prompt_tokens") or sizes["input_sequence_length"],
@@ -212,9 +212,9 @@ def _guidellm(first: str, rest: Iterable[str]) -> Trace:
     """Read the requests of a report that were answered, of all its benchmarks."""
     report = json.loads("".join((first, *rest)))
     lines = (
-        TraceLine(at=one["request_start_time"], prompt=one["prompt_tokens"], output=one["output_tokens"])
+        TraceLine(at=request["request_start_time"], prompt=request["prompt_tokens"], output=request["output_tokens"])
         for benchmark in report["benchmarks"]
-        for one in benchmark["requests"]["successful"]
+        for request in benchmark["requests"]["successful"]
     )
     return Trace(lines=_in_order(lines))
 
@@ -233,7 +233,7 @@ def _burst_gpt(first: str, rest: Iterable[str]) -> Trace:
         return TraceLine(at=at, prompt=max(1, int(row["Request tokens"])), output=output)
 
     lines = (line(row) for row in _rows(first, rest))
-    return Trace(lines=_in_order(one for one in lines if one.output))  # none: the request failed
+    return Trace(lines=_in_order(entry for entry in lines if entry.output))  # none: the request failed
 
 
 def _rows(first: str, rest: Iterable[str]) -> Iterator[Mapping[str, str]]:

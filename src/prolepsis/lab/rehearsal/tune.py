@@ -58,11 +58,11 @@ class Tuning:
     @property
     def frontier(self) -> list[TuningTrial]:
         """The trials that no other one beats in both latency and machine time, the fastest first."""
-        found: list[TuningTrial] = []
-        for one in sorted(self.trials, key=lambda trial: (trial.latency_s, trial.machine_s_per_million)):
-            if not found or one.machine_s_per_million < found[-1].machine_s_per_million:
-                found.append(one)
-        return found
+        leading: list[TuningTrial] = []
+        for trial in sorted(self.trials, key=lambda trial: (trial.latency_s, trial.machine_s_per_million)):
+            if not leading or trial.machine_s_per_million < leading[-1].machine_s_per_million:
+                leading.append(trial)
+        return leading
 
     @property
     def settings(self) -> dict[str, float]:
@@ -92,8 +92,8 @@ def tune(
             tried = replace(setting, policy=tried_policy, machine=tried_machine)
             trials.append(_tried(changed, trace, tried, within))
             notify(trials[-1])
-        allowed = [one for one in trials if one.num_refused <= best.num_refused]
-        leading = max(allowed, key=lambda one: one.worth(goal))
+        allowed = [trial for trial in trials if trial.num_refused <= best.num_refused]
+        leading = max(allowed, key=lambda trial: trial.worth(goal))
         best = leading if leading.worth(goal) > (1.0 + LEAST_GAIN) * best.worth(goal) else best
     return Tuning(trials, best)
 
@@ -145,9 +145,9 @@ def _tried(changed: str, trace: Trace, setting: RehearsedServer, within: Latency
     served = rehearsal.served
     return TuningTrial(
         changed=changed,
-        latency_s=sum(one.total_s or 0.0 for one in served) / max(1, len(served)),
+        latency_s=sum(outcome.total_s or 0.0 for outcome in served) / max(1, len(served)),
         machine_s_per_million=1e6 * rehearsal.busy_s / max(1, rehearsal.num_tokens),
-        goodput=sum(within.is_kept(one.first_token_s, one.per_token_s) for one in served)
+        goodput=sum(within.is_kept(outcome.first_token_s, outcome.per_token_s) for outcome in served)
         / max(rehearsal.seconds, 1e-9),
         num_refused=len(rehearsal.outcomes) - len(served),
         policy=setting.policy,
@@ -203,18 +203,18 @@ class TuningPage:
         """Return the frontier, where the search began, and the best, under `HEADING`."""
         tuning = self.tuning
         marks = {id(tuning.trials[0]): "as it is", id(tuning.best): f"best for {self.goal}: {tuning.best.changed}"}
-        shown = [one for one in tuning.trials if one in tuning.frontier or id(one) in marks]
-        return [_row(one, marks.get(id(one), one.changed)) for one in shown]
+        shown = [trial for trial in tuning.trials if trial in tuning.frontier or id(trial) in marks]
+        return [_row(trial, marks.get(id(trial), trial.changed)) for trial in shown]
 
     def html(self) -> str:
         times, costs = (sorted(values) for values in zip(*map(_at, self.tuning.trials), strict=True))
-        best_last = sorted(self.tuning.trials, key=lambda one: one is self.tuning.best)
+        best_last = sorted(self.tuning.trials, key=lambda trial: trial is self.tuning.best)
         return page_alone(
             "lab/rehearsal/templates/tuning.html",
             page=self,
             heading=HEADING,
-            points=[(*self._place(one), self._kind(one), one.changed or "as it is") for one in best_last],
-            frontier=[self._place(one) for one in self.tuning.frontier],
+            points=[(*self._place(trial), self._kind(trial), trial.changed or "as it is") for trial in best_last],
+            frontier=[self._place(trial) for trial in self.tuning.frontier],
             ends={"times": [figure(times[0]), figure(times[-1])], "costs": [figure(costs[0]), figure(costs[-1])]},
         )
 

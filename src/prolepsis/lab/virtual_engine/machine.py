@@ -154,7 +154,7 @@ class Machine:
 
     def to_json(self) -> str:
         """Return it as a file holds it."""
-        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        values = {fact.name: getattr(self, fact.name) for fact in fields(self)}
         text = msgspec.json.encode({"format": FORMAT, **values}, enc_hook=lambda curve: json.loads(curve.to_json()))
         return msgspec.json.format(text).decode()
 
@@ -164,6 +164,6 @@ class Machine:
         data = json.loads(text)
         if not isinstance(data, dict) or data.pop("format", None) != FORMAT:
             raise ValueError(f"not a measured machine; allowed: format {FORMAT}")
-        if unknown := data.keys() - {one.name for one in fields(cls)}:
+        if unknown := data.keys() - {fact.name for fact in fields(cls)}:
             raise ValueError(f"unknown: {', '.join(sorted(unknown))}")
         return msgspec.convert(data, cls, dec_hook=lambda _, curve: CostCurve.from_json(json.dumps(curve)))

@@ -156,7 +156,7 @@ def _with_passes(bare: Machine, passes: CostCurve, steps: Sequence[StepSample]) 
         for i, tokens in enumerate(passes.tokens)
         for j, context in enumerate(passes.contexts)
     ]
-    seen = [*points, *((one.work, one.pass_ms) for one in steps)]
+    seen = [*points, *((sample.work, sample.pass_ms) for sample in steps)]
     rows = [_pass_row(work) for work, _ in seen]
     *increments, context_ms, logits_ms, first_ms = _fitted(rows, [ms for _, ms in seen])
     far = 65536
@@ -181,7 +181,7 @@ def _with_host(machine: Machine, steps: Sequence[StepSample]) -> Machine:
     """Return the machine with what steps take outside their passes and the calls of proposers."""
     takers = [name for name, cost in machine.proposers.items() if cost.takes_states]
     step, row, token, draft, states, state = (
-        _fitted([_host_row(one.work) for one in steps], [one.host_ms for one in steps]) or [0.0] * 6
+        _fitted([_host_row(sample.work) for sample in steps], [sample.host_ms for sample in steps]) or [0.0] * 6
     )
     proposers = {
         name: replace(cost, states_ms=states / len(takers), state_ms=state / len(takers)) if name in takers else cost
@@ -196,8 +196,8 @@ def _host_row(work: PassWork) -> list[float]:
 
 def _scatter(machine: Machine, steps: Sequence[StepSample]) -> tuple[tuple[float, ...], ...]:
     ratios: list[list[float]] = [[] for _ in (*BANDS, None)]
-    for one in steps:
-        ratios[band_of(one.work.num_tokens)].append(one.pass_ms / machine.expected_pass_ms(one.work))
+    for sample in steps:
+        ratios[band_of(sample.work.num_tokens)].append(sample.pass_ms / machine.expected_pass_ms(sample.work))
     everything = [ratio for band in ratios for ratio in band] or [1.0]
     return tuple(_quantiles(band if len(band) >= _FEWEST else everything) for band in ratios)
 
@@ -212,8 +212,8 @@ def _with_calls(kind: ProposerCost, calls: Sequence[tuple[int, int, float]]) -> 
 
 def _quantiles(values: Sequence[float]) -> tuple[float, ...]:
     """Return values that are equally likely, with the mean of the given ones."""
-    found = np.quantile(values, (np.arange(_QUANTILES) + 0.5) / _QUANTILES)
-    return tuple((found * (np.mean(values) / found.mean())).tolist())
+    quantiles = np.quantile(values, (np.arange(_QUANTILES) + 0.5) / _QUANTILES)
+    return tuple((quantiles * (np.mean(values) / quantiles.mean())).tolist())
 
 
 def _fitted(rows: Sequence[Sequence[float]], values: Sequence[float]) -> list[float]:
@@ -225,18 +225,18 @@ def _fitted(rows: Sequence[Sequence[float]], values: Sequence[float]) -> list[fl
         return []
     target = np.maximum(1e-3, np.array(values))
     matrix, weights = np.array(rows, dtype=float) / target[:, None], np.ones(len(rows))
-    found = np.zeros(matrix.shape[1])
+    fitted = np.zeros(matrix.shape[1])
     for _ in range(20):
         weighted = matrix * weights[:, None]
-        found = _non_negative(weighted.T @ matrix, weighted.sum(axis=0), found)
-        weights = 1.0 / np.maximum(0.02, np.abs(matrix @ found - 1.0))
-    return [float(one) for one in found * (len(rows) / max(1e-9, (matrix @ found).sum()))]
+        fitted = _non_negative(weighted.T @ matrix, weighted.sum(axis=0), fitted)
+        weights = 1.0 / np.maximum(0.02, np.abs(matrix @ fitted - 1.0))
+    return [float(value) for value in fitted * (len(rows) / max(1e-9, (matrix @ fitted).sum()))]
 
 
 def _non_negative(gram: Array, right: Array, start: Array) -> Array:
     """Return the least squares of the normal equations under x >= 0, by coordinate descent."""
-    found, scale = start.copy(), np.maximum(1e-12, np.diag(gram))
+    solution, scale = start.copy(), np.maximum(1e-12, np.diag(gram))
     for _ in range(300):
-        for i in range(len(found)):
-            found[i] = max(0.0, found[i] + (right[i] - gram[i] @ found) / scale[i])
-    return found
+        for i in range(len(solution)):
+            solution[i] = max(0.0, solution[i] + (right[i] - gram[i] @ solution) / scale[i])
+    return solution

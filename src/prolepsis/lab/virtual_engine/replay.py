@@ -93,7 +93,7 @@ class KnownRequests:
         """Return what a proposer answered here when it was recorded, or at the last position before."""
         drafts = self._answers[sequence.key].drafts.get(proposer, ())
         position = len(sequence.tokens) - sequence.num_prompt_tokens
-        place = bisect_right(drafts, position, key=lambda one: one.position)
+        place = bisect_right(drafts, position, key=lambda draft: draft.position)
         return drafts[place - 1] if place else None
 
 
@@ -167,13 +167,13 @@ class RecordedProposer(Proposer):
         limits: Sequence[int],
         threshold: float,
     ) -> list[Draft | None]:
-        drafts = [self._draft(*asked, threshold) for asked in zip(sequences, depths, limits, strict=True)]
+        drafts = [self._draft(*given, threshold) for given in zip(sequences, depths, limits, strict=True)]
         self._clock.advance(self._cost.ms(len(sequences), max(depths, default=0)) / 1000.0)
         return drafts
 
     def take(self, states: Sequence[HiddenStates]) -> None:
         """Take the time of it."""
-        num_tokens = sum(len(one.tokens) for one in states)
+        num_tokens = sum(len(state.tokens) for state in states)
         self._clock.advance((self._cost.states_ms + self._cost.state_ms * num_tokens) / 1000.0)
 
     def _draft(self, sequence: SequenceView, depth: int, limit: int, threshold: float) -> Draft | None:

@@ -79,5 +79,5 @@ def read_machine(text: str) -> Machine:
 
 def shipped() -> Mapping[str, Roofline]:
     """Return the rooflines that come with the package, by name."""
-    found = sorted((files(__package__) / "machines").iterdir(), key=lambda file: file.name)
-    return {file.name.removesuffix(".json"): msgspec.json.decode(file.read_bytes(), type=Roofline) for file in found}
+    listed = sorted((files(__package__) / "machines").iterdir(), key=lambda file: file.name)
+    return {file.name.removesuffix(".json"): msgspec.json.decode(file.read_bytes(), type=Roofline) for file in listed}

@@ -30,7 +30,7 @@ def workload(
 
     if server is not None and file is None:
         recent = ask(server, key, "GET", "/admin/requests?last=512")["requests"]
-        requests, shared = served_requests([one["record"] for one in recent])
+        requests, shared = served_requests([entry["record"] for entry in recent])
     elif file is not None and server is None:
         engine = settings_here(model=model).engine
         requests, shared = read_requests(file, lambda: load_tokenizer(resolve(engine.model, engine.model_dir)))
@@ -38,9 +38,9 @@ def workload(
         raise ConfigError("allowed: either FILE or --server URL", param="file")
     if not requests:
         raise ConfigError(f"{server or file} has no request; allowed: one or more", param="file")
-    found = {"shared_prefix_share": shared, **report(requests, "measured on this server" if server else "recorded")}
+    document = {"shared_prefix_share": shared, **report(requests, "measured on this server" if server else "recorded")}
     prompts = "" if "/" in requests[0].category else f" --prompts {file}"
-    command = f"run {file} --machine rehearsal/machine.json" if found["drafts"] else f"measure{prompts} -o rehearsal"
+    command = f"run {file} --machine rehearsal/machine.json" if document["drafts"] else f"measure{prompts} -o rehearsal"
     command = f"prolepsis policy show --url {server}" if server else f"prolepsis rehearse {command}"
-    found |= {"not_told": "what is - or none; entropy: no source has probabilities", "next": [{"command": command}]}
-    print_reply(found, {"classes": _CLASSES}, as_json=as_json)
+    document |= {"not_told": "what is - or none; entropy: no source has probabilities", "next": [{"command": command}]}
+    print_reply(document, {"classes": _CLASSES}, as_json=as_json)

@@ -52,15 +52,15 @@ def read_requests(file: Path, tokenizer: Callable[[], Tokenizer]) -> tuple[list[
     """Return requests and the share of their prompts that came before; raises `ConfigError` with the line at fault."""
     if not file.is_file() or _TRACE.match(file.read_bytes()):  # `read_trace` says that there is none
         lines, block_size = (trace := read_trace(file)).lines, trace.block_size
-        return [ProfiledRequest(one, traffic_class_of(one.facts())) for one in lines], shared_prefix(lines, block_size)
-    found, reader, blocks = list[ProfiledRequest](), tokenizer(), BlockNumbers()
+        return [ProfiledRequest(row, traffic_class_of(row.facts())) for row in lines], shared_prefix(lines, block_size)
+    requests, reader, blocks = list[ProfiledRequest](), tokenizer(), BlockNumbers()
     for number, text in numbered_lines(read_text(file, "file")):
         try:
-            found.append(_request(json.loads(text), reader, blocks))
+            requests.append(_request(json.loads(text), reader, blocks))
         except (UserError, ValueError, LookupError, TypeError, AttributeError) as error:  # a line may hold anything
             reason = str(error).rstrip(".")
             raise ConfigError(f"{file}, line {number}: {reason}; needed: prompt or messages", param="file") from None
-    return found, shared_prefix([one.line for one in found], PAGE_SIZE)
+    return requests, shared_prefix([request.line for request in requests], PAGE_SIZE)
 
 
 def _request(given: Mapping[str, Any], tokenizer: Tokenizer, blocks: BlockNumbers) -> ProfiledRequest:
@@ -75,7 +75,7 @@ def _request(given: Mapping[str, Any], tokenizer: Tokenizer, blocks: BlockNumber
         answer = chat.messages.pop().content if chat.messages[-1].role == "assistant" else ""
         ids = [*chat_tokens(chat, tool_use(chat.tools, None, None), tokenizer)]
         answer_ids = tokenizer.encode(answer or "", add_special_tokens=False)
-        text = "\n".join([*(one.content or "" for one in chat.messages), answer or ""])
+        text = "\n".join([*(message.content or "" for message in chat.messages), answer or ""])
     form = (body.get("response_format") or {"type": "text"})["type"]
     took = MeasuredTimes(first_token_s=0.0, total_s=float(body.get("total_s", 0.0)), num_steps=0)
     line = TraceLine(at=float(body.get("at", 0.0)), prompt=len(ids), output=len(answer_ids), measured=took)
@@ -87,26 +87,26 @@ def _request(given: Mapping[str, Any], tokenizer: Tokenizer, blocks: BlockNumber
 
 def served_requests(records: Sequence[Mapping[str, Any]]) -> tuple[list[ProfiledRequest], float | None]:
     """Return the same of a server's records (`request_record`), the drafts of a proposer as if they were one."""
-    found = []
-    for one in records:
-        took = MeasuredTimes(first_token_s=0.0, total_s=one["total_s"], num_steps=one["num_steps"])
+    requests = []
+    for row in records:
+        took = MeasuredTimes(first_token_s=0.0, total_s=row["total_s"], num_steps=row["num_steps"])
         drafts: dict[str, tuple[RecordedDraft, ...]] = {
             name: (RecordedDraft(0, 0, 0, parents=(-1,) * own["num_draft_tokens"], path=(0,) * own["num_accepted"]),)
-            for name, own in {**one["shadow"], **one["proposers"]}.items()
+            for name, own in {**row["shadow"], **row["proposers"]}.items()
         }
-        prompt, output, at = one["num_prompt_tokens"], one["num_output_tokens"], one["ended_at"] - took.total_s
+        prompt, output, at = row["num_prompt_tokens"], row["num_output_tokens"], row["ended_at"] - took.total_s
         line = TraceLine(at=at, prompt=prompt, output=output, measured=took, drafts=drafts)
-        found.append(ProfiledRequest(line, one["traffic_class"] or "none"))
-    return found, ratio(sum(one["num_cached_tokens"] for one in records), sum(one.line.prompt for one in found))
+        requests.append(ProfiledRequest(line, row["traffic_class"] or "none"))
+    return requests, ratio(sum(row["num_cached_tokens"] for row in records), sum(item.line.prompt for item in requests))
 
 
 def report(requests: Sequence[ProfiledRequest], evidence: str) -> dict[str, Any]:
     """Return figures of all requests and of each class, and what to expect; `evidence`: where drafts were counted."""
-    names = dict.fromkeys(one.category for one in requests)
-    of_class = {name: profile_of([one for one in requests if one.category == name]) for name in names}
-    classes = [{"traffic_class": name, "kind": kind_of(name, one), **one} for name, one in of_class.items()]
-    rows = [{"traffic_class": one["traffic_class"], **row} for one in classes for row in outlook(one, evidence)]
-    rules = [{"kind": kind, **rule} for kind in dict.fromkeys(one["kind"] for one in classes) for rule in RULES[kind]]
+    names = dict.fromkeys(request.category for request in requests)
+    of_class = {name: profile_of([request for request in requests if request.category == name]) for name in names}
+    classes = [{"traffic_class": name, "kind": kind_of(name, figures), **figures} for name, figures in of_class.items()]
+    rows = [{"traffic_class": stats["traffic_class"], **row} for stats in classes for row in outlook(stats, evidence)]
+    rules = [{"kind": kind, **rule} for kind in dict.fromkeys(row["kind"] for row in classes) for rule in RULES[kind]]
     return {**profile_of(requests), "classes": classes, "outlook": rows, "rules": rules}
 
 
@@ -115,10 +115,10 @@ def outlook(figures: Mapping[str, Any], evidence: str) -> Iterator[dict[str, str
     for name, own in figures["drafts"].items():
         because, share = f"{own['right']} of {own['drafted']} draft tokens were right", own["right"] / own["drafted"]
         yield {"proposers": name, "expect": f"{share:.0%} accepted", "because": because, "evidence": evidence}
-    for one in figures["overlap"][:1]:
-        because = f"{one['share']:.0%} of the answers' tokens follow as before, {one['run_length'] or 0:.1f} in a row"
-        told = {"expect": f"up to {one['tokens_a_pass']:.2f} tokens a pass", "because": because}
-        yield {"proposers": "prompt_lookup", **told, "evidence": "by overlap of your answers"}
+    for hits in figures["overlap"][:1]:
+        because = f"{hits['share']:.0%} of the answers' tokens follow as before, {hits['run_length'] or 0:.1f} in a row"
+        expected = {"expect": f"up to {hits['tokens_a_pass']:.2f} tokens a pass", "because": because}
+        yield {"proposers": "prompt_lookup", **expected, "evidence": "by overlap of your answers"}
 
 
 def kind_of(name: str, figures: Mapping[str, Any]) -> str:
@@ -135,8 +135,8 @@ def kind_of(name: str, figures: Mapping[str, Any]) -> str:
 
 def profile_of(requests: Sequence[ProfiledRequest]) -> dict[str, Any]:
     """Return the figures of one request or more; null or empty: not told."""
-    lines, texts = [one.line for one in requests], [one.text for one in requests if one.text]
-    told, answered = [line for line in lines if line.route], [one for one in requests if one.answer_ids]
+    lines, texts = [request.line for request in requests], [request.text for request in requests if request.text]
+    routed, answered = [line for line in lines if line.route], [request for request in requests if request.answer_ids]
     letters = (unicodedata.name(letter, "other") for text in texts for letter in text if letter.isalpha())
     scripts = Counter(name.split()[0].lower() for name in letters)
     prompts, answers = [line.prompt for line in lines], [line.output for line in lines if line.output]
@@ -147,12 +147,12 @@ def profile_of(requests: Sequence[ProfiledRequest]) -> dict[str, Any]:
         "num_requests": len(requests),
         "prompt_tokens": {name: percentile(prompts, share) for name, share in LEVELS.items()},
         "answer_tokens": {name: percentile(answers, share) for name, share in LEVELS.items() if answers},
-        "structured_share": ratio(sum(line.structured != "none" for line in told), len(told)),
-        "tools_share": ratio(sum(line.tools for line in told), len(told)),
+        "structured_share": ratio(sum(line.structured != "none" for line in routed), len(routed)),
+        "tools_share": ratio(sum(line.tools for line in routed), len(routed)),
         "code_share": ratio(sum(bool(_CODE.search(text)) for text in texts), len(texts)),
         "code_blocks": Counter(name for text in texts for name in _CODE.findall(text) if name),
         "letters": {name: number / scripts.total() for name, number in scripts.most_common(5)},
-        "requests_a_second": ratio(len(lines) - 1, max(one.at for one in lines) - min(one.at for one in lines)),
+        "requests_a_second": ratio(len(lines) - 1, max(line.at for line in lines) - min(line.at for line in lines)),
         "at_once": at_once(lines),
         "overlap": [overlap(answered, name) for name in LOOKUPS if answered],
         "drafts": {name: {"drafted": own, "right": right[name]} for name, own in sorted(drafted.items()) if own},
@@ -164,10 +164,10 @@ def overlap(requests: Sequence[ProfiledRequest], lookup: str) -> dict[str, Any]:
 
     `run_length`: mean number of right guesses in a row; `tokens_a_pass`: at most, with drafts as long as their runs.
     """
-    num_tokens, num_right, num_runs, num_last = sum(len(one.answer_ids) for one in requests), 0, 0, 0
-    for one in requests:
-        index, context, was_right = NgramIndex(LOOKUPS[lookup]), list(one.prompt_ids), False
-        for token in one.answer_ids:
+    num_tokens, num_right, num_runs, num_last = sum(len(request.answer_ids) for request in requests), 0, 0, 0
+    for request in requests:
+        index, context, was_right = NgramIndex(LOOKUPS[lookup]), list(request.prompt_ids), False
+        for token in request.answer_ids:
             index.extend(context)
             place, size = index.find(context)
             is_right = size > 0 and context[place] == token
@@ -175,8 +175,8 @@ def overlap(requests: Sequence[ProfiledRequest], lookup: str) -> dict[str, Any]:
             context.append(token)
             was_right = is_right
         num_last += was_right  # a run that ends the answer has no other token behind it
-    found = {"last_tokens": lookup, "share": num_right / num_tokens, "run_length": ratio(num_right, num_runs)}
-    return {**found, "tokens_a_pass": num_tokens / (num_tokens - num_right + num_last)}
+    figures = {"last_tokens": lookup, "share": num_right / num_tokens, "run_length": ratio(num_right, num_runs)}
+    return {**figures, "tokens_a_pass": num_tokens / (num_tokens - num_right + num_last)}
 
 
 def shared_prefix(lines: Sequence[TraceLine], block_size: int) -> float | None:

@@ -89,7 +89,7 @@ class AlertsFeature(Feature):
             event_hooks=async_hooks(MOST_BYTES),
         ) as http:
             reply = await http.get(_PATH, params=_SHOWN)
-        return sorted(map(_firing, _LISTED.validate_json(reply.raise_for_status().content)), key=lambda one: one.since)
+        return sorted(map(_firing, _LISTED.validate_json(reply.raise_for_status().content)), key=lambda row: row.since)
 
     def shown(self) -> AlertsReply:
         shown = list(self._alerts[:MOST_ALERTS])

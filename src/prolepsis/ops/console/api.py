@@ -30,14 +30,14 @@ def operations(document: Mapping[str, Any]) -> Iterator[Operation]:
     """Yield the routes of an OpenAPI document."""
     schemas = document.get("components", {}).get("schemas", {})
     for path, methods in document["paths"].items():
-        for method, one in methods.items():
-            content = one.get("requestBody", {}).get("content", {}).get("application/json", {})
+        for method, entry in methods.items():
+            content = entry.get("requestBody", {}).get("content", {}).get("application/json", {})
             name = content.get("schema", {}).get("$ref", "").removeprefix(_REF)
             parameters = tuple(
                 Field(p["name"], f"{p['in']}, {kind_of(p['schema'])}", p.get("required", False), "")
-                for p in one.get("parameters", ())
+                for p in entry.get("parameters", ())
             )
-            yield Operation(method.upper(), path, one["summary"], parameters, tuple(fields_of(schemas.get(name, {}))))
+            yield Operation(method.upper(), path, entry["summary"], parameters, tuple(fields_of(schemas.get(name, {}))))
 
 
 def fields_of(schema: Mapping[str, Any]) -> Iterator[Field]:
@@ -53,7 +53,7 @@ def kind_of(schema: Mapping[str, Any]) -> str:
     if "$ref" in schema:
         return str(schema["$ref"]).removeprefix(_REF)
     if "enum" in schema or "const" in schema:
-        return " | ".join(str(one) for one in schema.get("enum", [schema.get("const")]))
+        return " | ".join(str(value) for value in schema.get("enum", [schema.get("const")]))
     if parts := schema.get("anyOf") or schema.get("oneOf"):
         return " | ".join(dict.fromkeys(kind for part in parts if (kind := kind_of(part)) != "null"))
     kind = schema.get("type", "any")

@@ -57,10 +57,10 @@ async def recent_changes(visit: Visit) -> Section[ChangesReply]:
 def marks(changes: Section[ChangesReply], at: Sequence[float]) -> list[Mark]:
     """Return the changes since a chart's beginning, the oldest first."""
     known = changes.value.changes[::-1] if changes.value else []
-    times = [(datetime.fromisoformat(one.at).timestamp(), one) for one in known]
+    times = [(datetime.fromisoformat(act.at).timestamp(), act) for act in known]
     return [
-        Mark(when, one.action, f"{one.subject} {one.what}".strip().replace("->", "→"), f"/console/audit/{one.seq}")
-        for when, one in times
+        Mark(when, act.action, f"{act.subject} {act.what}".strip().replace("->", "→"), f"/console/audit/{act.seq}")
+        for when, act in times
         if at and at[0] <= when
     ]
 
@@ -68,7 +68,7 @@ def marks(changes: Section[ChangesReply], at: Sequence[float]) -> list[Mark]:
 def last_swaps(changes: Section[ChangesReply]) -> Mapping[str, int]:
     """Return, by slot, the number of the entry that put its head in, if that was recent."""
     known = changes.value.changes if changes.value else []
-    return {one.subject: one.seq for one in reversed(known) if one.action == SWAPPED}
+    return {change.subject: change.seq for change in reversed(known) if change.action == SWAPPED}
 
 
 def page_of(entry: AuditEntry) -> str:

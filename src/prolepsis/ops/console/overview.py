@@ -165,7 +165,7 @@ async def _attention(
     rollouts = await visit.section(RolloutsReply, "/admin/rollouts")
     policy = await visit.section(PolicyReply, "/admin/policy")
     alerts = await visit.section(AlertsReply, "/admin/alerts")
-    found = [
+    items = [
         *own,
         *(_of_kill(kill.value) if kill.value else ()),
         *(_of_correctness(health.correctness) if health else ()),
@@ -173,39 +173,39 @@ async def _attention(
         *(_of_proposers(health.breakers, health.drift) if health else ()),
     ]
     if policy.value is not None and policy.value.fault:
-        found.append(Attention("warn", f"The policy's source is not in use: {policy.value.fault}", "/console/policy"))
+        items.append(Attention("warn", f"The policy's source is not in use: {policy.value.fault}", "/console/policy"))
     firing = list(_of_alerts(alerts.value, runbooks)) if alerts.value else []
-    return sorted(_joined(found, firing), key=lambda one: _URGENCIES.index(one.urgency))
+    return sorted(_joined(items, firing), key=lambda item: _URGENCIES.index(item.urgency))
 
 
-def _joined(found: Sequence[Attention], firing: Sequence[Attention]) -> Iterator[Attention]:
+def _joined(items: Sequence[Attention], firing: Sequence[Attention]) -> Iterator[Attention]:
     """Yield what is found here, as urgent as the alert that fires for it, and the alerts for what is not."""
-    urgencies = {one.alert: one.urgency for one in firing if one.alert}
-    for one in found:
-        others = [one.urgency, urgencies.get(one.alert, one.urgency)]
-        yield replace(one, urgency=min(others, key=_URGENCIES.index))
-    known = {one.alert for one in found}
-    yield from (one for one in firing if not one.alert or one.alert not in known)
+    urgencies = {item.alert: item.urgency for item in firing if item.alert}
+    for item in items:
+        others = [item.urgency, urgencies.get(item.alert, item.urgency)]
+        yield replace(item, urgency=min(others, key=_URGENCIES.index))
+    known = {item.alert for item in items}
+    yield from (item for item in firing if not item.alert or item.alert not in known)
 
 
 def _of_service(failing: str, service: ServiceReply) -> Iterator[Attention]:
     if failing:
         text = f"The server is not ready, so load balancers send it no requests: {failing}."
         yield Attention("bad", text, "/console/requests", "RequestsFail")
-    for one in service.missed:
-        tier = f" of tier {one.tier}" if one.tier else ""
-        text = f"{one.num_missed} of {one.num_requests} requests{tier} {one.what} in the last five minutes."
-        yield Attention("bad" if one.burns else "warn", text, "/console/requests", one.alert)
+    for goal in service.missed:
+        tier = f" of tier {goal.tier}" if goal.tier else ""
+        text = f"{goal.num_missed} of {goal.num_requests} requests{tier} {goal.what} in the last five minutes."
+        yield Attention("bad" if goal.burns else "warn", text, "/console/requests", goal.alert)
 
 
 def _of_alerts(reply: AlertsReply, runbooks: Mapping[str, Runbook]) -> Iterator[Attention]:
     if reply.fault:
         yield Attention("warn", f"It is not known which alerts fire: {reply.fault}.", HOME)
-    for one in reply.alerts:
-        if one.name in runbooks:  # an Alertmanager may serve others too
-            where = ", ".join(f"{name} {value}" for name, value in one.labels.items() if name in _WHERE)
-            text = f"{one.summary}{f' ({where})' if where else ''}. It began {age(one.since)}."
-            yield Attention(_SEVERITIES.get(one.severity, "info"), text, HOME, one.name)
+    for alert in reply.alerts:
+        if alert.name in runbooks:  # an Alertmanager may serve others too
+            where = ", ".join(f"{name} {value}" for name, value in alert.labels.items() if name in _WHERE)
+            text = f"{alert.summary}{f' ({where})' if where else ''}. It began {age(alert.since)}."
+            yield Attention(_SEVERITIES.get(alert.severity, "info"), text, HOME, alert.name)
 
 
 def _of_engine(health: EngineHealth, info: EngineInfo) -> Iterator[Attention]:
@@ -237,21 +237,21 @@ def _of_correctness(reply: CorrectnessReply) -> Iterator[Attention]:
 
 
 def _of_rollouts(reply: RolloutsReply) -> Iterator[Attention]:
-    for one in reply.rollouts:
-        path = f"/console/rollouts/{one.id}"
-        if one.phase == "gate":
-            yield Attention("info", f"Rollout of {one.rule} passed {one.stage} and waits for approval.", path)
-        elif one.phase == "held":
-            yield Attention("warn", f"Rollout of {one.rule} is held in {one.stage}.", path)
-        elif one.phase == "rolled_back":
-            yield Attention("warn", f"Rollout of {one.rule} was rolled back.", path, "RolloutRolledBack")
+    for rollout in reply.rollouts:
+        path = f"/console/rollouts/{rollout.id}"
+        if rollout.phase == "gate":
+            yield Attention("info", f"Rollout of {rollout.rule} passed {rollout.stage} and waits for approval.", path)
+        elif rollout.phase == "held":
+            yield Attention("warn", f"Rollout of {rollout.rule} is held in {rollout.stage}.", path)
+        elif rollout.phase == "rolled_back":
+            yield Attention("warn", f"Rollout of {rollout.rule} was rolled back.", path, "RolloutRolledBack")
 
 
 def _of_proposers(breakers: BreakersReply, drift: DriftReply) -> Iterator[Attention]:
-    for one in breakers.breakers:
-        if one.state in ("open", "half_open", "forced_open"):
-            text = f"Breaker of {one.proposer} in {one.traffic_class} is {one.state.replace('_', ' ')}"
-            text += f": {WHY[one.reason]}." if one.reason else "."
+    for breaker in breakers.breakers:
+        if breaker.state in ("open", "half_open", "forced_open"):
+            text = f"Breaker of {breaker.proposer} in {breaker.traffic_class} is {breaker.state.replace('_', ' ')}"
+            text += f": {WHY[breaker.reason]}." if breaker.reason else "."
             yield Attention("warn", text, "/console/proposers#breakers", "BreakerOpen")
     for stream in drift.streams:
         where, page = f"{stream.proposer} in {stream.traffic_class}", "/console/quality#drift"

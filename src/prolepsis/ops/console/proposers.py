@@ -18,7 +18,7 @@ def proposer_pages(client: EngineClient) -> FeaturePages:
             "changes": changes,
             "swaps": last_swaps(changes),
             "slots": (DRAFT_HEAD, CANDIDATE_HEAD),
-            "memory": {one.proposer: one for one in cost.value.memory} if cost.value else {},
+            "memory": {memory.proposer: memory for memory in cost.value.memory} if cost.value else {},
             "loaded": client.info.proposers,
             "may_swap": visit.may("PUT", HEADS.path),
         }

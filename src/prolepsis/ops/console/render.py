@@ -33,7 +33,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     shown = (count, share, seconds, age, moment, size, amount, number, plain, words, path)
-    made.filters |= {one.__name__: one for one in (*shown, *_OF_DOCUMENTS)}
+    made.filters |= {function.__name__: function for function in (*shown, *_OF_DOCUMENTS)}
     made.filters["shown"] = lambda value, name: documents.shown(name, value)
     made.globals["status_kinds"] = _KINDS
     return made
@@ -62,8 +62,8 @@ def read_document(document: Mapping[str, Any], resource: Resource) -> documents.
 
 def filled(address: str, row: Mapping[str, Any]) -> str:
     """Return the address of a page with the fields of a row."""
-    found = address.format_map({name: quote(str(value), safe="@:/") for name, value in row.items()})
-    return found if found.startswith(("/", "http://", "https://")) else ""
+    link = address.format_map({name: quote(str(value), safe="@:/") for name, value in row.items()})
+    return link if link.startswith(("/", "http://", "https://")) else ""
 
 
 _OF_DOCUMENTS = (
@@ -140,9 +140,9 @@ def plain(value: object) -> str:
     if value is None or value == "":
         return UNKNOWN
     if isinstance(value, Mapping):
-        return ", ".join(f"{words(str(name))} {plain(one)}" for name, one in value.items() if one is not None)
+        return ", ".join(f"{words(str(name))} {plain(part)}" for name, part in value.items() if part is not None)
     if isinstance(value, list | tuple):
-        return ("; " if any(isinstance(one, Mapping) for one in value) else ", ").join(map(plain, value))
+        return ("; " if any(isinstance(part, Mapping) for part in value) else ", ").join(map(plain, value))
     if isinstance(value, bool):
         return "true" if value else "false"
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -66,16 +66,16 @@ async def _recent(visit: Visit) -> Page | GoTo:
 
 async def _request(visit: Visit) -> Page:
     name = visit.names["name"]
-    found = await visit.read(KnownRequest, "/admin/requests/{name}", name=name)
-    entries = await _served_entries(visit, found.audit_entries)
+    reply = await visit.read(KnownRequest, "/admin/requests/{name}", name=name)
+    entries = await _served_entries(visit, reply.audit_entries)
     cost = await visit.section(CostReport, "/admin/cost")
     price = cost.value.price if cost.value else None
-    known = {one.record["request_id"]: one for one in found.requests}
-    records = found.records or [one.record for one in known.values()]
+    known = {request.record["request_id"]: request for request in reply.requests}
+    records = reply.records or [request.record for request in known.values()]
     values = {
         "name": name,
         "shown": [shown(record, known.get(record["request_id"]), entries, price) for record in records],
-        "entries": found.audit_entries,
+        "entries": reply.audit_entries,
         "price": price,
         "why": IN_WORDS,
         "most_recent": MAX_RECENT,
@@ -85,8 +85,8 @@ async def _request(visit: Visit) -> Page:
 
 async def _served_entries(visit: Visit, numbers: Sequence[int]) -> list[AuditEntry]:
     """Return the entries that recorded the request itself; none if the caller may not read them."""
-    found = [await visit.section(AuditEntry, "/admin/audit/{entry}", entry=str(number)) for number in numbers[:8]]
-    return [one.value for one in found if one.value is not None and one.value.action == SERVED]
+    sections = [await visit.section(AuditEntry, "/admin/audit/{entry}", entry=str(number)) for number in numbers[:8]]
+    return [section.value for section in sections if section.value is not None and section.value.action == SERVED]
 
 
 def shown(
@@ -98,7 +98,7 @@ def shown(
     device_s = sum(device) if device else None
     amount = device_s * price.per_hour / 3600.0 if device_s is not None and price else None
     rounds = recent.rounds if recent else []
-    entry = next((one for one in entries if one.details and one.details.subject == record["request_id"]), None)
+    entry = next((row for row in entries if row.details and row.details.subject == record["request_id"]), None)
     if not rounds and entry is not None:
         rounds = list(audited_rounds(entry))
     plain_steps: Mapping[PlainReason, int] = recent.plain_steps if recent else {}

@@ -64,7 +64,7 @@ class ConsoleParts:
 def console_routes(admin: Sequence[Route], parts: ConsoleParts) -> Sequence[Route]:
     """Return the console's routes over the admin routes of the features."""
     assets, templates, of_features = Assets(), environment(), _listed(parts)
-    shown = [page for one in of_features for page in one.routes]
+    shown = [page for feature in of_features for page in feature.routes]
     navigation = [(page.path, page.name) for page in shown if page.in_navigation]
     templates.globals |= {"asset": assets.url, "name_of": parts.keys.name_of}
     pages = Pages(
@@ -77,16 +77,16 @@ def console_routes(admin: Sequence[Route], parts: ConsoleParts) -> Sequence[Rout
         frame=lambda visit: frame(visit, parts, navigation),
     )
     declare_sign_in(pages, parts.emit)
-    declare_acts(pages, {name: act for one in of_features for name, act in one.acts.items()})
+    declare_acts(pages, {name: act for feature in of_features for name, act in feature.acts.items()})
     for page in shown:
         pages.declare(page)
 
     @pages.routes.get("/console/static/{name}", roles=PUBLIC, summary="Static files", documented=False)
     async def asset(name: str) -> Response:
-        found = assets.response(name)
-        if found is None:
+        reply = assets.response(name)
+        if reply is None:
             raise RequestRefused(f"There is no file {name[:64]!r}.", code="unknown_url", status=404)
-        return found
+        return reply
 
     return pages.routes.all
 
@@ -126,11 +126,11 @@ def _listed(parts: ConsoleParts) -> Sequence[FeaturePages]:
 
 
 async def _runbook(visit: Visit) -> Page:
-    found = runbooks().get(visit.names["name"])
-    if found is None:
+    runbook = runbooks().get(visit.names["name"])
+    if runbook is None:
         message = f"There is no runbook {visit.names['name'][:64]!r}; allowed: {', '.join(runbooks())}."
         raise RequestRefused(message, code="unknown_runbook", param="name", status=404)
-    return Page("runbook.html", found.title, {"runbook": found}, live=False)
+    return Page("runbook.html", runbook.title, {"runbook": runbook}, live=False)
 
 
 async def _with_changes(visit: Visit) -> tuple[str, Mapping[str, object]]:
@@ -141,7 +141,7 @@ async def frame(visit: Visit, parts: ConsoleParts, navigation: Sequence[tuple[st
     """Return what every page shows around its content."""
     client = parts.client
     path = visit.url.partition("?")[0]
-    known = max((one for one, _ in navigation if path == one or path.startswith(f"{one}/")), key=len, default=HOME)
+    known = max((link for link, _ in navigation if path == link or path.startswith(f"{link}/")), key=len, default=HOME)
     return {
         "info": client.info,
         "engine_state": _engine_state(client, parts.failing()),
@@ -169,7 +169,7 @@ def _engine_state(client: EngineClient, failing: str) -> tuple[str, str]:
 async def _scopes(visit: Visit, client: EngineClient) -> list[str]:
     """Return scopes of the kill switch to choose from."""
     traffic = await visit.section(TrafficReply, "/admin/traffic")
-    classes = [one.traffic_class for one in traffic.value.classes] if traffic.value else []
+    classes = [counts.traffic_class for counts in traffic.value.classes] if traffic.value else []
     return [
         *(kill_scope("proposer", name) for name in client.info.proposers),
         *(kill_scope("traffic_class", name) for name in classes),

@@ -39,7 +39,7 @@ def runbooks() -> Mapping[str, Runbook]:
     folder = files(__package__) / "runbooks"
     pages = [file for file in folder.iterdir() if file.name.endswith(".md")]
     made = [_runbook(file.name.removesuffix(".md"), file.read_text(encoding="utf-8")) for file in pages]
-    return {one.name: one for one in sorted(made, key=lambda one: one.name)}
+    return {runbook.name: runbook for runbook in sorted(made, key=lambda runbook: runbook.name)}
 
 
 def by_alert(pages: Mapping[str, Runbook]) -> Mapping[str, Runbook]:

@@ -60,12 +60,12 @@ class Sessions:
         return session
 
     def close(self, session: Session) -> None:
-        self._by_digest = {key: one for key, one in self._by_digest.items() if one is not session}
+        self._by_digest = {key: known for key, known in self._by_digest.items() if known is not session}
 
     def _forget_old(self, now: float, signed_in: bytes) -> None:
         """Drop the sessions that are over, and the oldest of a key that has as many as it may."""
-        self._by_digest = {key: one for key, one in self._by_digest.items() if not self._is_over(one, now)}
-        of_key = [key for key, one in self._by_digest.items() if one.signed_in == signed_in]
+        self._by_digest = {key: session for key, session in self._by_digest.items() if not self._is_over(session, now)}
+        of_key = [key for key, session in self._by_digest.items() if session.signed_in == signed_in]
         for key in of_key[: max(0, len(of_key) + 1 - MAX_OF_KEY)]:
             del self._by_digest[key]
 

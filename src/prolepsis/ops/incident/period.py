@@ -27,10 +27,10 @@ class Period:
 
 def period(start: str, end: str, now: datetime) -> Period:
     """Return the period between two times as people write them; raises `ConfigError`."""
-    found = Period(parse_time(start, now, "from"), parse_time(end, now, "to"))
-    if found.start >= found.end:
+    parsed = Period(parse_time(start, now, "from"), parse_time(end, now, "to"))
+    if parsed.start >= parsed.end:
         raise ConfigError(f"--from is {start!r} and --to is {end!r}; allowed: --from before --to", param="from")
-    return found
+    return parsed
 
 
 def parse_time(text: str, now: datetime, option: str) -> datetime:

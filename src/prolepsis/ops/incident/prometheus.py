@@ -98,9 +98,9 @@ class Prometheus:
             "end": end,
             "step": step,
         }
-        found = self._ask("query_range", query)
+        matrix = self._ask("query_range", query)
         return sorted(
-            (one for series in found for one in _stretches(series, start, end, step)), key=lambda one: one.since
+            (span for series in matrix for span in _stretches(series, start, end, step)), key=lambda span: span.since
         )
 
     def values(self, query: str, at: float) -> list[tuple[Mapping[str, str], float]]:
@@ -115,8 +115,8 @@ class Prometheus:
         end = min(times.start + (times.number - 1) * times.step_s, self._now())
         if end < times.start:
             return []
-        asked: dict[str, str | float] = {"query": query, "start": times.start, "end": end, "step": times.step_s}
-        return [_line(series, times) for series in self._ask("query_range", asked)]
+        parameters: dict[str, str | float] = {"query": query, "start": times.start, "end": end, "step": times.step_s}
+        return [_line(series, times) for series in self._ask("query_range", parameters)]
 
     def _ask(self, path: str, query: Mapping[str, str | float]) -> list[_Series]:
         if address(self._url) is None:

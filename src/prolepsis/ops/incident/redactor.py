@@ -85,9 +85,9 @@ class Redactor:
         if begins is None:
             return self.text(line)
         shown, end = begins[0], begins.end()
-        for found in _VALUE.finditer(line, end):
-            shown += self.text(line[end : found.start()]) + found[1] + self._logged_text(found[1][:-1], found[2])
-            end = found.end()
+        for match in _VALUE.finditer(line, end):
+            shown += self.text(line[end : match.start()]) + match[1] + self._logged_text(match[1][:-1], match[2])
+            end = match.end()
         return shown + self.text(line[end:])
 
     def _logged(self, fields: Mapping[str, object]) -> object:
@@ -96,8 +96,8 @@ class Redactor:
 
     def _without_own_id(self, name: str, value: object) -> object:
         """Ids that may be a client's have a mark in logs, which are read together with logs of other servers."""
-        found = _NAMED_BY_CLIENTS.fullmatch(f"{name}={value}") if isinstance(value, str) else None
-        return _without_id(found).partition("=")[2] if found else value
+        match = _NAMED_BY_CLIENTS.fullmatch(f"{name}={value}") if isinstance(value, str) else None
+        return _without_id(match).partition("=")[2] if match else value
 
     def _logged_text(self, name: str, value: str) -> str:
         self.learn({name: value})
@@ -160,9 +160,9 @@ class Redactor:
         return self._found.sub(lambda match: self._names[match[0]], text) if self._found else text
 
 
-def _without_id(found: re.Match[str]) -> str:
-    name, value = found[1] or found[3], found[2] if found[1] else found[4]
-    return found[0] if OUR_ID.fullmatch(value) or value in ("None", "") else f"{name}{LEFT_OUT}"
+def _without_id(match: re.Match[str]) -> str:
+    name, value = match[1] or match[3], match[2] if match[1] else match[4]
+    return match[0] if OUR_ID.fullmatch(value) or value in ("None", "") else f"{name}{LEFT_OUT}"
 
 
 def _named(value: object, kind: str = "", field: str = "") -> Iterator[tuple[str, str]]:

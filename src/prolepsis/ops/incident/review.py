@@ -113,18 +113,18 @@ class Review:
             Expected("requests", before.num_requests, this.num_requests),
             Expected("output tokens", before.num_output_tokens, this.num_output_tokens),
         ]
-        paid = {one.currency: one.amount_paid for one in self.before.spent}
-        for one in self.this.spent:
-            if one.amount_paid is not None and paid.get(one.currency) is not None:
-                sums.append(Expected(f"paid, {one.currency}", paid[one.currency] or 0.0, one.amount_paid))
+        paid = {spent.currency: spent.amount_paid for spent in self.before.spent}
+        for spent in self.this.spent:
+            if spent.amount_paid is not None and paid.get(spent.currency) is not None:
+                sums.append(Expected(f"paid, {spent.currency}", paid[spent.currency] or 0.0, spent.amount_paid))
         return sums
 
     @property
     def capacity(self) -> dict[str, float | None]:
         """Share of the time that devices were held in which requests used them: in this period, and before."""
         return {
-            name: sum(one.used_s for one in figures.spent) / held
-            if (held := sum(one.held_s for one in figures.spent))
+            name: sum(spent.used_s for spent in figures.spent) / held
+            if (held := sum(spent.held_s for spent in figures.spent))
             else None
             for name, figures in (("this", self.this), ("before", self.before))
         }
@@ -149,12 +149,12 @@ class Review:
 
 def budgets(values: Iterable[tuple[Mapping[str, str], float]]) -> list[ErrorBudget]:
     """Return the budgets from the recorded series, the smallest first; objectives without events have none."""
-    found = [
+    known = [
         ErrorBudget(" ".join(filter(None, (labels.get("sloth_slo", ""), labels.get("tier", "")))), value)
         for labels, value in values
         if math.isfinite(value)
     ]
-    return sorted(found, key=lambda one: one.remaining)
+    return sorted(known, key=lambda budget: budget.remaining)
 
 
 def _watched(happened: Iterable[Happening]) -> Iterator[ReviewFinding]:
@@ -169,10 +169,10 @@ def _watched(happened: Iterable[Happening]) -> Iterator[ReviewFinding]:
 
 
 def _burnt(known: Iterable[ErrorBudget]) -> Iterator[ReviewFinding]:
-    for one in known:
-        if one.remaining < LOW_BUDGET:
-            what = "an error budget is overspent" if one.remaining < 0 else "an error budget is nearly spent"
-            yield ReviewFinding(what, one.objective, f"{one.left} left, less than {share(LOW_BUDGET)}")
+    for budget in known:
+        if budget.remaining < LOW_BUDGET:
+            what = "an error budget is overspent" if budget.remaining < 0 else "an error budget is nearly spent"
+            yield ReviewFinding(what, budget.objective, f"{budget.left} left, less than {share(LOW_BUDGET)}")
 
 
 def _paged(alerts: Iterable[Firing]) -> Iterator[ReviewFinding]:
@@ -182,16 +182,16 @@ def _paged(alerts: Iterable[Firing]) -> Iterator[ReviewFinding]:
 
 
 def _failing(this: WeekFigures) -> Iterator[ReviewFinding]:
-    for name, one in this.classes.items():
-        if one.num_requests >= LEAST_REQUESTS and one.num_failed > FAILED * one.num_requests:
-            failed = share(one.num_failed / one.num_requests)
-            yield ReviewFinding("requests fail", name, f"{failed} of {one.num_requests:,}, more than {share(FAILED)}")
+    for name, now in this.classes.items():
+        if now.num_requests >= LEAST_REQUESTS and now.num_failed > FAILED * now.num_requests:
+            failed = share(now.num_failed / now.num_requests)
+            yield ReviewFinding("requests fail", name, f"{failed} of {now.num_requests:,}, more than {share(FAILED)}")
 
 
 def _losing(this: WeekFigures) -> Iterator[ReviewFinding]:
-    for name, one in this.classes.items():
-        if one.num_requests >= LEAST_REQUESTS and one.num_draft_tokens and one.saved is not None and one.saved < 0:
-            why = f"device time {share(-one.saved)} above that predicted without drafts, {one.num_requests:,} requests"
+    for name, now in this.classes.items():
+        if now.num_requests >= LEAST_REQUESTS and now.num_draft_tokens and now.saved is not None and now.saved < 0:
+            why = f"device time {share(-now.saved)} above that predicted without drafts, {now.num_requests:,} requests"
             yield ReviewFinding("drafts cost more than they bring", name, why)
 
 

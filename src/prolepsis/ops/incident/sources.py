@@ -101,11 +101,11 @@ def _time(line: str) -> datetime | None:
             line = str(json.loads(line).get("timestamp", ""))
         except ValueError:
             return None
-    found = _TIME.match(line)
-    if found is None:
+    match = _TIME.match(line)
+    if match is None:
         return None
     try:
-        time = datetime.fromisoformat(found[0])
+        time = datetime.fromisoformat(match[0])
     except ValueError:
         return None
     return time if time.tzinfo else time.replace(tzinfo=UTC)

@@ -37,11 +37,11 @@ def requests(connection: Connection, period: Period) -> dict[str, object]:
 
 def started(connection: Connection) -> dict[str, object] | None:
     """Return the last start of a server: its versions and its configuration."""
-    found = chain.newest(connection, 1, action="server.started")
-    if not found:
+    newest = chain.newest(connection, 1, action="server.started")
+    if not newest:
         return None
-    details = found[0].details
-    return {"at": found[0].at, "versions": dict(found[0].versions), "configuration": details and details.after}
+    details = newest[0].details
+    return {"at": newest[0].at, "versions": dict(newest[0].versions), "configuration": details and details.after}
 
 
 def policies(connection: Connection) -> dict[str, object]:
@@ -49,7 +49,7 @@ def policies(connection: Connection) -> dict[str, object]:
     current = versions.current(connection)
     return {
         "in_use": current and {**asdict(current), "text": yaml.safe_load(current.text)},
-        "versions": [asdict(one) for one in versions.history(connection, _VERSIONS)],
+        "versions": [asdict(version) for version in versions.history(connection, _VERSIONS)],
     }
 
 
@@ -57,14 +57,14 @@ def rollouts(database: Database) -> list[dict[str, Any]]:
     """Return every rollout with its events."""
     store = RolloutStore(database)
     return [
-        {"state": json.loads(state.to_json()), "events": [json.loads(one.to_json()) for one in store.events(name)]}
+        {"state": json.loads(state.to_json()), "events": [json.loads(event.to_json()) for event in store.events(name)]}
         for name, state in store.states().items()
     ]
 
 
 def cost(connection: Connection) -> list[dict[str, Any]]:
     """Return what the device cost in the last hours."""
-    return [asdict(one) for one in stored_periods(connection, _HOURS)]
+    return [asdict(period) for period in stored_periods(connection, _HOURS)]
 
 
 def _rows(connection: Connection, query: Any) -> list[Mapping[str, object]]:

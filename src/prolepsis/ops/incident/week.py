@@ -49,7 +49,7 @@ class WeekFigures:
     def total(self) -> Traffic:
         """All classes together."""
         names = Traffic.__dataclass_fields__
-        return Traffic(**{name: sum(getattr(one, name) for one in self.classes.values()) for name in names})
+        return Traffic(**{name: sum(getattr(traffic, name) for traffic in self.classes.values()) for name in names})
 
 
 def figures(connection: Connection, period: Period) -> WeekFigures:
@@ -77,10 +77,10 @@ def _classes(connection: Connection, here: Any) -> dict[str, Traffic]:
         func.coalesce(func.sum(of.predicted_plain_s), 0.0),
     )
     rows = connection.execute(select(of.traffic_class, *sums).where(here).group_by(of.traffic_class))
-    found = {}
+    classes = {}
     for name, *counts, device_s, plain_s in rows:
         number, failed, tokens, drafted, accepted = map(int, counts)  # PostgreSQL sums whole numbers to decimals
-        found[name or NO_CLASS] = Traffic(
+        classes[name or NO_CLASS] = Traffic(
             num_requests=number,
             num_failed=failed,
             num_output_tokens=tokens,
@@ -89,7 +89,7 @@ def _classes(connection: Connection, here: Any) -> dict[str, Traffic]:
             device_s=device_s or 0.0,
             predicted_plain_s=plain_s,
         )
-    return found
+    return classes
 
 
 def _proposers(connection: Connection, here: Any) -> dict[tuple[str, str], Drafted]:

@@ -36,7 +36,7 @@ def figures(span: Span, source: object) -> dict[str, Any]:
 def of_request(ended: RequestEnded, kept: Kept) -> dict[str, Attribute]:
     """Return the attributes of an HTTP request, and of its prompt if it has only one."""
     about, prompts = ended.about, ended.prompts
-    found = {
+    values = {
         **figures("request", about),
         "gen_ai.operation.name": OPERATIONS.get(about.route, "chat"),
         "gen_ai.provider.name": "prolepsis",
@@ -55,7 +55,7 @@ def of_request(ended: RequestEnded, kept: Kept) -> dict[str, Attribute]:
     if prompts:
         request, params = prompts[0].request, prompts[0].request.params
         is_json = request.grammar is not None and request.grammar.kind == "json_schema"
-        found |= {
+        values |= {
             "gen_ai.output.type": "json" if is_json else "text",
             "gen_ai.request.max_tokens": params.max_tokens,
             "gen_ai.request.temperature": params.temperature,
@@ -66,13 +66,13 @@ def of_request(ended: RequestEnded, kept: Kept) -> dict[str, Attribute]:
             "gen_ai.request.seed": params.seed,
             "gen_ai.request.choice.count": request.n if request.n > 1 else None,
         }
-    return given(found) | (of_prompt(prompts[0], ended) if len(prompts) == 1 else {})
+    return given(values) | (of_prompt(prompts[0], ended) if len(prompts) == 1 else {})
 
 
 def of_prompt(prompt: PromptEnded, ended: RequestEnded) -> dict[str, Attribute]:
     """Its stages add up to the wall time of its request."""
     stats, stages = prompt.stats, stages_of(prompt, ended.about.arrived, ended.ended_at).by_stage()
-    found = {
+    values = {
         **figures("prompt", prompt),
         "prolepsis.answer": prompt.answer,
         "prolepsis.mode.requested": prompt.request.speculation.mode,
@@ -80,13 +80,13 @@ def of_prompt(prompt: PromptEnded, ended: RequestEnded) -> dict[str, Attribute]:
         **{f"prolepsis.stage.{stage}": round(seconds, 6) for stage, seconds in stages.items()},
     }
     if prompt.answer != "unreported":
-        found |= {**figures("reported", stats), "prolepsis.fallback.reasons": fallback_reasons(prompt) or None}
+        values |= {**figures("reported", stats), "prolepsis.fallback.reasons": fallback_reasons(prompt) or None}
     if prompt.answer in ("complete", "cut"):
-        found |= figures("timed", stats)
+        values |= figures("timed", stats)
         if stats.first_token_s is not None:
-            found["gen_ai.latency.time_in_model_prefill"] = stats.prefill_s
-            found["gen_ai.latency.time_in_model_decode"] = stats.total_s - stats.first_token_s
-    return given(found)
+            values["gen_ai.latency.time_in_model_prefill"] = stats.prefill_s
+            values["gen_ai.latency.time_in_model_decode"] = stats.total_s - stats.first_token_s
+    return given(values)
 
 
 def of_decode(stats: RequestStats) -> dict[str, Attribute]:
@@ -147,6 +147,6 @@ def of_http(method: str, route: str, status: int, kept: Kept) -> dict[str, Attri
     )
 
 
-def given(found: Mapping[str, Any]) -> dict[str, Attribute]:
+def given(values: Mapping[str, Any]) -> dict[str, Attribute]:
     """Return what is known; an empty text is not."""
-    return {name: value for name, value in found.items() if value is not None and value != ""}
+    return {name: value for name, value in values.items() if value is not None and value != ""}

@@ -49,26 +49,26 @@ def request_spans(ended: RequestEnded, trace: TraceContext, kept: Kept) -> Seque
         queued, first_token, until = _phases(prompt, ended)
         parent = trace.span_id
         if len(ended.prompts) > 1:
-            found = attributes.of_prompt(prompt, ended)
-            below.append(_below(trace, parent, "prompt", str(number), times=(queued[0], until), found=found))
+            values = attributes.of_prompt(prompt, ended)
+            below.append(_below(trace, parent, "prompt", str(number), times=(queued[0], until), found=values))
             parent = below[-1].span_id
         if prompt.answer == "cached":
             continue
         request_id, stats = prompt.request.request_id, prompt.stats
         prefill = (queued[1], until if first_token is None else first_token)
         below.append(_below(trace, parent, "queue", request_id, times=queued, found={}))
-        found = attributes.figures("prefill", stats)
-        below.append(_below(trace, parent, "prefill", request_id, times=prefill, found=found))
+        values = attributes.figures("prefill", stats)
+        below.append(_below(trace, parent, "prefill", request_id, times=prefill, found=values))
         if first_token is not None:
             decode = _below(
                 trace, parent, "decode", request_id, times=(first_token, until), found=attributes.of_decode(stats)
             )
             below += [decode, *_rounds(trace, decode, prompt)]
-    found = attributes.of_request(ended, kept)
+    values = attributes.of_request(ended, kept)
     first = min([ended.about.arrived or ended.ended_at, *(span.times[0] for span in below)])
     last = max([ended.ended_at, *(span.times[1] for span in below)])
-    name = f"{found['gen_ai.operation.name']} {ended.about.model}"
-    return [*below, server_span(trace, name, (first, last), found, failed=is_error(ended.end))]
+    name = f"{values['gen_ai.operation.name']} {ended.about.model}"
+    return [*below, server_span(trace, name, (first, last), values, failed=is_error(ended.end))]
 
 
 def server_span(trace: TraceContext, name: str, times: Times, found: Attributes, *, failed: bool) -> Span:
@@ -86,8 +86,8 @@ def server_span(trace: TraceContext, name: str, times: Times, found: Attributes,
 
 def replay_span(trace: TraceContext, request_id: str, replayed: Replayed, times: Times) -> Span:
     """Return the span of a replay that had other tokens, below the request that it repeats."""
-    found = attributes.of_replay(request_id, replayed)
-    return _below(trace, trace.span_id, "replay", request_id, times=times, found=found, failed=True)
+    values = attributes.of_replay(request_id, replayed)
+    return _below(trace, trace.span_id, "replay", request_id, times=times, found=values, failed=True)
 
 
 def _below(
@@ -131,10 +131,10 @@ def _rounds(trace: TraceContext, decode: Span, prompt: PromptEnded) -> Sequence[
     for verified in stats.rounds:
         proposal = f"{request_id}/{verified.sample}/{verified.position}"
         times = (stats.arrival + verified.began, stats.arrival + verified.ended)
-        found = attributes.of_round(verified, proposal)
-        spans.append(_below(trace, decode.span_id, "round", proposal, times=times, found=found))
+        values = attributes.of_round(verified, proposal)
+        spans.append(_below(trace, decode.span_id, "round", proposal, times=times, found=values))
     if len(stats.rounds) == MAX_ROUNDS < stats.num_drafts:
         times = (stats.arrival + stats.rounds[-1].ended, decode.times[1])
-        found = attributes.of_later_rounds(stats)
-        spans.append(_below(trace, decode.span_id, "later rounds", request_id, times=times, found=found))
+        values = attributes.of_later_rounds(stats)
+        spans.append(_below(trace, decode.span_id, "later rounds", request_id, times=times, found=values))
     return spans

@@ -58,17 +58,17 @@ def timeline(
     as_json: AsJson = False,
 ) -> None:
     """Show changes, rollouts, alerts, deployments and events of breakers and drift in one order."""
-    asked = period(start, end, datetime.now(UTC))
+    window = period(start, end, datetime.now(UTC))
     with opened_log(store, url, key) as log:
-        entries = list(log.written(asked.start, asked.end))
-    rows = timeline_of(entries, Prometheus(prometheus).firing(asked) if prometheus else [])
+        entries = list(log.written(window.start, window.end))
+    rows = timeline_of(entries, Prometheus(prometheus).firing(window) if prometheus else [])
     if as_json:
         print_json([asdict(row) for row in rows])
     elif as_markdown:
-        print(markdown(rows, f"Timeline, {asked}"), end="")
+        print(markdown(rows, f"Timeline, {window}"), end="")
     else:
         cells = [[shown_at(row.at), row.kind, row.what, row.who, row.subject, row.details] for row in rows]
-        print_table(f"timeline, {asked}", _COLUMNS, cells, in_order=True)
+        print_table(f"timeline, {window}", _COLUMNS, cells, in_order=True)
 
 
 @app.command(epilog=EPILOG)
@@ -92,18 +92,18 @@ def snapshot(
     A source that cannot be read is named in the index with the reason: of a server that is down the store remains.
     """
     now = datetime.now(UTC)
-    asked = period(start, end, now)
+    window = period(start, end, now)
     file = output or Path(f"incident-{now:%Y%m%dT%H%M%SZ}.tar.gz")
     sources = [
-        *_timeline_and_changes(asked, store, RemoteLog(url, key), prometheus),
-        *_stored_sources(asked, store),
+        *_timeline_and_changes(window, store, RemoteLog(url, key), prometheus),
+        *_stored_sources(window, store),
         *_server_sources(Server(url, key)),
-        *_series(asked, prometheus),
-        *_local_sources(store, log or [], asked),
+        *_series(window, prometheus),
+        *_local_sources(store, log or [], window),
     ]
     parts = read_all(sources)
-    write_output(file, archive(parts, asked, now))
-    record_act(made(parts, asked, actor()), store=store)
+    write_output(file, archive(parts, window, now))
+    record_act(made(parts, window, actor()), store=store)
     for reason in dict.fromkeys(part.missing for part in parts if part.missing):
         warn(f"{', '.join(part.source.file for part in parts if part.missing == reason)} missing: {reason}")
     number = sum(not part.missing for part in parts)
@@ -111,26 +111,26 @@ def snapshot(
 
 
 def _timeline_and_changes(
-    asked: Period, store: str | None, remote: RemoteLog, prometheus: str | None
+    window: Period, store: str | None, remote: RemoteLog, prometheus: str | None
 ) -> Iterator[Source]:
     @cache
     def entries() -> Sequence[AuditEntry]:
         """Read the entries from the store, or from the server if there is no store."""
         try:
-            return _in_store(store, lambda connection: list(chain.written(connection, asked.start, asked.end)))
+            return _in_store(store, lambda connection: list(chain.written(connection, window.start, window.end)))
         except ProlepsisError as of_store:
             try:
-                return list(remote.written(asked.start, asked.end))
+                return list(remote.written(window.start, window.end))
             except ProlepsisError as of_server:
                 raise ConfigError(f"{of_store}; {of_server}") from None
 
     @cache
     def alerts() -> Sequence[Firing]:
-        return Prometheus(prometheus).firing(asked) if prometheus else []
+        return Prometheus(prometheus).firing(window) if prometheus else []
 
     def joined() -> str:
         known = read_all([Source("", "", alerts)])[0].content  # alerts.json says why there are none
-        return markdown(timeline_of(entries(), known if isinstance(known, list) else []), f"Timeline, {asked}")
+        return markdown(timeline_of(entries(), known if isinstance(known, list) else []), f"Timeline, {window}")
 
     yield Source("timeline.md", "changes, rollouts, alerts, deployments and events in one order", joined)
     yield Source("changes.json", "the audit entries of it", lambda: [entry.plain() for entry in entries()])
@@ -138,7 +138,7 @@ def _timeline_and_changes(
         yield Source("alerts.json", "alerts that fired", lambda: [asdict(alert) for alert in alerts()])
 
 
-def _stored_sources(asked: Period, store: str | None) -> Iterator[Source]:
+def _stored_sources(window: Period, store: str | None) -> Iterator[Source]:
     def of(read: Callable[[Connection], object]) -> Callable[[], object]:
         return partial(_in_store, store, read)
 
@@ -147,7 +147,7 @@ def _stored_sources(asked: Period, store: str | None) -> Iterator[Source]:
             return stored.rollouts(database)
 
     slow = "how requests ended, and the slow and failed ones"
-    yield Source("requests.json", slow, of(lambda connection: stored.requests(connection, asked)))
+    yield Source("requests.json", slow, of(lambda connection: stored.requests(connection, window)))
     yield Source("started.json", "the last start of a server: versions and configuration", of(stored.started))
     yield Source("store/policies.json", "the policy in use and the newest versions", of(stored.policies))
     yield Source("store/rollouts.json", "rollouts with their events", rollouts)
@@ -160,9 +160,9 @@ def _server_sources(server: Server) -> Iterator[Source]:
         yield Source(f"server/{file}", about, partial(server.document, path))
 
 
-def _series(asked: Period, prometheus: str | None) -> Iterator[Source]:
+def _series(window: Period, prometheus: str | None) -> Iterator[Source]:
     def panels() -> object:
-        asking, times = Prometheus(prometheus or ""), times_of(asked)
+        asking, times = Prometheus(prometheus or ""), times_of(window)
         interval, shown, row = f"{max(_LEAST_RATE_S, times.step_s):.0f}s", [], ""
         for dashboard in dashboards():
             for panel in dashboard["panels"]:
@@ -193,7 +193,7 @@ def _series(asked: Period, prometheus: str | None) -> Iterator[Source]:
         yield Source("series.json", "what the panels of the dashboards showed, with the values of each line", panels)
 
 
-def _local_sources(store: str | None, logs: Sequence[Path], asked: Period) -> Iterator[Source]:
+def _local_sources(store: str | None, logs: Sequence[Path], window: Period) -> Iterator[Source]:
     def here() -> object:
         sections = settings_here(store=store).sections()
         return {
@@ -206,7 +206,7 @@ def _local_sources(store: str | None, logs: Sequence[Path], asked: Period) -> It
     yield Source("here.json", "versions and configuration where the snapshot was made", here)
     for number, file in enumerate(logs, 1):
         name = "log.txt" if len(logs) == 1 else f"log-{number}.txt"
-        yield Source(name, f"lines of {file.name} in the period", partial(lines_of, file, asked))
+        yield Source(name, f"lines of {file.name} in the period", partial(lines_of, file, window))
 
 
 def _in_store(store: str | None, read: Callable[[Connection], _Value]) -> _Value:

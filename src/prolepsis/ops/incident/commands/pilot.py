@@ -30,9 +30,9 @@ def report(
 ) -> None:
     """Compare speculating requests with control requests, and say what the evidence cannot."""
     start = parse_time(since, datetime.now(UTC), "since").astimezone(UTC)
-    found = ask(url, key, "GET", f"/admin/pilot?since={start:%Y-%m-%dT%H:%M:%SZ}", timeout_s=120.0)
+    reply = ask(url, key, "GET", f"/admin/pilot?since={start:%Y-%m-%dT%H:%M:%SZ}", timeout_s=120.0)
     if html is not None:
-        page = page_alone("ops/incident/templates/pilot.html", place=interval, **found)
+        page = page_alone("ops/incident/templates/pilot.html", place=interval, **reply)
         write_output(html, page.encode(), "html")
-    shown = found if as_json else {**found, "limits": [{"limit": text} for text in found["limits"]]}
+    shown = reply if as_json else {**reply, "limits": [{"limit": text} for text in reply["limits"]]}
     print_reply(shown, {"figures": _FIGURES, "limits": ("what the evidence cannot say=limit",)}, as_json=as_json)

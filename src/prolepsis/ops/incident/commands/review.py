@@ -43,30 +43,30 @@ def review(
     if length not in DAYS:
         raise ConfigError(f"period is {length!r}; allowed: {', '.join(DAYS)}", param="period")
     span = timedelta(days=DAYS[length])
-    found = _review(Period(until - span, until), Period(until - 2 * span, until - span), prometheus, store)
+    reviewed = _review(Period(until - span, until), Period(until - 2 * span, until - span), prometheus, store)
     if as_json:
-        print_json(_plain(found))
+        print_json(_plain(reviewed))
     elif output is None:
-        print(page(found), end="")
+        print(page(reviewed), end="")
     else:
-        write_output(output, page(found).encode())
-        note(f"wrote {output}: {len(found.findings)} things to look at")
+        write_output(output, page(reviewed).encode())
+        note(f"wrote {output}: {len(reviewed.findings)} things to look at")
 
 
-def _review(asked: Period, before: Period, prometheus: str | None, store: str | None) -> Review:
+def _review(period: Period, before: Period, prometheus: str | None, store: str | None) -> Review:
     with ready_database(store) as database, database.read() as connection:
-        happened = timeline(chain.written(connection, asked.start, asked.end))
-        this, former = figures(connection, asked), figures(connection, before)
+        happened = timeline(chain.written(connection, period.start, period.end))
+        this, former = figures(connection, period), figures(connection, before)
         swaps = [of_entry(entry) for entry in chain.newest(connection, _SWAPS, action="head.swapped")]
         owners = _owners(connection)
     asking = Prometheus(prometheus) if prometheus else None
     return Review(
-        period=asked,
+        period=period,
         this=this,
         before=former,
         happened=happened,
-        budgets=budgets(asking.values(_BUDGETS, asked.end.timestamp())) if asking else None,
-        alerts=asking.firing(asked) if asking else (),
+        budgets=budgets(asking.values(_BUDGETS, period.end.timestamp())) if asking else None,
+        alerts=asking.firing(period) if asking else (),
         swaps=swaps,
         owners=owners,
     )
@@ -83,33 +83,33 @@ def _owners(connection: Connection) -> Mapping[str, str]:
     return parse_policy(policy.text, "the policy in use")[0].owners if policy else {}
 
 
-def _plain(found: Review) -> dict[str, object]:
+def _plain(reviewed: Review) -> dict[str, object]:
     return {
-        "from": found.period.start.isoformat(),
-        "to": found.period.end.isoformat(),
-        "look_at": [asdict(one) for one in found.findings],
-        "budgets": None if found.budgets is None else [asdict(one) for one in found.budgets],
-        "this": _figures(found.this),
-        "before": _figures(found.before),
-        "changes": [asdict(row) for row in found.changes],
-        "owners": dict(found.owners),
-        "expected": [asdict(one) for one in found.expected],
-        "capacity": found.capacity,
-        "draft_heads": [asdict(row) for row in found.swaps],
-        "drills": [asdict(row) for row in found.drills],
+        "from": reviewed.period.start.isoformat(),
+        "to": reviewed.period.end.isoformat(),
+        "look_at": [asdict(finding) for finding in reviewed.findings],
+        "budgets": None if reviewed.budgets is None else [asdict(budget) for budget in reviewed.budgets],
+        "this": _figures(reviewed.this),
+        "before": _figures(reviewed.before),
+        "changes": [asdict(row) for row in reviewed.changes],
+        "owners": dict(reviewed.owners),
+        "expected": [asdict(expected) for expected in reviewed.expected],
+        "capacity": reviewed.capacity,
+        "draft_heads": [asdict(row) for row in reviewed.swaps],
+        "drills": [asdict(row) for row in reviewed.drills],
     }
 
 
-def _figures(found: WeekFigures) -> dict[str, object]:
+def _figures(week: WeekFigures) -> dict[str, object]:
     return {
         "classes": {
-            name: {**asdict(one), "acceptance_rate": one.acceptance_rate, "saved": one.saved}
-            for name, one in found.classes.items()
+            name: {**asdict(traffic), "acceptance_rate": traffic.acceptance_rate, "saved": traffic.saved}
+            for name, traffic in week.classes.items()
         },
         "proposers": [
-            {"traffic_class": key[0], "proposer": key[1], **asdict(one), "acceptance_rate": one.acceptance_rate}
-            for key, one in found.proposers.items()
+            {"traffic_class": key[0], "proposer": key[1], **asdict(counts), "acceptance_rate": counts.acceptance_rate}
+            for key, counts in week.proposers.items()
         ],
-        "errors": dict(found.errors),
-        "spent": [asdict(one) for one in found.spent],
+        "errors": dict(week.errors),
+        "spent": [asdict(spent) for spent in week.spent],
     }
