@@ -2,7 +2,9 @@
 
 import gc
 import os
+import shutil
 import sys
+import tempfile
 import time
 import tomllib
 from collections import Counter
@@ -30,12 +32,25 @@ SHARED_MODELS = (DEFAULT_MODEL, "test_coder_model")
 AUTHORITY = Path(__file__).with_name("authority.pem")
 """The only authority whose certificates clients take: to read the system's would take 30 ms for each client."""
 
+MEMORY = Path("/dev/shm")
+"""Where Linux has files in memory."""
+
+
+def has_room(folder: Path) -> bool:
+    """Whether the files of all tests, programs too, can lie in a folder."""
+    if not folder.is_dir() or os.statvfs(folder).f_flag & os.ST_NOEXEC:
+        return False
+    return shutil.disk_usage(folder).free > 4 << 30
+
+
 for profile, number in (("quick", 25), ("night", 300)):  # no test is timed
     settings.register_profile(profile, deadline=None, max_examples=number, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("quick")  # `make night` names the other
 gc.disable()  # until all tests are imported: each full collection takes longer than the one before, and finds nothing
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # each process that a test starts would compile the package again
+if "TMPDIR" not in os.environ and has_room(MEMORY):  # a transaction waits 7 ms for a disk
+    os.environ["TMPDIR"] = tempfile.tempdir = str(MEMORY)
 if "PYTEST_XDIST_WORKER" in os.environ:  # workers share the cores: set before torch is imported
     os.environ["OMP_NUM_THREADS"] = "1"
 
@@ -72,6 +87,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
+    if "fastapi" in sys.modules:
+        from tests.reply_schemas import share
+
+        share()
     gc.freeze()  # a collection need not look at all that was imported
     gc.set_threshold(10_000, 10, 50)  # applications come and go with each test
     gc.enable()

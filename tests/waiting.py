@@ -9,10 +9,12 @@ LIMIT_S = 60.0
 
 
 def wait_for(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + LIMIT_S
+    """Ask again after pauses that grow: most conditions are requests to a server of this process."""
+    end, pause_s = time.monotonic() + LIMIT_S, 0.005
     while not condition():
         assert time.monotonic() < end, f"waited {LIMIT_S:g} s"
-        time.sleep(0.005)
+        time.sleep(pause_s)
+        pause_s = min(1.2 * pause_s, 0.05)
 
 
 async def until(condition: Callable[[], object]) -> None:

@@ -17,7 +17,7 @@ from tests.simulation.damaged_head import damaged_head
 from tests.simulation.rollouts import Pace, RolloutPlan, Traffic, counted_once, damage
 from tests.simulation.server import StepLog, WatchedClient, bodies, running_server
 
-pytestmark = pytest.mark.real_model
+pytestmark = [pytest.mark.real_model, pytest.mark.night]
 SMALL = CONFIG.model_copy(update={"max_model_len": 1024, "kv_memory": "128MiB"})
 PACE = Pace(at_once=2)
 NUM_TOKENS = 16

@@ -19,7 +19,7 @@ from tests.default_model import CONFIG
 from tests.server.application import build
 from tests.server.test_default_model import ASKED, FORMS
 
-pytestmark = pytest.mark.real_model
+pytestmark = [pytest.mark.real_model, pytest.mark.night]
 KINDS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0},
     "sampled": {"logprobs": True, "top_logprobs": 2},

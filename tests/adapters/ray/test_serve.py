@@ -32,10 +32,15 @@ from tests.commands import free_port
 from tests.fakes import outputs
 from tests.training.targets import config_of, save_target
 
-pytestmark = [
-    pytest.mark.skipif(not RAY.is_installed, reason=f"Ray Serve is not installed: {RAY.install}"),
-    pytest.mark.filterwarnings("default"),  # Ray's own
-]
+pytestmark = pytest.mark.filterwarnings("default")  # Ray's own
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ray_is_here() -> None:
+    """To look for it imports it, which takes seconds: only where its tests run."""
+    if not RAY.is_installed:
+        pytest.skip(f"Ray Serve is not installed: {RAY.install}")
+
 
 CHOICE = GrammarSpec("regex", "(yes|no), [a-z]{40,60}!")
 

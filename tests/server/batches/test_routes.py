@@ -112,11 +112,12 @@ def test_an_empty_file_fails(serve: Serve) -> None:
     assert [fault.code for fault in done.errors.data or []] == ["empty_file"]
 
 
-def test_more_lines_than_allowed_are_one_fault(serve: Serve) -> None:
+def test_more_lines_than_allowed_are_one_fault(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prolepsis.server.batches.lines.MOST_LINES", 50)
     client = serve().openai()
-    done = ended(client, made(client, jsonl(*(chat_line(f"{i}") for i in range(50_002)))))
+    done = ended(client, made(client, jsonl(*(chat_line(f"{i}") for i in range(52)))))
     assert done.errors is not None
-    assert [(fault.code, fault.line) for fault in done.errors.data or []] == [("too_many_lines", 50_001)]
+    assert [(fault.code, fault.line) for fault in done.errors.data or []] == [("too_many_lines", 51)]
 
 
 def test_lists_have_pages(serve: Serve) -> None:

@@ -117,7 +117,7 @@ def test_lines_of_a_key_that_may_no_longer_do_not_run(
     (key_id, key), (_, other) = add_keys(keys, "acme", "acme")
     server = serve(engine, Keys(keys), max_in_engine=2)
     with client_of(server, key) as first, client_of(server, other) as second:
-        batch = made(first, jsonl(*(chat_line(f"{i}") for i in range(30))))
+        batch = made(first, jsonl(*(chat_line(f"{i}") for i in range(12))))
         wait_for(lambda: engine.requests)
         [record] = [one for one in keys.read() if one.id == key_id]
         keys.remove(key_id)
@@ -127,7 +127,7 @@ def test_lines_of_a_key_that_may_no_longer_do_not_run(
         assert done.status == "completed"
         faults = results(second, done.error_file_id)
         assert {fault["error"]["code"] for fault in faults} == {code}
-        assert len(faults) + len(engine.requests) == 30
+        assert len(faults) + len(engine.requests) == 12
 
 
 def test_files_and_batches_of_tenants_take_turns(serve: Serve, tmp_path: Path) -> None:
