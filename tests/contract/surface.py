@@ -24,7 +24,7 @@ from prolepsis.core.config import EngineConfig, ServerConfig, SettingTerms
 from prolepsis.core.stages import STAGES
 from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.core.terminal import output
-from prolepsis.core.terminal.config import environment_name, field_names
+from prolepsis.core.terminal.config import environment_name, field_names, is_terms
 from prolepsis.ops.tracing.spans import SpanName
 from prolepsis.server.cli.main import COMMANDS, app, load_command
 from tests.contract.acts import ACTS
@@ -108,7 +108,7 @@ def settings() -> Iterator[str]:
 def terms_of(annotation: object) -> type[SettingTerms] | None:
     """Return the terms that a setting consists of, if any."""
     kinds = (annotation, *get_args(annotation))
-    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, SettingTerms)), None)
+    return next((kind for kind in kinds if is_terms(kind)), None)
 
 
 def _plain_type(annotation: object) -> str:

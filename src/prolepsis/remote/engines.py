@@ -54,7 +54,6 @@ class RemoteControls:
         """Held while heads change, so that an engine that joins meanwhile gets the new ones."""
 
     def note(self, control: ApplyPlan | StopRun | SetCorpora) -> None:
-
         match control:
             case ApplyPlan(plan):
                 self.plan = plan

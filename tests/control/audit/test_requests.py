@@ -183,7 +183,6 @@ async def test_a_rule_says_what_is_kept_of_its_requests(store: Store, tmp_path: 
 
 
 async def test_requests_that_failed_are_kept_with_what_came(store: Store) -> None:
-
     await ask(store, FakeEngine(fail_after=2, error=DeadlineExceeded("too late")), ASKED, audit_content="tokens")
     [entry] = kept(store)
     assert (after_of(entry)["end"], after_of(entry)["error"]) == ("failed", "deadline_exceeded")

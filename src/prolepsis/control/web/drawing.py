@@ -21,7 +21,7 @@ class Line:
 class Mark:
     """A moment at which something was changed."""
 
-    at: float  # unix time
+    at: float  # Unix time
     name: str
     text: str
     path: str  # the page that shows more
@@ -33,7 +33,7 @@ class Chart:
 
     title: str
     unit: str
-    at: Sequence[float]  # unix times; none: the lines are over something else
+    at: Sequence[float]  # Unix times; none: the lines are over something else
     lines: Sequence[Line]
     top: float | None = None
     """Highest value of the scale; None: what is needed. The lowest is 0, or what is needed below it."""

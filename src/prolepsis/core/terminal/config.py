@@ -150,12 +150,13 @@ def _plain(annotation: Any, value: object) -> object:
         return None if text == "none" else _plain(inner, text)
     if origin is tuple:
         return () if text == "none" else tuple(listed(text))
-    if origin is dict or _is_terms(annotation):
+    if origin is dict or is_terms(annotation):
         return dict(part.partition("=")[::2] for part in listed(text))
     return text
 
 
-def _is_terms(annotation: Any) -> bool:
+def is_terms(annotation: Any) -> bool:
+    """Return whether a setting is a block of terms."""
     return isinstance(annotation, type) and issubclass(annotation, SettingTerms)
 
 

@@ -13,7 +13,14 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from prolepsis.core.config import SettingTerms
-from prolepsis.core.terminal.config import Settings, environment_name, flag_name, load_settings, misspelt_variables
+from prolepsis.core.terminal.config import (
+    Settings,
+    environment_name,
+    flag_name,
+    is_terms,
+    load_settings,
+    misspelt_variables,
+)
 from prolepsis.core.terminal.output import show_settings, warn
 
 Command = Callable[..., None]
@@ -157,7 +164,7 @@ def _metavar(annotation: Any) -> str:
         return "|".join(arguments)
     if origin is tuple:
         return "NUMBER,..." if float in (arguments[0], *get_args(arguments[0])) else "NAME,..."
-    if origin is dict or (isinstance(annotation, type) and issubclass(annotation, SettingTerms)):
+    if origin is dict or is_terms(annotation):
         return "NAME=VALUE,..."
     return {int: "INTEGER", float: "NUMBER", Path: "PATH"}.get(annotation, "TEXT")
 

@@ -41,7 +41,7 @@ class FiringAlert:
     severity: str
     summary: str
     labels: dict[str, str]  # the others
-    since: float  # unix time
+    since: float  # Unix time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

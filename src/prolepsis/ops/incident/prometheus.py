@@ -15,7 +15,7 @@ from prolepsis.ops.incident.period import Period
 
 _TIMEOUT_S = 30.0
 _LEAST_STEP_S = 15.0
-_MOST_STEPS = 10_000  # prometheus returns 11,000 points of a series at most
+_MOST_STEPS = 10_000  # Prometheus returns 11,000 points of a series at most
 _MOST_POINTS = 240  # of a line: more than a screen shows
 
 
@@ -38,7 +38,7 @@ class Firing:
     """A stretch of time in which an alert fired."""
 
     labels: Mapping[str, str]
-    since: float  # unix time; the start of the period if the alert fired before
+    since: float  # Unix time; the start of the period if the alert fired before
     until: float | None  # None: it still fires at the end of the period
     from_before: bool = False  # whether it fired when the period began
 

@@ -27,7 +27,7 @@ ALERTMANAGER = "Prometheus"
 class Happening:
     """One row."""
 
-    at: float  # unix time
+    at: float  # Unix time
     kind: Kind
     what: str
     who: str

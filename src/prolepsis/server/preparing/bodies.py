@@ -196,7 +196,7 @@ class StructuredOutputs(Body):
     json_: Annotated[_SchemaOrText, Field(alias="json")] = None  # A JSON schema, or its text
     regex: Annotated[str, Field(min_length=1)] | None = None
     choice: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=1024)] | None = None
-    grammar: Annotated[str, Field(min_length=1)] | None = None  # lark, in llguidance's dialect, or GBNF
+    grammar: Annotated[str, Field(min_length=1)] | None = None  # Lark, in llguidance's dialect, or GBNF
     json_object: Literal[True] | None = None
     structural_tag: Annotated[StructuralTag | None, BeforeValidator(_read_text)] = None  # or its text
     disable_additional_properties: bool | None = None
