@@ -18,6 +18,7 @@ from prolepsis.core.config import EngineConfig, ServerConfig
 from prolepsis.core.request_figures import FIGURES
 from prolepsis.core.telemetry.labels import MetricFamily
 from prolepsis.engine.text.answer_formats.formats import REASONING_FORMATS
+from prolepsis.engine.text.answer_formats.table import TOOL_FORMATS
 from prolepsis.lab.doctor.checks import all_checks
 from prolepsis.ops.monitoring.burn_rates import burn_rate_groups
 from prolepsis.ops.monitoring.files import alert_groups, shipped
@@ -102,6 +103,16 @@ def reasoning_formats() -> str:
     return _table("| name | begins with | ends with |", rows)
 
 
+def tool_calls() -> str:
+    """Return the forms of tool calls, with one call each."""
+    forms = TOOL_FORMATS.values()
+    calls = (form.written([("f", form.arguments.write({"a": "x", "n": 2}), "id")]) for form in forms)
+    several = ("several" if form.parallel else "one" for form in forms)
+    names = (f"`{form.name}`" for form in forms)
+    shown = (_code(call.replace("\n", "⏎")) for call in calls)
+    return _table("| name | calls | one call |", zip(names, several, shown, strict=True))
+
+
 def _code(text: str) -> str:
     shown = html.escape(text.strip(), quote=False).replace("|", r"\|")
     return f"<code>{shown}</code>"
@@ -154,7 +165,7 @@ def codes_of_errors() -> str:
 TABLES: Mapping[str, Callable[..., str]] = {
     made.__name__: made
     for made in (
-        *(series, request_figures, settings, reasoning_formats, doctor_checks, alerts),
+        *(series, request_figures, settings, reasoning_formats, tool_calls, doctor_checks, alerts),
         *(audit_acts, codes_of_errors),
     )
 }
