@@ -14,6 +14,7 @@ from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from prolepsis.control.web.foreign_fields import FOREIGN_FIELDS
 from prolepsis.core.config import EngineConfig, ServerConfig
 from prolepsis.core.request_figures import FIGURES
 from prolepsis.core.telemetry.labels import MetricFamily
@@ -118,6 +119,17 @@ def _code(text: str) -> str:
     return f"<code>{shown}</code>"
 
 
+def refused_fields() -> str:
+    """Return the fields of other servers that change the answer and are not served, by what means the same."""
+    fields: dict[str, list[str]] = {}
+    for name, field in sorted(FOREIGN_FIELDS.items()):
+        if field.changes_answer and field.read_as is None:
+            use = ", ".join(f"`{other}`" for other in field.instead) or "nothing means the same"
+            fields.setdefault(use, []).append(f"`{name}`")
+    rows = sorted(((", ".join(names), use) for use, names in fields.items()), key=lambda row: "`" not in row[1])
+    return _table("| field | use |", rows)
+
+
 def doctor_checks() -> str:
     """Return the checks of the doctor; addresses of pages become links from docs/how-to."""
     rows = ((f"`{one.id}`", one.level, one.looks_at, one.what, one.why, _linked(one.fix)) for one in all_checks())
@@ -166,7 +178,7 @@ TABLES: Mapping[str, Callable[..., str]] = {
     made.__name__: made
     for made in (
         *(series, request_figures, settings, reasoning_formats, tool_calls, doctor_checks, alerts),
-        *(audit_acts, codes_of_errors),
+        *(refused_fields, audit_acts, codes_of_errors),
     )
 }
 
