@@ -15,6 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from prolepsis.control.web.foreign_fields import FOREIGN_FIELDS
+from prolepsis.control.web.routes import Route
 from prolepsis.core.config import EngineConfig, ServerConfig
 from prolepsis.core.request_figures import FIGURES
 from prolepsis.core.telemetry.labels import MetricFamily
@@ -24,7 +25,7 @@ from prolepsis.lab.doctor.checks import all_checks
 from prolepsis.ops.monitoring.burn_rates import burn_rate_groups
 from prolepsis.ops.monitoring.files import alert_groups, shipped
 from prolepsis.ops.monitoring.objectives import parse_objectives
-from tests.contract.surface import acts, error_codes, terms_of
+from tests.contract.surface import acts, application, error_codes, terms_of
 from tests.core.telemetry.servers import server_with_everything
 from tests.ops.monitoring.rules import all_rules
 
@@ -119,6 +120,16 @@ def _code(text: str) -> str:
     return f"<code>{shown}</code>"
 
 
+def roles() -> str:
+    """Return the routes that ask for a key, by the roles of which each takes any."""
+    routes: dict[str, list[str]] = {}
+    for route in application().routes:
+        if isinstance(route, Route) and route.roles:
+            allowed = "any role" if "admin" in route.roles and len(route.roles) > 1 else ", ".join(sorted(route.roles))
+            routes.setdefault(allowed, []).append(f"`{min(route.methods or ())} {route.path}`")
+    return _table("| roles | routes |", ((allowed, ", ".join(found)) for allowed, found in routes.items()))
+
+
 def refused_fields() -> str:
     """Return the fields of other servers that change the answer and are not served, by what means the same."""
     fields: dict[str, list[str]] = {}
@@ -178,7 +189,7 @@ TABLES: Mapping[str, Callable[..., str]] = {
     made.__name__: made
     for made in (
         *(series, request_figures, settings, reasoning_formats, tool_calls, doctor_checks, alerts),
-        *(refused_fields, audit_acts, codes_of_errors),
+        *(roles, refused_fields, audit_acts, codes_of_errors),
     )
 }
 
