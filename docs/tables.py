@@ -7,7 +7,7 @@ import html
 import logging
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from functools import cache
 from io import StringIO
@@ -25,7 +25,7 @@ from prolepsis.lab.doctor.checks import all_checks
 from prolepsis.ops.monitoring.burn_rates import burn_rate_groups
 from prolepsis.ops.monitoring.files import alert_groups, shipped
 from prolepsis.ops.monitoring.objectives import parse_objectives
-from tests.contract.surface import acts, application, error_codes, terms_of
+from tests.contract.surface import acts, error_codes, terms_of
 from tests.core.telemetry.servers import server_with_everything
 from tests.ops.monitoring.rules import all_rules
 
@@ -33,15 +33,15 @@ MARKER = re.compile(r"^<!-- table: (\w+)((?: [\w*]+)*) -->$", re.MULTILINE)
 
 
 @cache
-def families() -> Mapping[str, MetricFamily]:
-    """Return all families of series, of a server with every feature."""
+def everything() -> tuple[Sequence[object], Mapping[str, MetricFamily]]:
+    """Return all routes and all families of series, of a server with every feature."""
     logging.getLogger("alembic").setLevel(logging.WARNING)
     with (
         redirect_stdout(StringIO()),  # its log
         TemporaryDirectory() as folder,
-        server_with_everything(Path(folder)) as (_, metrics),
+        server_with_everything(Path(folder)) as (application, metrics),
     ):
-        return metrics.registry.families
+        return application.routes, metrics.registry.families
 
 
 def _table(head: str, rows: Iterable[Iterable[str]]) -> str:
@@ -51,8 +51,9 @@ def _table(head: str, rows: Iterable[Iterable[str]]) -> str:
 
 def series(*beginnings: str) -> str:
     """Return the families whose names begin so, behind `prolepsis_`."""
-    chosen = sorted(name for name in families() if name.removeprefix("prolepsis_").startswith(beginnings))
-    rows = ((f"`{name}`", ", ".join(families()[name].labels), families()[name].text) for name in chosen)
+    families = everything()[1]
+    chosen = sorted(name for name in families if name.removeprefix("prolepsis_").startswith(beginnings))
+    rows = ((f"`{name}`", ", ".join(families[name].labels), families[name].text) for name in chosen)
     return _table("| series | labels | |", rows)
 
 
@@ -123,7 +124,7 @@ def _code(text: str) -> str:
 def roles() -> str:
     """Return the routes that ask for a key, by the roles of which each takes any."""
     routes: dict[str, list[str]] = {}
-    for route in application().routes:
+    for route in everything()[0]:
         if isinstance(route, Route) and route.roles:
             allowed = "any role" if "admin" in route.roles and len(route.roles) > 1 else ", ".join(sorted(route.roles))
             routes.setdefault(allowed, []).append(f"`{min(route.methods or ())} {route.path}`")
