@@ -129,7 +129,7 @@ def test_what_cannot_be_here_is_no_success(tmp_path: Path) -> None:
         status, reply = run("run", "network-partition", "--server", url, "--drain")
     assert status == UNPROVEN
     [verdict] = reply["verdicts"]
-    assert verdict["verdict"].startswith("not here, because the server lacks a way to do it")
+    assert verdict["verdict"].startswith("not here: the server lacks a way to do it")
 
 
 def test_a_refusal_ends_the_run(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ class Drills(Feature):
         if (drill := BY_NAME.get(body.drill)) is None:
             raise _refused("unknown_drill", f"drill is {body.drill!r}; allowed: {', '.join(BY_NAME)}")
         if not self._has(drill.needs):
-            raise _refused("not_here", f"{NOT_HERE} {drill.needs}")
+            raise _refused("not_here", f"{NOT_HERE} the server lacks {drill.needs}")
         if self._held not in (None, (drill, caller.actor)):
             raise _refused("drill_running", "Another drill runs.")
         if not body.drain:

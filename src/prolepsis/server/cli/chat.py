@@ -40,7 +40,7 @@ class ChatSession:
     temperature: float | None
     messages: list[dict[str, str]] = field(default_factory=list)
     drafts: bool = True
-    proposer: str | None = None  # the only one that drafts, at any cost; None: any
+    insists: dict[str, str] = field(default_factory=dict)  # terms of speculation that an operator may ask for
     usage: dict[str, Any] = field(default_factory=dict)  # usage of the last answer
 
     def say(self, text: str) -> Iterator[DraftedText]:
@@ -61,7 +61,6 @@ class ChatSession:
         self.messages.append({"role": "assistant", "content": "".join(answer)})
 
     def _chunks(self) -> Iterator[dict[str, Any]]:
-        insisted = {"mode": "always", "proposer": self.proposer} if self.proposer else {}
         body = {
             "model": self.model,
             "messages": self.messages,
@@ -69,7 +68,7 @@ class ChatSession:
             "stream_options": {"include_usage": True},
             "max_tokens": self.max_tokens,
             "temperature": self.temperature,
-            "speculation": {"mode": "auto" if self.drafts else "off", "origins": True, **insisted},
+            "speculation": {"mode": "auto" if self.drafts else "off", "origins": True, **self.insists},
         }
         given = {name: value for name, value in body.items() if value is not None}
         headers = {"authorization": f"Bearer {self.key}"} if self.key else {}
