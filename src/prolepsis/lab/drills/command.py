@@ -117,17 +117,17 @@ class Site:
         places, prompts, metrics, waiting = self._drill.at_once, cycle(self._prompts), self._metrics(), {**self._signs}
         work: list[tuple[str, Future[str | None]]] = []
         began = time.monotonic() + self._look_s  # the first requests are there before
-        with ThreadPoolExecutor(places) as pool:
-            while len(work) <= places or (waiting and time.monotonic() - began < MOST_S):
-                num_free = places - sum(not answer.done() for _, answer in work)
-                work += [(prompt, pool.submit(self._ask, prompt)) for prompt in islice(prompts, num_free)]
-                time.sleep(self._look_s)
-                self._hold(inject=True)
-                now = self._metrics()
-                for name in [name for name, sign in waiting.items() if sign.holds(metrics, now)]:
-                    setattr(verdict, name, round(time.monotonic() - began, 2))
-                    sign = waiting.pop(name)
-                    verdict.alert = sign.alert if name == "alarm_s" else verdict.alert
+        pool = ThreadPoolExecutor(places)  # an interrupt does not wait for its answers: the fault is taken back before
+        while len(work) <= places or (waiting and time.monotonic() - began < MOST_S):
+            num_free = places - sum(not answer.done() for _, answer in work)
+            work += [(prompt, pool.submit(self._ask, prompt)) for prompt in islice(prompts, num_free)]
+            time.sleep(self._look_s)
+            self._hold(inject=True)
+            now = self._metrics()
+            for name in [name for name, sign in waiting.items() if sign.holds(metrics, now)]:
+                setattr(verdict, name, round(time.monotonic() - began, 2))
+                sign = waiting.pop(name)
+                verdict.alert = sign.alert if name == "alarm_s" else verdict.alert
         return [(prompt, answer.result()) for prompt, answer in work]
 
     def _round(self) -> Answers:
@@ -177,7 +177,7 @@ def run(
     """
     if name not in (*BY_NAME, "all"):
         raise InvalidParameter(f"drill is {name!r}; allowed: all, {', '.join(BY_NAME)}", param="name")
-    verdicts, status = [], UNPROVEN
+    verdicts, is_whole = [], True
     try:
         for drill in DRILLS if name == "all" else [BY_NAME[name]]:
             note(f"{drill.name}: {drill.fails}; waits for {drill.awaited}, at most {MOST_S:g} s")
@@ -191,11 +191,8 @@ def run(
                 site.verdict.verdict = str(refusal).partition(": ")[2]
             note(f"{drill.name}: {site.verdict.verdict}")
     except KeyboardInterrupt:  # those that ended keep their verdicts
-        status = INTERRUPTED
+        is_whole = False
     print_reply({"verdicts": list(map(asdict, verdicts))}, as_json=as_json)
     outcomes = {verdict.verdict for verdict in verdicts}
-    if "failed" in outcomes:
-        status = FAILED
-    elif "passed" in outcomes and status != INTERRUPTED:
-        status = OK
-    raise typer.Exit(status)
+    status = (OK if "passed" in outcomes else UNPROVEN) if is_whole else INTERRUPTED
+    raise typer.Exit(FAILED if "failed" in outcomes else status)
