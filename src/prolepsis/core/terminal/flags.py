@@ -5,6 +5,7 @@ import os
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -120,8 +121,13 @@ def settings_here(**flags: object) -> Settings:
 
 def _settings(flags: Mapping[str, object], config: Path | None) -> Settings:
     for variable, near in misspelt_variables(os.environ):
-        warn(f"environment variable {variable} has no effect; did you mean {near}?")
+        _warn_of(variable, near)
     return load_settings(flags, os.environ, config)
+
+
+@cache  # once a process: a command may read its settings several times
+def _warn_of(variable: str, near: str) -> None:
+    warn(f"environment variable {variable} has no effect; did you mean {near}?")
 
 
 def _flag_parameters(fields: dict[str, FieldInfo], panels: dict[str, str]) -> list[inspect.Parameter]:
