@@ -192,7 +192,8 @@ class ReplayFeature(Feature):
         raise RequestRefused(message, code="overloaded", status=503)
 
     async def _next(self) -> None:
-        await self._wait_for_capacity()
+        while not self._has_capacity():  # noqa: ASYNC110
+            await asyncio.sleep(POLL_PERIOD_S)
         served = self.queue.pop()
         try:
             began = time.monotonic()
@@ -215,10 +216,6 @@ class ReplayFeature(Feature):
         except Exception:  # contained: one failed replay must not end the others
             log.exception("replay_failed", request_id=served.request_id)
             self._ended("failed")
-
-    async def _wait_for_capacity(self) -> None:
-        while not self._has_capacity():  # noqa: ASYNC110
-            await asyncio.sleep(POLL_PERIOD_S)
 
     async def _attempt(self, recorded: Recording) -> Replayed | None:
         """Return the result of a replay, None if it made way for other requests."""

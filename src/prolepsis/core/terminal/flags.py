@@ -5,7 +5,6 @@ import os
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -14,15 +13,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from prolepsis.core.config import SettingTerms
-from prolepsis.core.terminal.config import (
-    Settings,
-    environment_name,
-    flag_name,
-    is_terms,
-    load_settings,
-    misspelt_variables,
-)
-from prolepsis.core.terminal.output import show_settings, warn
+from prolepsis.core.terminal.config import Settings, environment_name, flag_name, is_terms, load_settings
+from prolepsis.core.terminal.output import show_settings
 
 Command = Callable[..., None]
 Kind = TypeVar("Kind")
@@ -54,7 +46,7 @@ def configured(*sections: type[BaseModel]) -> Callable[[Command], Command]:
 
         def run(**arguments: Any) -> None:
             flags = {name: arguments.pop(name) for name in fields}
-            settings = _settings(flags, arguments.pop("config"))
+            settings = load_settings(flags, os.environ, arguments.pop("config"))
             if arguments.pop("print_config"):
                 show_settings(settings)
                 raise typer.Exit()
@@ -116,18 +108,7 @@ def with_options(settings: Kind, values: Mapping[str, object]) -> Kind:
 def settings_here(**flags: object) -> Settings:
     """Return the settings of a command with few flags: from `flags`, environment, ./prolepsis.yaml and defaults."""
     config = os.environ.get("PROLEPSIS_CONFIG")
-    return _settings(flags, Path(config) if config else None)
-
-
-def _settings(flags: Mapping[str, object], config: Path | None) -> Settings:
-    for variable, near in misspelt_variables(os.environ):
-        _warn_of(variable, near)
-    return load_settings(flags, os.environ, config)
-
-
-@cache  # once a process: a command may read its settings several times
-def _warn_of(variable: str, near: str) -> None:
-    warn(f"environment variable {variable} has no effect; did you mean {near}?")
+    return load_settings(flags, os.environ, Path(config) if config else None)
 
 
 def _flag_parameters(fields: dict[str, FieldInfo], panels: dict[str, str]) -> list[inspect.Parameter]:

@@ -17,14 +17,12 @@ from prolepsis.core.reasons import IN_WORDS, STOPPED, OffReason
 from prolepsis.core.terminal.admin import HERE, Key, NoServer, ask
 from prolepsis.core.terminal.documents import print_reply
 from prolepsis.core.terminal.output import EPILOG, FAILED, INTERRUPTED, OK, UNPROVEN, AsJson, command_group, note
-from prolepsis.lab.drills.drills import BY_NAME, DRILLS, NOT_HERE, Drill
+from prolepsis.lab.drills.drills import BY_NAME, DRILLS, NEED_DRAFTS, NOT_HERE, Drill
 from prolepsis.server.cli.chat import ChatSession
 
 PROMPTS = ("Repeat: the old mill stands by the river.", "Count from one to twenty.", "Tell a story.", "Add 2 to 3.")
 MOST_S = 240.0
 """Longest time of a fault, and of a wait for requests of others."""
-_KEPT_PLAIN = {*STOPPED, *get_args(OffReason)}
-"""Reasons why a request that insists on drafts has none, whatever the proposers do."""
 Answers = list[tuple[str, str | None]]
 """Prompt and text; None: the request was refused, or did not end once and without an error."""
 app = command_group("Inject faults on purpose into a drained server, and judge how it takes them.")
@@ -53,9 +51,8 @@ class Site:
         self._server, self._key, self._call = server, key, partial(ask, server, key)
         self._prompts = [f"{prompt} {drill.poison}".strip() for prompt in PROMPTS]
         self._signs = {name: sign for name, sign in (("alarm_s", drill.alarm), ("safe_mode_s", drill.safe)) if sign}
-        self._insists = {"mode": "always"} if drill.needs_drafts else {}
-        if drill.fault == "damage":
-            self._insists["proposer"] = DRAFT_HEAD
+        self._insists = {"mode": "always"} if drill.needs in NEED_DRAFTS else {}
+        self._insists |= {"proposer": DRAFT_HEAD} if drill.fault == "damage" else {}
         self._model = ""
         self.verdict = DrillVerdict(drill.name)
 
@@ -65,8 +62,8 @@ class Site:
         try:
             self._hold()
             self._model = self._call("GET", "/v1/models")["data"][0]["id"]
-            if lacking := self._kept_plain() or self._kept_waiting():
-                verdict.verdict = f"{NOT_HERE} {lacking}"
+            if reason := self._lacking():
+                verdict.verdict = f"{NOT_HERE} {reason}"
                 return verdict
             for entry in self._call("GET", "/admin/health")["breakers"]["breakers"]:
                 if entry["state"] in ("open", "half_open"):
@@ -85,31 +82,19 @@ class Site:
             self._hold(verdict=asdict(verdict))
         return verdict
 
-    def _kept_plain(self) -> str:
-        """Return why the server keeps requests of the drill plain, by one of them; "" where they may draft."""
-        if not self._insists:
-            return ""
+    def _lacking(self) -> str:
+        """Return why the drill cannot be here: its requests have no drafts, or those of others do not end; else ""."""
         message = {"role": "user", "content": self._prompts[0]}
         body = {"model": self._model, "messages": [message], "max_tokens": 4, "speculation": self._insists}
         try:
-            effective = self._call(
-                *("POST", "/v1/chat/completions", body),
-                timeout_s=MOST_S,
-                read=lambda reply: reply.headers["x-spec-effective"],
-            )
+            reply = self._call("POST", "/v1/chat/completions", body, timeout_s=MOST_S, read=lambda reply: reply)
         except InvalidParameter as refusal:
             return str(refusal).partition(": ")[2]
-        reason = effective.partition("reason=")[2].partition(";")[0]
-        return IN_WORDS[reason] if reason in _KEPT_PLAIN else ""
-
-    def _kept_waiting(self) -> str:
-        """Wait until no request of others is inside; return why that is in vain, else ""."""
-        began, inside = time.monotonic(), self._hold()
-        if inside:
-            note(f"{self._drill.name}: waits for {inside} requests of others, at most {MOST_S:g} s")
-        while inside and time.monotonic() - began < MOST_S:
+        began, reason = time.monotonic(), reply.headers["x-spec-effective"].partition("reason=")[2].partition(";")[0]
+        if self._insists and reason in {*STOPPED, *get_args(OffReason)}:  # whatever proposers do
+            return str(IN_WORDS[reason])
+        while (inside := self._hold()) and time.monotonic() - began < MOST_S:
             time.sleep(self._look_s)
-            inside = self._hold()
         return f"{inside} requests of others did not end within {MOST_S:g} s" if inside else ""
 
     def _with_fault(self, verdict: DrillVerdict) -> Answers:
@@ -139,7 +124,7 @@ class Site:
 
     def _ask(self, prompt: str) -> str | None:
         session = ChatSession(self._server, self._key, self._model, max_tokens=48, temperature=0.0)
-        session.insists = self._insists
+        session.speculation = self._insists
         with suppress(InvalidParameter, NoServer):
             text = "".join(piece.text for piece in session.say(prompt))
             return text if session.usage else None
@@ -171,18 +156,16 @@ def run(
     drain: Annotated[bool, typer.Option("--drain", help="have the server refuse all other requests")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run a drill, or all of them, with a key of the role admin; exit status 1 if one fails, 6 if none can be here.
-
-    Ctrl-C takes the fault back and shows the verdicts of the drills that ended.
-    """
+    """Run a drill, or all of them, with a key of the role admin; exit status 1 if one fails, 6 if none can be here."""
     if name not in (*BY_NAME, "all"):
         raise InvalidParameter(f"drill is {name!r}; allowed: all, {', '.join(BY_NAME)}", param="name")
-    verdicts, is_whole = [], True
-    try:
+    verdicts = []
+    with suppress(KeyboardInterrupt):  # what ended keeps its verdict
         for drill in DRILLS if name == "all" else [BY_NAME[name]]:
-            note(f"{drill.name}: {drill.fails}; waits for {drill.awaited}, at most {MOST_S:g} s")
             site = Site(server, key, drill, drain=drain)
             verdicts.append(site.verdict)
+            signs = dict.fromkeys(sign.alert for sign in (drill.alarm, drill.safe) if sign)
+            note(f"{drill.name}: {drill.fails}; waits for {', '.join(signs) or 'its answers'}, at most {MOST_S:g} s")
             try:
                 site.judge()
             except InvalidParameter as refusal:
@@ -190,9 +173,7 @@ def run(
                     raise
                 site.verdict.verdict = str(refusal).partition(": ")[2]
             note(f"{drill.name}: {site.verdict.verdict}")
-    except KeyboardInterrupt:  # those that ended keep their verdicts
-        is_whole = False
     print_reply({"verdicts": list(map(asdict, verdicts))}, as_json=as_json)
+    statuses = {"failed": FAILED, "broken off": INTERRUPTED, "passed": OK}
     outcomes = {verdict.verdict for verdict in verdicts}
-    status = (OK if "passed" in outcomes else UNPROVEN) if is_whole else INTERRUPTED
-    raise typer.Exit(FAILED if "failed" in outcomes else status)
+    raise typer.Exit(next((statuses[outcome] for outcome in statuses if outcome in outcomes), UNPROVEN))

@@ -9,7 +9,6 @@ from prolepsis.core.messages import EngineFault
 Fault = Literal["requests", "store away", "disk full", "outside"] | EngineFault
 """requests: no more than those of the drill. outside: it is done by hand."""
 NOT_HERE = "not here:"
-"""Begins the verdict of a drill that a server cannot have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +42,6 @@ class Drill:
     at_once: int = 4  # requests
     poison: str = ""  # at the end of each prompt
 
-    @property
-    def needs_drafts(self) -> bool:
-        return self.needs in _DRAFTS
-
-    @property
-    def awaited(self) -> str:
-        signs = (sign.alert for sign in (self.alarm, self.safe) if sign)
-        return ", ".join(dict.fromkeys(signs)) or "its requests"
-
 
 _FAILS = Sign("ProposerFails", "prolepsis_spec_decode_proposer_failures_total")
 _OPEN = Sign("BreakerOpen", 'prolepsis_breaker_state{.*state="open"')
@@ -60,7 +50,7 @@ _STORE = Sign("StoreDown", "prolepsis_store_up", falls=True)
 _AGAIN = Sign("EngineRestarted", "prolepsis_engine_restarts_total")
 _POISON = "the key red the key blue the key green the key white the key black the key grey"  # a bad guess each time
 _HEAD, _STORED = "a draft head", "a store"
-_DRAFTS = ("proposers", _HEAD, "replays")  # what only requests with drafts show
+NEED_DRAFTS = ("proposers", _HEAD, "replays")
 _BY_HAND = "a way to do it itself: docs/how-to/drills.md has the steps"
 DRILLS = (
     Drill("proposer-hang", "JVMChaos", "free proposers do not come back", "hang", "proposers", _FAILS, _OPEN),

@@ -74,7 +74,8 @@ class Drills(Feature):
         self._is_clear |= not self._gate.num_inside
         if body.verdict is not None:
             self._end("it is over")
-            self._emit(drill, caller.actor, "drill.run", body.verdict)
+            if not str(body.verdict.get("verdict")).startswith(NOT_HERE):
+                self._emit(drill, caller.actor, "drill.run", body.verdict)
         elif not body.inject:
             self._take_back("its holder asked")
         elif self._undo is None and self._is_clear:
