@@ -21,6 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.random_gguf import SHAPES, weight_bytes, write_random
+from prolepsis.core.ask import TimedAnswer, ask
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.engine_client import EngineClient
 from prolepsis.core.errors import MemoryPlanError
@@ -36,7 +37,6 @@ from prolepsis.engine.native.bandwidth import read_bandwidth
 from prolepsis.engine.native.processor import default_threads
 from prolepsis.engine.start import EngineStart
 from prolepsis.lab.measure.provenance import provenance
-from prolepsis.server.cli.ask import TimedAnswer, ask
 from tests.commands import prolepsis, serving
 
 Figures = dict[str, object]

@@ -27,10 +27,10 @@ from prolepsis.core.units import size
 from prolepsis.engine.commands.downloads import download_bar, downloading, model_store
 
 if TYPE_CHECKING:
+    from prolepsis.control.drafts.trial import HeadTrial
     from prolepsis.engine.models.draft_models import DraftModelEntry
     from prolepsis.engine.models.files.store import Manifest, ModelStore
     from prolepsis.engine.models.heads.registry import HeadEntry
-    from prolepsis.lab.head_trial import Trial
 
 _COLUMNS = {
     "models": ("name", "size=size:bytes", "licence", "source"),
@@ -159,16 +159,16 @@ def import_(
     proof = "by fingerprint" if entry.target_fingerprint else "by its sizes; it does not name its target's weights"
     note(f"fits {', '.join(fits)} ({proof})" if fits else "fits no model that is here")
     if trial is not None:
-        note(trial.describe())
+        note(f"tried with {fits[0]}: {trial.describe()}")
     note(f"serve with it: prolepsis serve --draft-head {entry.label}")
 
 
-def _trial(head: str, model: str, model_dir: Path | None) -> "Trial | None":
+def _trial(head: str, model: str, model_dir: Path | None) -> "HeadTrial | None":
     """Return what the head's drafts come to; None where that cannot be seen: it is imported all the same."""
     import asyncio
 
     try:
-        trial: Trial = asyncio.run(
+        trial: HeadTrial = asyncio.run(
             named("lab.head_trial:tried")(settings_here(model=model, draft_head=head, model_dir=model_dir))
         )
         return trial
