@@ -27,7 +27,7 @@ Phases = Sequence[tuple[int, float | None]]
 """Priorities of the requests, each with the seconds for which it is tried; None: to the end."""
 AT_ONCE: Phases = ((0, None),)
 BRIEFLY: Phases = ((0, 3.0),)
-IN_THE_BACKGROUND: Phases = ((2**31 - 1, 15.0), (0, 30.0))
+IN_THE_BACKGROUND: Phases = ((2**31 - 1, 5.0), (0, 30.0))
 """Behind all requests at first; under load that leaves no room, as one request among the others."""
 
 

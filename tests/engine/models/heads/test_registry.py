@@ -154,8 +154,8 @@ REASONS: dict[str, tuple[list[tuple[str, str, str]], str]] = {
     ),
     "none of them": (
         [("a", "big", "00" * 16)],
-        "no head for these weights ({ours}) is shipped or champion; nearest: a@1, it was trained for other weights: big with "
-        f"fingerprint {'00' * 16}, not {{ours}}",
+        "no head for these weights ({ours}) is shipped or champion; nearest: a@1, it was trained for other weights: "
+        f"big with fingerprint {'00' * 16}, not {{ours}}",
     ),
     "without a target": (
         [("a", "big", "00ff"), ("b", "tiny", "")],
@@ -164,9 +164,9 @@ REASONS: dict[str, tuple[list[tuple[str, str, str]], str]] = {
     ),
     "by the name of a file": (
         [("a", "tiny", "0123456789abcdef")],
-        "no head for these weights ({ours}) is shipped or champion; nearest: a@1, it was trained for tiny with fingerprint "
-        "0123456789abcdef, which depends on the name of the file and is no longer used; if these are its weights, "
-        "write {ours} as prolepsis.target_fingerprint into {root}/heads/a/config.json",
+        "no head for these weights ({ours}) is shipped or champion; nearest: a@1, it was trained for tiny with "
+        "fingerprint 0123456789abcdef, which depends on the name of the file and is no longer used; if these are its "
+        "weights, write {ours} as prolepsis.target_fingerprint into {root}/heads/a/config.json",
     ),
 }
 
