@@ -161,6 +161,7 @@ def import_(
     if trial is not None:
         note(f"tried with {fits[0]}: {trial.describe()}")
     note(f"serve with it: prolepsis serve --draft-head {entry.label}")
+    note(f"let it draft by default: prolepsis models alias {entry.label} champion")
 
 
 def _trial(head: str, model: str, model_dir: Path | None) -> "HeadTrial | None":
