@@ -52,14 +52,7 @@ from prolepsis.engine.memory import Loaded, check_head, plan_memory
 from prolepsis.engine.models.draft_models import warn_of_other_target
 from prolepsis.engine.models.heads.aliases import HeadAliases
 from prolepsis.engine.models.heads.base import DraftHead
-from prolepsis.engine.models.heads.registry import (
-    chosen_head,
-    fitting_entry,
-    head_for,
-    list_heads,
-    misfit_of,
-    seen_by_auto,
-)
+from prolepsis.engine.models.heads.registry import chosen_head, head_for, list_heads, misfit_of, seen_by_auto
 from prolepsis.engine.models.load import LoadedModel, build_of, load_model, machine_of
 from prolepsis.engine.models.protocol import ArgmaxModel, KVCache, ThreadedModel
 from prolepsis.engine.models.targets.early_exit import make_exit
@@ -212,17 +205,17 @@ def _draft_head_slots(
 
 
 def _installed_heads(target: LoadedModel, root: Path | None) -> list[InstalledHead]:
-    aliases, taken = HeadAliases(root), fitting_entry(target.identity, root)
+    aliases = HeadAliases(root)
     return [
         InstalledHead(
             name=entry.name,
             version=entry.version,
             aliases=aliases.of(entry.name, entry.version),
             target=entry.target,
-            misfit=(misfit := misfit_of(entry, target)),
+            misfit=misfit_of(entry, target),
             size=entry.size,
             chain_of_3=entry.provenance.chain_of_3,
-            auto="" if misfit else seen_by_auto(entry, taken, root),
+            auto=seen_by_auto(entry, target.identity, root),
         )
         for entry in list_heads(root)
     ]

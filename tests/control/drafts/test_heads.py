@@ -95,12 +95,12 @@ async def test_a_damaged_file_of_aliases_is_not_the_callers_fault(http: httpx.As
 
 
 class Drafting(FakeEngineClient):
-    """A head drafts four tokens a step; `accepted`: how many are right, by its label. None drafts while `stopped`."""
+    """A head drafts four tokens a step; `accepted`: how many are right, by its label. It may be silent."""
 
-    def __init__(self, accepted: dict[str, int], **labels: str) -> None:
-        super().__init__(self._answer, replace(INFO, **labels))
+    def __init__(self, accepted: dict[str, int], draft_head: str | None = None) -> None:
+        super().__init__(self._answer, replace(INFO, draft_head=draft_head))
         self.installed = [InstalledHead(name=label[:-2], version=1, aliases=(), **FACTS) for label in accepted]
-        self.accepted, self.stopped, self.step_s = accepted, False, 0.005
+        self.accepted, self.is_silent, self.step_s = accepted, False, 0.005
 
     def _answer(self, request: GenerateRequest) -> Iterable[Event | float]:
         [proposer] = request.speculation.proposers or ()
@@ -108,7 +108,7 @@ class Drafting(FakeEngineClient):
         number = request.params.max_tokens // (1 + right)
         yield number * self.step_s
         counts = ProposerCounts(number, 4 * number, right * number, [[number, number * (j < right)] for j in range(4)])
-        yield Finished(request.request_id, RequestStats(proposers={} if self.stopped else {proposer: counts}))
+        yield Finished(request.request_id, RequestStats(proposers={} if self.is_silent else {proposer: counts}))
 
 
 def heads_of(client: Drafting) -> tuple[DraftHeads, list[AuditEvent]]:
@@ -161,10 +161,10 @@ async def test_a_slow_trial_goes_on_behind_the_reply() -> None:
 @virtual_time
 async def test_a_head_that_may_not_draft_now_is_tried_later() -> None:
     client = Drafting({"damaged@1": 0})
-    client.stopped = True
+    client.is_silent = True
     heads, events = heads_of(client)
     assert await swap(heads, "damaged@1") == ("it drafted nothing on 2 prompts", [])
-    client.stopped = False
+    client.is_silent = False
     await heads.tick()
     await asyncio.sleep(30.0)
     assert len((await heads.shown()).warnings) == 1

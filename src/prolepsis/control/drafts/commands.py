@@ -16,19 +16,9 @@ HEADS = Resource(
     path="/admin/heads",
     help="List the installed heads, and those in use.",
     columns={
-        "heads": (
-            "head=label",
-            "aliases",
-            "trained for=target",
-            "misfit",
-            "auto",
-            "chain_of_3",
-            "tried",
-            "size=size:bytes",
-        ),
+        "heads": ("head=label", "aliases", "target", "misfit > auto", "chain_of_3 > tried", "size=size:bytes"),
     },
-    hint="Chain of 3: recorded tokens a step with three drafted tokens. A head goes in between two steps, and is then "
-    "tried on the shipped prompts; no answer changes.",
+    hint="Chain of 3: recorded tokens a step with three drafted tokens. A head that goes in is tried at once.",
     empty="No draft head is installed. `prolepsis train head` makes one for the target.",
     acts={
         "head": Act(

@@ -4,7 +4,7 @@ A head that is swapped in is tried at once on given prompts: where drafts do not
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated
 
@@ -60,17 +60,6 @@ class HeadSwapReply(HeadSwapped):
     warnings: list[str]
 
 
-@dataclass(frozen=True, slots=True)
-class _Tried:
-    """The trial of a head that was swapped in."""
-
-    text: str
-    warning: str = ""
-
-
-_UNTRIED, _BEGUN = _Tried(""), _Tried("it is being tried on the shipped prompts")
-
-
 class DraftHeads(Feature):
     """Shows, swaps and tries the heads of one engine."""
 
@@ -86,101 +75,95 @@ class DraftHeads(Feature):
         self._prompts = prompts
         self._emit = emit
         self._trials: dict[str, HeadTrial] = {}  # the last one of each head that drafted in it
-        self._tried: dict[str, _Tried] = {}
-        self._trying: dict[HeadProposerName, asyncio.Task[None]] = {}
+        self._tried: dict[str, str] = {}  # in words, of each head that was swapped in
+        self._worse: dict[str, str] = {}  # a warning, of those that bring much less
         self._untried: dict[HeadProposerName, tuple[str, str | None]] = {}
-        """Heads that were swapped in and have not drafted in a trial, with the one before."""
+        """Heads that were swapped in and have not drafted in a trial, each with the one before."""
+        self._tasks: dict[HeadProposerName, asyncio.Task[None]] = {}
 
     async def tick(self) -> None:
-        """Try heads again that might not draft before, as speculation was stopped."""
-        for proposer in list(self._untried):
-            if self._trying[proposer].done():
-                self._begin(proposer)
+        """Try heads again that could not draft, as speculation was stopped."""
+        for proposer in self._untried:
+            if self._tasks[proposer].done():
+                self._tasks[proposer] = asyncio.create_task(self._try(proposer))
 
     async def close(self) -> None:
-        for task in self._trying.values():
+        for task in self._tasks.values():
             task.cancel()
-        await asyncio.gather(*self._trying.values(), return_exceptions=True)
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def shown(self) -> HeadsReply:
         """Return the heads by name and version."""
         installed, info = await self._installed(), self._client.info
-        heads = [ShownHead(**asdict(head), tried=self._tried.get(head.label, _UNTRIED).text) for head in installed]
-        return HeadsReply(
-            info.draft_head, info.draft_head_reason, info.candidate_head, heads, self._warnings(info.heads.values())
-        )
+        heads = [ShownHead(**asdict(head), tried=self._tried.get(head.label, "")) for head in installed]
+        warnings = [self._worse[head] for head in info.heads.values() if head in self._worse]
+        return HeadsReply(info.draft_head, info.draft_head_reason, info.candidate_head, heads, warnings)
 
     async def swap(self, body: HeadSwapBody, by: str) -> HeadSwapReply:
-        """Put a head in, between two steps; raises `RequestRefused` (404, 409) and leaves the old one in place."""
-        heads = await self._installed()
+        """Put a head in, between two steps, and try it; say what it brings if that is quick.
+
+        Raises `RequestRefused` (404, 409) and leaves the old one in place.
+        """
+        heads, proposer = await self._installed(), body.proposer
         known = {*_WORDS, *(text for head in heads for text in head.names)}
         if body.head not in known:
             message = f"head is {body.head!r}; installed: {', '.join(head.label for head in heads) or 'none'}"
             raise RequestRefused(message, code="unknown_head", param="head", status=404)
         if body.head != "none":
-            await self._try_before(body.proposer)
+            await self._try_before(proposer)
         try:
-            swapped = await self._client.swap_head(body.head, body.proposer)
+            swapped = await self._client.swap_head(body.head, proposer)
         except (ModelError, MemoryPlanError, InvalidParameter) as error:
             raise RequestRefused(str(error), code="head_not_usable", param="head", status=409) from None
         after = {"head": swapped.current, "asked": body.head, "reason": body.reason}
         before = {"head": swapped.previous}
-        self._emit(AuditEvent(actor=by, action="head.swapped", subject=body.proposer, before=before, after=after))
-        return await self._swapped(swapped, body.proposer)
-
-    async def _swapped(self, swapped: HeadSwapped, proposer: HeadProposerName) -> HeadSwapReply:
-        """Try the new head; say what that shows, where it is quick."""
+        self._emit(AuditEvent(actor=by, action="head.swapped", subject=proposer, before=before, after=after))
         self._untried.pop(proposer, None)
-        if proposer in self._trying:
-            self._trying[proposer].cancel()
-        if swapped.current is None:
+        if (task := self._tasks.get(proposer)) is not None:
+            task.cancel()
+        if (head := swapped.current) is None:
             return HeadSwapReply(**asdict(swapped), tried="", warnings=[])
-        before = self._client.info.draft_head if proposer == CANDIDATE_HEAD else swapped.previous
-        self._untried[proposer] = swapped.current, before
-        await asyncio.wait([self._begin(proposer)], timeout=REPLY_S)
-        tried = self._tried[swapped.current].text
-        return HeadSwapReply(**asdict(swapped), tried=tried, warnings=self._warnings([swapped.current]))
+        other = self._client.info.draft_head if proposer == CANDIDATE_HEAD else swapped.previous
+        self._untried[proposer] = head, other
+        self._tasks[proposer] = asyncio.create_task(self._try(proposer))
+        await asyncio.wait([self._tasks[proposer]], timeout=REPLY_S)
+        warnings = [self._worse[head]] if head in self._worse else []
+        return HeadSwapReply(**asdict(swapped), tried=self._tried[head], warnings=warnings)
 
-    def _begin(self, proposer: HeadProposerName) -> asyncio.Task[None]:
+    async def _try(self, proposer: HeadProposerName) -> None:
         head, before = self._untried[proposer]
-        self._tried[head] = _BEGUN
-        task = self._trying[proposer] = asyncio.create_task(self._try(proposer, head, before))
-        return task
-
-    async def _try(self, proposer: HeadProposerName, head: str, before: str | None) -> None:
+        self._tried[head] = "it is being tried on the shipped prompts"
+        self._worse.pop(head, None)
         if proposer == CANDIDATE_HEAD:
             await self._try_before(DRAFT_HEAD)
-        trial, known = await self._trial(proposer, IN_THE_BACKGROUND), self._trials.get(before or "")
+        known, trial = self._trials.get(before or ""), await self._trial(proposer, head, IN_THE_BACKGROUND)
         if trial is None or not trial.num_drafts:
-            self._tried[head] = _Tried(trial.describe() if trial else "the trial failed; the log says why")
+            self._tried[head] = trial.describe() if trial else "the trial failed; the log says why"
             return
-        text, is_worse = trial.describe(), trial.is_much_worse(known)
-        compared = f"; {before}: {known.describe()}" if known else ""
-        warning = f"{proposer} drafts with {head}, which brings next to nothing or much less than the one before: "
-        self._tried[head] = _Tried(text + compared, (warning + text + compared) if is_worse else "")
-        self._trials[head] = trial
         del self._untried[proposer]
+        self._tried[head] = trial.describe() + (f"; {before}: {known.describe()}" if known else "")
+        if is_worse := trial.is_much_worse(known):
+            text = f"{proposer} drafts with {head}, which brings next to nothing or much less than the one before"
+            self._worse[head] = f"{text}: {self._tried[head]}"
         after = {"head": head, **asdict(trial), "is_much_worse": is_worse}
-        compared_with = {"head": before, **asdict(known)} if known else None
-        self._emit(AuditEvent(actor=SERVER, action="head.tried", subject=proposer, before=compared_with, after=after))
+        earlier = {"head": before, **asdict(known)} if known else None
+        self._emit(AuditEvent(actor=SERVER, action="head.tried", subject=proposer, before=earlier, after=after))
 
     async def _try_before(self, proposer: HeadProposerName) -> None:
         """Try the head in use for a moment, unless what it brings is known."""
         head = self._client.info.heads.get(proposer)
         if head is not None and head not in self._trials:
-            trial = await self._trial(proposer, BRIEFLY)
-            if trial is not None and trial.num_drafts:
-                self._trials[head] = trial
+            await self._trial(proposer, head, BRIEFLY)
 
-    async def _trial(self, proposer: HeadProposerName, phases: Phases) -> HeadTrial | None:
+    async def _trial(self, proposer: HeadProposerName, head: str, phases: Phases) -> HeadTrial | None:
         try:
-            return await try_head(self._client, self._prompts(), proposer, phases)
+            trial = await try_head(self._client, self._prompts(), proposer, phases)
         except Exception as error:  # contained: a head that cannot be tried drafts all the same
             log.warning("head_not_tried", proposer=proposer, error=str(describe_error(error)))
             return None
-
-    def _warnings(self, heads: Iterable[str]) -> list[str]:
-        return [warning for head in heads if (warning := self._tried.get(head, _UNTRIED).warning)]
+        if trial.num_drafts:
+            self._trials[head] = trial
+        return trial
 
     async def _installed(self) -> Sequence[InstalledHead]:
         """Return the heads; raises `RequestRefused` (503) if a file about them is damaged: no fault of the caller."""

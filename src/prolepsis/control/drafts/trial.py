@@ -15,17 +15,14 @@ from prolepsis.core.engine_client import EngineClient
 from prolepsis.core.requests import UNCOUNTED_CLASS, GenerateRequest, SamplingParams, SpeculationChoice
 from prolepsis.core.stats import ProposerCounts
 
-MAX_TOKENS = 32
-"""Of an answer: enough for some ten drafts."""
-MAX_DRAFT_TOKENS = 4
-"""Of a draft: verifying it takes time of the requests in the same pass."""
+MAX_TOKENS, MAX_DRAFT_TOKENS = 32, 4
+"""Of an answer, enough for some ten drafts, and of a draft: verifying takes time of the requests in the same pass."""
 _SILENT = 2  # answers without a draft after which it is not asked any more: it may not draft now
 _MUCH, _NOTHING = 0.5, 0.1
 """Much worse: surely below this share of the accepted tokens a draft of the head before, or below so many."""
 
 Phases = Sequence[tuple[int, float | None]]
 """Priorities of the requests, each with the seconds for which it is tried; None: to the end."""
-AT_ONCE: Phases = ((0, None),)
 BRIEFLY: Phases = ((0, 3.0),)
 IN_THE_BACKGROUND: Phases = ((2**31 - 1, 5.0), (0, 30.0))
 """Behind all requests at first; under load that leaves no room, as one request among the others."""
@@ -39,11 +36,11 @@ class HeadTrial:
     num_drafts: int
     num_draft_tokens: int
     num_accepted: int
-    most_accepted: float  # upper bound of 95 % on accepted tokens a draft
+    most_accepted: float
+    """Upper bound of 95 % on accepted tokens a draft: of the mean, wider by what so many drafts cannot show."""
 
     @classmethod
     def of(cls, num_prompts: int, counts: ProposerCounts) -> Self:
-        """The bound is that of a mean, wider by what so many drafts cannot show where none is accepted."""
         number = max(1, counts.num_drafts)
         mean = counts.num_accepted / number
         square = sum((2 * j + 1) * accepted for j, (_, accepted) in enumerate(counts.per_position)) / number
@@ -71,7 +68,7 @@ class HeadTrial:
 
 
 async def try_head(
-    client: EngineClient, prompts: Sequence[Sequence[int]], proposer: str = DRAFT_HEAD, phases: Phases = AT_ONCE
+    client: EngineClient, prompts: Sequence[Sequence[int]], proposer: str = DRAFT_HEAD, phases: Phases = ((0, None),)
 ) -> HeadTrial:
     """Decode greedily with drafts of a head only, one prompt after the other; raises the engine's errors."""
     most = client.info.max_model_len - MAX_TOKENS
@@ -80,20 +77,19 @@ async def try_head(
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while left and (total.num_drafts or num_asked < _SILENT):
-                    answer = await ask(client, _request(left[0], proposer, priority))
+                    request = GenerateRequest(
+                        request_id=f"trial-{uuid4().hex}",
+                        prompt_token_ids=tuple(left[0]),
+                        params=SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS),
+                        priority=priority,
+                        cache_salt="trial",
+                        traffic_class=UNCOUNTED_CLASS,
+                        speculation=SpeculationChoice(
+                            "always", num_speculative_tokens=MAX_DRAFT_TOKENS, proposers=(proposer,)
+                        ),
+                    )
+                    answer = await ask(client, request)
                     total.add(answer.stats.proposers.get(proposer, ProposerCounts()))
                     left.popleft()
                     num_asked += 1
     return HeadTrial.of(num_asked, total)
-
-
-def _request(prompt: Sequence[int], proposer: str, priority: int) -> GenerateRequest:
-    return GenerateRequest(
-        request_id=f"trial-{uuid4().hex}",
-        prompt_token_ids=tuple(prompt),
-        params=SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS),
-        priority=priority,
-        cache_salt="trial",
-        traffic_class=UNCOUNTED_CLASS,
-        speculation=SpeculationChoice("always", num_speculative_tokens=MAX_DRAFT_TOKENS, proposers=(proposer,)),
-    )

@@ -91,8 +91,7 @@ def test_the_users_head_comes_before_a_shipped_one_of_its_label(root: Path, targ
 
 
 def seen(root: Path, target: LoadedModel) -> dict[str, str]:
-    taken = fitting_entry(target.identity, root)
-    return {entry.label: seen_by_auto(entry, taken, root) for entry in own(root)}
+    return {entry.label: seen_by_auto(entry, target.identity, root) for entry in own(root)}
 
 
 def test_auto_takes_the_best_measured_champion_of_exactly_this_target(root: Path, target: LoadedModel) -> None:
@@ -117,13 +116,14 @@ def test_auto_takes_the_best_measured_champion_of_exactly_this_target(root: Path
 def test_a_champion_comes_before_a_shipped_head(root: Path, target: LoadedModel) -> None:
     shipped = list_heads(root)[0]
     assert fitting_entry(shipped.target_fingerprint, root) == shipped
-    assert seen_by_auto(shipped, shipped, root) == "takes it: shipped for these weights"
+    assert seen_by_auto(shipped, shipped.target_fingerprint, root) == "takes it: shipped for these weights"
     put(root, target, "mine", target_fingerprint=shipped.target_fingerprint)
     assert fitting_entry(shipped.target_fingerprint, root) == shipped
     HeadAliases(root).set("mine", "champion", 1)
     taken = fitting_entry(shipped.target_fingerprint, root)
     assert taken is not None
-    assert (taken.label, seen_by_auto(shipped, taken, root)) == ("mine@1", "mine@1 comes before it")
+    assert taken.label == "mine@1"
+    assert seen_by_auto(shipped, shipped.target_fingerprint, root) == "mine@1 comes before it"
 
 
 def test_auto_does_without_where_the_aliases_are_damaged(root: Path, target: LoadedModel) -> None:

@@ -134,14 +134,15 @@ def is_champion(entry: HeadEntry, root: Path | None = None) -> bool:
     return CHAMPION in HeadAliases(root).of(entry.name, entry.version)
 
 
-def seen_by_auto(entry: HeadEntry, taken: HeadEntry | None, root: Path | None = None) -> str:
-    """Return whether "auto" takes a head that fits, or why not; `taken`: the one that it takes."""
+def seen_by_auto(entry: HeadEntry, identity: str, root: Path | None = None) -> str:
+    """Return whether and why "auto" takes a head, or why not; empty for one of another target than `identity`."""
+    if entry.target_fingerprint != identity:
+        return "" if entry.target_fingerprint else "it records no target, and drafts if draft_head names it"
+    taken = fitting_entry(identity, root)
     if entry == taken:
         return "takes it: the champion" if is_champion(entry, root) else "takes it: shipped for these weights"
-    if not entry.target_fingerprint:
-        return "it records no target, and drafts if draft_head names it"
-    if entry.shipped or is_champion(entry, root):
-        return f"{taken.label if taken else 'another'} comes before it"
+    if taken is not None and (entry.shipped or is_champion(entry, root)):
+        return f"{taken.label} comes before it"
     return f"it was only imported; `prolepsis models alias {entry.label} {CHAMPION}` adopts it"
 
 
@@ -227,12 +228,12 @@ def _nearest(target: LoadedModel, root: Path | None) -> str:
     heads = [(entry, misfit_of(entry, target) or "") for entry in list_heads(root)]
     if not heads:
         return ""
-    entry, fault = sorted(heads, key=lambda head: _nearness(*head))[-1]
-    return f"; nearest: {entry.label}, {fault or seen_by_auto(entry, None, root)}"
 
+    def nearness(head: tuple[HeadEntry, str]) -> tuple[bool, bool, bool]:
+        return not head[1], head[1].startswith(_TRAINED_FOR), bool(head[0].target_fingerprint)
 
-def _nearness(entry: HeadEntry, fault: str) -> int:
-    return 2 + bool(entry.target_fingerprint) if not fault else fault.startswith(_TRAINED_FOR)
+    entry, fault = sorted(heads, key=nearness)[-1]
+    return f"; nearest: {entry.label}, {fault or seen_by_auto(entry, target.identity, root)}"
 
 
 def _entries(*roots: Path) -> Iterator[HeadEntry]:
