@@ -87,7 +87,7 @@ def services_of(context: Context, sources: Sources, tokenizer: Tokenizer, intake
         MetricsFeature(context.metrics, config, client, policy=lambda: control.policies.version, health=gate.health),
         TrafficFeature(gate.health, context.wall),
         corpora,
-        heads.feature(context, partial(named("lab.head_trial:shipped_prompts"), tokenizer)),
+        heads.feature(context, partial(named("lab.measure.prompts:shipped_token_ids"), tokenizer)),
         cast(Feature, named("lab.drills.feature:Drills")(context, gate)),
         *(feature(context) for feature in FEATURES),
     )

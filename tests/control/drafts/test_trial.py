@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from prolepsis.control.drafts.trial import IN_THE_BACKGROUND, MAX_TOKENS, HeadTrial, try_head
+from prolepsis.control.drafts.trial import BRIEFLY, IN_THE_BACKGROUND, MAX_TOKENS, HeadTrial, try_head
 from prolepsis.core.config import DRAFT_HEAD
 from prolepsis.core.events import Event, Finished
 from prolepsis.core.requests import GenerateRequest
@@ -27,7 +27,7 @@ def ends_with(counts: ProposerCounts) -> Callable[[GenerateRequest], Iterable[Ev
 
 
 async def test_the_heads_own_drafts_are_counted_on_prompts_that_fit() -> None:
-    trial = await try_head(FakeEngineClient(ends_with(COUNTS)), PROMPTS)
+    trial = await try_head(FakeEngineClient(ends_with(COUNTS)), PROMPTS, DRAFT_HEAD, BRIEFLY)
     assert (trial.num_prompts, trial.num_drafts, trial.num_draft_tokens, trial.num_accepted) == (2, 20, 60, 24)
     assert trial.describe() == ("2.20 tokens a pass with a draft on 2 prompts, 40.0% of 60 draft tokens accepted")
     assert 1.2 < trial.most_accepted < 2.0
@@ -35,7 +35,7 @@ async def test_the_heads_own_drafts_are_counted_on_prompts_that_fit() -> None:
 
 async def test_a_head_that_drafts_nothing_is_not_asked_on() -> None:
     client = FakeEngineClient(ends_with(ProposerCounts()))
-    trial = await try_head(client, [(1,)] * 9, phases=IN_THE_BACKGROUND)
+    trial = await try_head(client, [(1,)] * 9, DRAFT_HEAD, IN_THE_BACKGROUND)
     assert (trial.describe(), len(client.requests)) == ("it drafted nothing on 2 prompts", 2)
 
 
@@ -46,7 +46,7 @@ async def test_under_a_load_that_leaves_no_room_it_is_asked_as_one_of_the_others
         yield from ends_with(COUNTS)(request)
 
     client = FakeEngineClient(answer)
-    trial = await try_head(client, [(1,)] * 16, phases=IN_THE_BACKGROUND)
+    trial = await try_head(client, [(1,)] * 16, DRAFT_HEAD, IN_THE_BACKGROUND)
     assert (trial.num_prompts, client.requests[0].priority, client.requests[1].priority) == (7, 2**31 - 1, 0)
     assert [request.request_id for request in (client.requests[0], client.requests[-1])] == client.aborted
 

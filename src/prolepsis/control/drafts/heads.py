@@ -12,7 +12,7 @@ import structlog
 from pydantic import Field
 
 from prolepsis.control.drafts.commands import HEADS
-from prolepsis.control.drafts.trial import BRIEFLY, IN_THE_BACKGROUND, HeadTrial, Phases, try_head
+from prolepsis.control.drafts.trial import BRIEFLY, IN_THE_BACKGROUND, HeadTrial, Phases, Prompts, try_head
 from prolepsis.control.web.body_reader import read_body
 from prolepsis.control.web.caller import SignedIn
 from prolepsis.control.web.context import Context
@@ -66,9 +66,7 @@ class DraftHeads(Feature):
     name = "heads"
     period_s = 30.0
 
-    def __init__(
-        self, client: EngineClient, prompts: Callable[[], Sequence[Sequence[int]]], *, emit: Emit = discard
-    ) -> None:
+    def __init__(self, client: EngineClient, prompts: Callable[[], Prompts], *, emit: Emit = discard) -> None:
         """`prompts`: token ids of those on which heads are tried."""
         self.routes = _routes(self)
         self._client = client
@@ -185,6 +183,6 @@ def _routes(feature: DraftHeads) -> Sequence[Route]:
     return routes.all
 
 
-def feature(context: Context, prompts: Callable[[], Sequence[Sequence[int]]]) -> Feature:
+def feature(context: Context, prompts: Callable[[], Prompts]) -> Feature:
     """Return the heads; `prompts` as `DraftHeads`."""
     return DraftHeads(context.client, prompts, emit=context.emit)

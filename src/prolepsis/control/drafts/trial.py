@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from typing import Self
 from uuid import uuid4
 
 from prolepsis.core.ask import ask
-from prolepsis.core.config import DRAFT_HEAD
+from prolepsis.core.config import HeadProposerName
 from prolepsis.core.engine_client import EngineClient
 from prolepsis.core.requests import UNCOUNTED_CLASS, GenerateRequest, SamplingParams, SpeculationChoice
 from prolepsis.core.stats import ProposerCounts
@@ -21,8 +20,9 @@ _SILENT = 2  # answers without a draft after which it is not asked any more: it 
 _MUCH, _NOTHING = 0.5, 0.1
 """Much worse: surely below this share of the accepted tokens a draft of the head before, or below so many."""
 
-Phases = Sequence[tuple[int, float | None]]
-"""Priorities of the requests, each with the seconds for which it is tried; None: to the end."""
+Prompts = Sequence[Sequence[int]]
+Phases = Sequence[tuple[int, float]]
+"""Priorities of the requests, each with the seconds for which it is tried."""
 BRIEFLY: Phases = ((0, 3.0),)
 IN_THE_BACKGROUND: Phases = ((2**31 - 1, 5.0), (0, 30.0))
 """Behind all requests at first; under load that leaves no room, as one request among the others."""
@@ -67,29 +67,25 @@ class HeadTrial:
         )
 
 
-async def try_head(
-    client: EngineClient, prompts: Sequence[Sequence[int]], proposer: str = DRAFT_HEAD, phases: Phases = ((0, None),)
-) -> HeadTrial:
+async def try_head(client: EngineClient, prompts: Prompts, proposer: HeadProposerName, phases: Phases) -> HeadTrial:
     """Decode greedily with drafts of a head only, one prompt after the other; raises the engine's errors."""
-    most = client.info.max_model_len - MAX_TOKENS
-    total, left, num_asked = ProposerCounts(), deque(prompt for prompt in prompts if len(prompt) <= most), 0
+    most, total = client.info.max_model_len - MAX_TOKENS, ProposerCounts()
+    choice = SpeculationChoice("always", num_speculative_tokens=MAX_DRAFT_TOKENS, proposers=(proposer,))
+    asked, fitting = 0, [tuple(prompt) for prompt in prompts if len(prompt) <= most]
     for priority, seconds in phases:
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                while left and (total.num_drafts or num_asked < _SILENT):
+                while asked < len(fitting) and (total.num_drafts or asked < _SILENT):
                     request = GenerateRequest(
                         request_id=f"trial-{uuid4().hex}",
-                        prompt_token_ids=tuple(left[0]),
+                        prompt_token_ids=fitting[asked],
                         params=SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS),
                         priority=priority,
                         cache_salt="trial",
                         traffic_class=UNCOUNTED_CLASS,
-                        speculation=SpeculationChoice(
-                            "always", num_speculative_tokens=MAX_DRAFT_TOKENS, proposers=(proposer,)
-                        ),
+                        speculation=choice,
                     )
                     answer = await ask(client, request)
                     total.add(answer.stats.proposers.get(proposer, ProposerCounts()))
-                    left.popleft()
-                    num_asked += 1
-    return HeadTrial.of(num_asked, total)
+                    asked += 1
+    return HeadTrial.of(asked, total)

@@ -1,7 +1,6 @@
 """Proposers: what they draft with and bring, their breakers and memory, and draft heads to swap in."""
 
-from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from prolepsis.control.cost.runtime import CostReport
 from prolepsis.control.drafts.commands import HEADS
@@ -9,7 +8,6 @@ from prolepsis.control.health.commands import BREAKERS
 from prolepsis.control.web.page import FeaturePages, Visit, listed
 from prolepsis.core.config import CANDIDATE_HEAD, DRAFT_HEAD
 from prolepsis.core.engine_client import EngineClient
-from prolepsis.core.stats import TrafficClassCounts
 from prolepsis.ops.console.changes import last_swaps, recent_changes
 
 
@@ -22,18 +20,9 @@ def proposer_pages(client: EngineClient) -> FeaturePages:
             "slots": (DRAFT_HEAD, CANDIDATE_HEAD),
             "memory": {memory.proposer: memory for memory in cost.value.memory} if cost.value else {},
             "saved": {usage.value: usage.saved_s for usage in cost.value.by_proposer} if cost.value else {},
-            "brought": _brought(client.proposer_counts()),
+            "counts": client.proposer_counts(),
             "loaded": client.info.proposers,
             "may_swap": visit.may("PUT", HEADS.path),
         }
 
     return listed("/console/proposers", "Proposers", HEADS, BREAKERS, values=values)
-
-
-def _brought(counts: Sequence[TrafficClassCounts]) -> Mapping[str, Mapping[str, float]]:
-    """Return by proposer how often it was asked, how many drafts of it were verified, and their accepted tokens."""
-    total = defaultdict[str, Counter[str]](Counter)
-    for part in counts:
-        brought = {"asked": part.num_asked, "verified": part.num_rounds, "accepted": round(part.gained)}
-        total[part.proposer].update(brought)
-    return total

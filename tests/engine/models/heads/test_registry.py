@@ -108,7 +108,7 @@ def test_auto_takes_the_best_measured_champion_of_exactly_this_target(root: Path
     assert head is not None
     assert (head.info.name, reason) == ("measured@1", f"champion for these weights ({target.identity})")
     found = seen(root, target)
-    assert (found["measured@1"], found["plain@1"]) == ("takes it: the champion", "measured@1 comes before it")
+    assert (found["measured@1"], found["plain@1"]) == ("takes it: champion", "measured@1 comes before it")
     assert "only imported" in found["measured@2"]
     assert head_for("none", target, root) is None
 
@@ -116,7 +116,7 @@ def test_auto_takes_the_best_measured_champion_of_exactly_this_target(root: Path
 def test_a_champion_comes_before_a_shipped_head(root: Path, target: LoadedModel) -> None:
     shipped = list_heads(root)[0]
     assert fitting_entry(shipped.target_fingerprint, root) == shipped
-    assert seen_by_auto(shipped, shipped.target_fingerprint, root) == "takes it: shipped for these weights"
+    assert seen_by_auto(shipped, shipped.target_fingerprint, root) == "takes it: shipped"
     put(root, target, "mine", target_fingerprint=shipped.target_fingerprint)
     assert fitting_entry(shipped.target_fingerprint, root) == shipped
     HeadAliases(root).set("mine", "champion", 1)

@@ -138,12 +138,12 @@ def seen_by_auto(entry: HeadEntry, identity: str, root: Path | None = None) -> s
     """Return whether and why "auto" takes a head, or why not; empty for one of another target than `identity`."""
     if entry.target_fingerprint != identity:
         return "" if entry.target_fingerprint else "it records no target, and drafts if draft_head names it"
+    if not entry.shipped and not is_champion(entry, root):
+        return f"it was only imported; `prolepsis models alias {entry.label} {CHAMPION}` adopts it"
     taken = fitting_entry(identity, root)
-    if entry == taken:
-        return "takes it: the champion" if is_champion(entry, root) else "takes it: shipped for these weights"
-    if taken is not None and (entry.shipped or is_champion(entry, root)):
-        return f"{taken.label} comes before it"
-    return f"it was only imported; `prolepsis models alias {entry.label} {CHAMPION}` adopts it"
+    assert taken is not None, "this one could be taken"
+    kind = "shipped" if entry.shipped else CHAMPION
+    return f"takes it: {kind}" if entry == taken else f"{taken.label} comes before it"
 
 
 def open_head(entry: HeadEntry, target: LoadedModel) -> DraftHead:
@@ -216,7 +216,7 @@ def chosen_head(name: str, target: LoadedModel, root: Path | None = None) -> tup
         entry = fitting_entry(target.identity, root)
         if entry is None:
             return None, f"no head for these weights ({target.identity}) is shipped or champion{_nearest(target, root)}"
-        chosen = "champion" if is_champion(entry, root) else "shipped"
+        chosen = "shipped" if entry.shipped else CHAMPION
         return open_head(entry, target), f"{chosen} for these weights ({target.identity})"
     except (ModelLoadError, ConfigError) as error:
         log.warning("head_unused", reason=str(error))
@@ -226,14 +226,8 @@ def chosen_head(name: str, target: LoadedModel, root: Path | None = None) -> tup
 def _nearest(target: LoadedModel, root: Path | None) -> str:
     """Return the head that comes nearest with its misfit; one of other sizes only where there is no other."""
     heads = [(entry, misfit_of(entry, target) or "") for entry in list_heads(root)]
-    if not heads:
-        return ""
-
-    def nearness(head: tuple[HeadEntry, str]) -> tuple[bool, bool, bool]:
-        return not head[1], head[1].startswith(_TRAINED_FOR), bool(head[0].target_fingerprint)
-
-    entry, fault = sorted(heads, key=nearness)[-1]
-    return f"; nearest: {entry.label}, {fault or seen_by_auto(entry, target.identity, root)}"
+    heads.sort(key=lambda head: (not head[1], head[1].startswith(_TRAINED_FOR), bool(head[0].target_fingerprint)))
+    return "".join(f"; nearest: {e.label}, {m or seen_by_auto(e, target.identity, root)}" for e, m in heads[-1:])
 
 
 def _entries(*roots: Path) -> Iterator[HeadEntry]:
