@@ -113,7 +113,7 @@ def measure(
     from prolepsis.engine.start import loading
     from prolepsis.lab.measure.arrivals import load_of
     from prolepsis.lab.measure.prompts import encode_prompts, load_prompts
-    from prolepsis.lab.rehearsal.calibrate import Calibration, OfferedLoad, measured_passes, plan_of
+    from prolepsis.lab.rehearsal.calibrate import Calibration, OfferedLoad, measured_passes
     from prolepsis.lab.rehearsal.check import checked
     from prolepsis.lab.rehearsal.rehearsal import RehearsedServer
 
@@ -131,7 +131,7 @@ def measure(
         for first, part in zip((0, 100), wanted, strict=True)
     )
     recorded_at = recorded_at if seconds else [offered.for_advice() for offered in recorded_at]
-    note(plan_of(measured_at, recorded_at))
+    note(f"timing passes of up to {settings.engine.max_step_tokens} tokens, by which it is known how long all takes")
     files: dict[str, str] = {}
     try:
         passes = measured_passes(target.model, settings.engine.max_step_tokens)
@@ -160,7 +160,7 @@ def _keep(folder: Path, files: dict[str, str], kept: "Machine | LoadRecording") 
         files[kept.file] = f"{len(kept.trace.lines)} requests"
     else:
         write_output(folder / "machine.json", kept.to_json().encode())
-        files["machine.json"] = f"{folder / 'machine.json'}, forecasts {'checked' if kept.checks else 'not checked'}"
+        files["machine.json"] = f"in {folder}, its forecasts {'' if kept.checks else 'not '}checked"
 
 
 @app.command("check", epilog=EPILOG)

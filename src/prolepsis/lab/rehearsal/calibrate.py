@@ -65,16 +65,14 @@ class OfferedLoad:
     tenant: str = ""
 
     def for_advice(self) -> "OfferedLoad":
-        """Return it with as many requests as an advice for each traffic class of its prompts needs."""
-        facts = (RequestFacts(route=self.route, prompt_tokens=len(prompt.token_ids)) for prompt in self.prompts)
-        numbers, whole = Counter(map(traffic_class_of, facts)).values(), len(self.prompts)
+        """Return it with as many requests as advice on the traffic classes of its prompts needs, but for rare ones."""
+        facts = (RequestFacts(prompt_tokens=len(prompt.token_ids)) for prompt in self.prompts)
+        whole, numbers = len(self.prompts), Counter(map(traffic_class_of, facts)).values()
         fewest = min(number for number in numbers if number >= _RARE * whole)
-        return replace(self, at_least=whole * -(-FEWEST_REQUESTS // fewest) if fewest < whole else FEWEST_REQUESTS)
+        return replace(self, at_least=-(-FEWEST_REQUESTS * whole // fewest))
 
-    def about_s(self, passes: CostCurve | None) -> float:
-        """Return about how long it takes by the times of passes; None: they are not known, it is at least as long."""
-        if passes is None:
-            return self.seconds
+    def about_s(self, passes: CostCurve) -> float:
+        """Return about how long it takes where passes take so long."""
         at_once, num_tokens = self.load.at_once or 1, round(0.4 * self.max_tokens)
         prompt = round(mean(len(prompt.token_ids) for prompt in self.prompts))
         request_s = (passes.ms(prompt, 0) * at_once + num_tokens * passes.ms(at_once, at_once * prompt)) / 1000.0
@@ -189,27 +187,32 @@ class Calibration:
         self, passes: CostCurve, measured: Sequence[OfferedLoad], recorded: Sequence[OfferedLoad]
     ) -> tuple[Machine, list[LoadRecording]]:
         """Return the machine, whose passes take `passes` one by one, and the recordings."""
-        self._passes = passes
-        self._planned_s = planned_s(measured, recorded, passes)
         self._num_begun, self._began = 0, time.monotonic()
-        await self._measure(measured, 0)
+        parts = [replace(offered, seconds=offered.seconds / _ROUNDS) for offered in measured]
+        a_round = [offered.about_s(passes) for offered in parts for _ in MODES]
+        recorded_s = [offered.about_s(passes) for offered in recorded for _ in (*MODES, "survey")]
+        self._planned_s = [*a_round, *recorded_s, *a_round * (_ROUNDS - 1)]
+        until = f"{recorded[0].seconds:g} s, and until {recorded[0].at_least} requests have come"
+        whole = f"this takes about {_rounded(sum(self._planned_s))}: each of {len(measured)} loads is measured twice"
+        self._notify(f"{whole}, plain and speculating; {len(recorded)} are recorded for {until}")
+        await self._measure(parts, 0, passes)
         recordings = [await self._record(offered, mode) for offered in recorded for mode in MODES]
         for number in range(1, _ROUNDS):
-            machine = await self._measure(measured, number)
+            machine = await self._measure(parts, number, passes)
         return machine, recordings
 
-    async def _measure(self, measured: Sequence[OfferedLoad], number: int) -> Machine:
+    async def _measure(self, measured: Sequence[OfferedLoad], number: int, passes: CostCurve) -> Machine:
         async with self._engine(measured[0]) as (client, meter):
             for offered in measured:
-                part = replace(_part(offered), seed=offered.seed + 1000 * number)
+                part = replace(offered, seed=offered.seed + 1000 * number)
                 try:
                     for mode in MODES:
                         self._begin(f"measuring {offered.load}, speculation {mode}, time {1 + number} of {_ROUNDS}")
                         await record(client, part, mode, f"measured-{offered.load.name}-{mode}")
                 finally:  # interrupted too
                     self._samples = self._samples.with_others(meter.taken())
-                    machine = meter.machine(self._passes, self._samples)
-                    self._keep(machine := replace(machine, fingerprint=client.info.fingerprint))
+                    machine = replace(meter.machine(passes, self._samples), fingerprint=client.info.fingerprint)
+                    self._keep(machine)
             return machine
 
     async def _record(self, offered: OfferedLoad, mode: SpecMode) -> LoadRecording:
@@ -240,37 +243,14 @@ class Calibration:
         client = ThreadEngineClient(self._build(meter))
         try:
             meter.watch(client.engine)
-            warm_up = replace(offered, load=TrafficLoad(at_once=1), seconds=min(_WARM_UP_S, offered.seconds))
+            warm_up = replace(
+                offered, load=TrafficLoad(at_once=1), seconds=min(_WARM_UP_S, offered.seconds), at_least=0
+            )
             await record(client, warm_up, "off", "warm-up")
             meter.taken()
             yield client, meter
         finally:
             await client.close()
-
-
-def _part(offered: OfferedLoad) -> OfferedLoad:
-    """Return what is measured of a load at a time."""
-    return replace(offered, seconds=offered.seconds / _ROUNDS)
-
-
-def planned_s(
-    measured: Sequence[OfferedLoad], recorded: Sequence[OfferedLoad], passes: CostCurve | None
-) -> list[float]:
-    """Return about how long each step of a calibration takes; `passes` as in `OfferedLoad.about_s`."""
-    a_round = [_part(offered).about_s(passes) for offered in measured for _ in MODES]
-    recordings = [offered.about_s(passes) for offered in recorded for _ in (*MODES, "survey")]
-    return [*a_round, *recordings, *a_round * (_ROUNDS - 1)]
-
-
-def plan_of(measured: Sequence[OfferedLoad], recorded: Sequence[OfferedLoad]) -> str:
-    """Return what a calibration will do, and how long it takes at least, as nothing is known of the machine yet."""
-    planned, longest = planned_s(measured, recorded, None), max(offered.at_least for offered in recorded)
-    until = f", and until {longest} requests have come" if longest else ""
-    return (
-        f"{len(planned)} steps, at least {_rounded(sum(planned))}: {len(measured)} loads, each measured twice, "
-        f"plain and speculating; {len(recorded)} recorded for {recorded[0].seconds:g} s{until}, and then all proposers "
-        "asked about their answers. First passes are timed: then it is known how long the rest takes"
-    )
 
 
 def _rounded(seconds: float) -> str:
