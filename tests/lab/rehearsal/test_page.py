@@ -82,7 +82,7 @@ def test_a_chart_has_the_lowest_and_the_highest_of_all_seeds(page: ForecastPage)
     plain, _ = whole.lines
     assert plain.band is not None
     lowest, highest = plain.band
-    values = [1000.0 * pairs[0][0].percentiles["end to end"]["p50"] for pairs in page.by_seed]
+    values = [1000.0 * (pairs[0][0].percentiles["end to end"]["p50"] or 0.0) for pairs in page.by_seed]
     assert (lowest[0], plain.values[0], highest[0]) == tuple(sorted(values))
 
 
