@@ -96,11 +96,9 @@ def _plain(page: "TuningPage") -> dict[str, object]:
 def _show(page: "TuningPage", before: "Policy", after: "Policy") -> None:
     from prolepsis.control.policy.explain import diff
     from prolepsis.core.terminal.documents import as_yaml
-    from prolepsis.lab.rehearsal.tune import ADVICE_HEADING, HEADING
 
-    num_trials = len(page.tuning.trials)
-    print_table(f"the frontier of {num_trials} rehearsals, and where it began", HEADING, page.rows())
-    print_table("advice", ADVICE_HEADING, page.advice(), in_order=True)
+    for title, (heading, of_page) in page.tables().items():
+        print_table(title, heading, of_page, in_order=True)
     changes = [change for change in diff(before, after) if not change.field.startswith(("rollout", "guardrails"))]
     rows = [[change.kind, change.rule, change.field, as_yaml(change.old), as_yaml(change.new)] for change in changes]
     if rows:

@@ -7,7 +7,6 @@ from typing import Literal
 
 from prolepsis.control.policy.model import DEFAULT_RULE, GivenTerms, Policy, Terms
 from prolepsis.core.config import SYNTHETIC
-from prolepsis.core.units import figure
 from prolepsis.lab.measure.arrivals import LatencyGoal
 from prolepsis.lab.rehearsal.advice import FEWEST_REQUESTS, Advice, advice, error_of
 from prolepsis.lab.rehearsal.check import EACH, FIRST, OUTPUT, WHOLE, figure_of
@@ -17,6 +16,7 @@ from prolepsis.lab.rehearsal.trace import Trace
 from prolepsis.lab.virtual_engine.machine import Machine
 from prolepsis.ops.console.render import page_alone
 
+Table = tuple[Sequence[str], Sequence[Sequence[str]]]
 TuningGoal = Literal["latency", "cost", "goodput"]
 CEILINGS = (None, 1, 2, 4, 8, 16)
 """Drafted tokens a step that are tried; None: as many as the engine drafts."""
@@ -72,7 +72,7 @@ class Tuning:
         error = error_of(self.best.machine, _FIGURES[self.goal])
         if self.best is self.trials[0] or error is None:
             return None
-        gain = self.best.worth(self.goal) / self.trials[0].worth(self.goal)
+        gain = self.best.worth(self.goal) / max(1e-9, self.trials[0].worth(self.goal))
         bounds = f"{gain / (1.0 + error):.2f} to {gain * (1.0 + error):.2f}x"
         return f"{bounds} as good in {self.goal}: {gain:.2f}x by a forecast with an error of {100 * error:.0f} %"
 
@@ -225,10 +225,7 @@ def _changed(policy: Policy, name: str, changes: Mapping[str, object]) -> Policy
     return Policy.model_validate(plain)
 
 
-ADVICE_HEADING = ("of", "recorded requests", "advice")
-HEADING = ("changed", "mean time", "machine s per million tokens", "goodput", "refused")
-_LEFT, _TOP, _WIDTH, _HEIGHT = 60.0, 16.0, 530.0, 214.0
-"""Where points are, in the picture's own coordinates."""
+_HEADING = ("changed", "mean time", "machine s per million tokens", "goodput", "refused")
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,54 +238,22 @@ class TuningPage:
     machine: str
     policy: str  # text of the policy that was found
 
-    def rows(self) -> list[list[str]]:
-        """Return the frontier, where the search began, and the best, under `HEADING`."""
-        tuning = self.tuning
+    def tables(self) -> Mapping[str, Table]:
+        """Return the frontier, where the search began and the best, and by step its requests and the advice."""
+        tuning, words = self.tuning, {"on": "changed", "off": "as it is", "unknown": "not known"}
         marks = {id(tuning.best): f"best for {self.goal}: {tuning.best.changed}", id(tuning.trials[0]): "as it is"}
         shown = [trial for trial in tuning.trials if trial in tuning.frontier or id(trial) in marks]
-        return [_row(trial, marks.get(id(trial), trial.changed)) for trial in shown]
-
-    def advice(self) -> list[list[str]]:
-        """Return by step how many recorded requests it is of, and what is advised."""
-        words = {"on": "changed", "off": "as it is", "unknown": "not known"}
-        return [
+        advice = [
             [name, str(number), f"{words[advised.mode]}: {advised.why}" if advised else "not asked for (--default)"]
-            for name, number in self.tuning.num_requests.items()
-            for advised in (self.tuning.advice.get(name),)
+            for name, number in tuning.num_requests.items()
+            for advised in (tuning.advice.get(name),)
         ]
+        title = f"the frontier of {len(tuning.trials)} rehearsals, and where it began"
+        trials = [_row(trial, marks.get(id(trial), trial.changed)) for trial in shown]
+        return {title: (_HEADING, trials), "advice": (("of", "recorded requests", "advice"), advice)}
 
     def html(self) -> str:
-        times, costs = (sorted(values) for values in zip(*map(_at, self.tuning.trials), strict=True))
-        best_last = sorted(self.tuning.trials, key=lambda trial: trial is self.tuning.best)
-        return page_alone(
-            "lab/rehearsal/templates/tuning.html",
-            page=self,
-            heading=HEADING,
-            points=[(*self._place(trial), self._kind(trial), trial.changed or "as it is") for trial in best_last],
-            frontier=[self._place(trial) for trial in self.tuning.frontier],
-            ends={"times": [figure(times[0]), figure(times[-1])], "costs": [figure(costs[0]), figure(costs[-1])]},
-        )
-
-    def _place(self, trial: TuningTrial) -> tuple[float, float]:
-        x, y = (
-            _share(value, values)
-            for value, values in zip(_at(trial), zip(*map(_at, self.tuning.trials), strict=True), strict=True)
-        )
-        return round(_LEFT + _WIDTH * x, 1), round(_TOP + _HEIGHT * (1.0 - y), 1)
-
-    def _kind(self, trial: TuningTrial) -> str:
-        if trial is self.tuning.best:
-            return "best"
-        return "frontier" if trial in self.tuning.frontier else "trial"
-
-
-def _at(trial: TuningTrial) -> tuple[float, float]:
-    return trial.latency_s, trial.machine_s_per_million
-
-
-def _share(value: float, among: Sequence[float]) -> float:
-    low, high = min(among), max(among)
-    return (value - low) / (high - low) if high > low else 0.5
+        return page_alone("lab/rehearsal/templates/tuning.html", page=self, tables=self.tables())
 
 
 def _row(trial: TuningTrial, words: str) -> list[str]:
