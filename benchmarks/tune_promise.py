@@ -19,6 +19,7 @@ from benchmarks.script import keep, options
 from prolepsis.control.policy.model import Terms
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.requests import GenerateRequest, SpecMode, SpeculationChoice
+from prolepsis.core.terminal.output import quiet_logs
 from prolepsis.engine.build import build_engine
 from prolepsis.engine.models.load import LoadedModel, load_model
 from prolepsis.engine.thread import ThreadEngineClient
@@ -69,6 +70,7 @@ def arm(trial: TuningTrial, load: OfferedLoad, config: EngineConfig, target: Loa
 
 if __name__ == "__main__":
     args = options(__doc__, "folder", at_once=2, seconds=60.0, rounds=3, max_tokens=192, model=str)
+    quiet_logs("error")
     config = EngineConfig(**({"model": args.model} if args.model else {}))
     trace = read_trace(Path(args.folder, f"auto-{args.at_once}.jsonl.gz"))
     setting = RehearsedServer(machine=machine_of(Path(args.folder, "machine.json")))

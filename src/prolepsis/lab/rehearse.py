@@ -152,12 +152,14 @@ def measure(
 
 def _keep(folder: Path, files: dict[str, str], kept: "Machine | LoadRecording") -> None:
     """Write what was measured to its file in the folder, and enter what the file has in `files`."""
+    from prolepsis.lab.rehearsal.advice import FEWEST_REQUESTS
     from prolepsis.lab.rehearsal.calibrate import LoadRecording
     from prolepsis.lab.rehearsal.trace import write_trace
 
     if isinstance(kept, LoadRecording):
         write_trace(folder / kept.file, kept.trace)
-        files[kept.file] = f"{len(kept.trace.lines)} requests"
+        number = len(kept.trace.lines)
+        files[kept.file] = f"{number} requests" + ", too few for advice" * (number < FEWEST_REQUESTS)
     else:
         write_output(folder / "machine.json", kept.to_json().encode())
         files["machine.json"] = f"in {folder}, its forecasts {'' if kept.checks else 'not '}checked"

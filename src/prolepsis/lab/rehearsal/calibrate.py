@@ -191,8 +191,8 @@ class Calibration:
         parts = [replace(offered, seconds=offered.seconds / _ROUNDS) for offered in measured]
         a_round = [offered.about_s(passes) for offered in parts for _ in MODES]
         recorded_s = [offered.about_s(passes) for offered in recorded for _ in (*MODES, "survey")]
-        self._planned_s = [*a_round, *recorded_s, *a_round * (_ROUNDS - 1)]
-        until = f"{recorded[0].seconds:g} s, and until {recorded[0].at_least} requests have come"
+        self._planned_s, least = [*a_round, *recorded_s, *a_round * (_ROUNDS - 1)], recorded[0].at_least
+        until = f"{recorded[0].seconds:g} s" + f" and until {least} requests have come" * bool(least)
         whole = f"this takes about {_rounded(sum(self._planned_s))}: each of {len(measured)} loads is measured twice"
         self._notify(f"{whole}, plain and speculating; {len(recorded)} are recorded for {until}")
         await self._measure(parts, 0, passes)

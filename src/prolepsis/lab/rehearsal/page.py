@@ -107,11 +107,8 @@ class ForecastPage:
     @property
     def advice(self) -> Mapping[str, Advice]:
         """Whether to turn speculation on, by traffic class."""
-        return {name: class_advice(gains, self.machine, self._not_measured) for name, gains in self.classes.items()}
-
-    @property
-    def _not_measured(self) -> str | None:
-        return next((own.not_measured for pairs in self.by_seed for _, own in pairs if own.not_measured), None)
+        beyond = next((own.not_measured for pairs in self.by_seed for _, own in pairs if own.not_measured), None)
+        return {name: class_advice(gains, self.machine, beyond) for name, gains in self.classes.items()}
 
     @property
     def rules(self) -> str | None:
