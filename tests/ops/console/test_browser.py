@@ -96,7 +96,6 @@ def test_speculation_is_stopped_and_released_from_any_page_by_keyboard_alone(pag
     page.locator("details.kill summary").focus()
     page.keyboard.press("Enter")
     page.keyboard.press("Tab")
-    page.keyboard.press("Tab")
     page.keyboard.type("drill")
     page.keyboard.press("Enter")
     expect(page.locator(".notice")).to_contain_text("Kill switch for everything: speculation is stopped.")

@@ -7,6 +7,7 @@ from typing import Literal, Protocol, cast, get_args
 from prolepsis.control.audit.changes import ChangesReply
 from prolepsis.control.controls.kill_switch import KillStatus
 from prolepsis.control.correctness.runtime import CorrectnessReply
+from prolepsis.control.cost.comparison import MIN_REQUESTS
 from prolepsis.control.drafts.heads import HeadsReply
 from prolepsis.control.health.breaker_runtime import BreakersReply
 from prolepsis.control.health.commands import HEALTH, WHY
@@ -98,6 +99,8 @@ def overview_pages(
             "service": traffic.service,
             "verdicts": verdicts,
             "clients": traffic.clients,
+            "is_new": _is_new(traffic, load.health()),
+            "least": MIN_REQUESTS,
             "charts": charts(traffic.spans, changes),
             "changes": changes,
             "attention": await _attention(visit, own, judged, verdicts.value, runbooks),
@@ -109,6 +112,11 @@ def overview_pages(
         return Page("overview.html", "Overview", values)
 
     return FeaturePages((PageRoute(HOME, "Overview", overview, in_navigation=True),))
+
+
+def _is_new(traffic: TrafficReply, health: EngineHealth) -> bool:
+    """Return whether no request has come yet."""
+    return not (traffic.clients or health.num_running or health.num_waiting or health.reading)
 
 
 def recent(spans: Sequence[TimelineSpan], num: int = 20) -> TrafficSums:
@@ -132,7 +140,7 @@ def charts(spans: Sequence[TimelineSpan], changes: Section[ChangesReply], width_
     saved = Line("saved", [percent(span.saved) for span in over])
     load = [Line("running", [span.num_running for span in over]), Line("waiting", [span.num_waiting for span in over])]
     return [
-        Chart(title="Output", unit="tokens/s", at=at, lines=[rate]),
+        Chart(title="Output", unit="tokens/s", at=at, lines=[rate], top=1.0),
         Chart(
             title="Acceptance",
             unit="% of drafted tokens",
