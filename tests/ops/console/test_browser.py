@@ -100,6 +100,9 @@ def test_speculation_is_stopped_and_released_from_any_page_by_keyboard_alone(pag
     page.keyboard.press("Enter")
     expect(page.locator(".notice")).to_contain_text("Kill switch for everything: speculation is stopped.")
     expect(page.locator("details.kill summary")).to_contain_text("Speculation stopped")
+    page.goto("/console")
+    expect(page.locator("main")).to_contain_text("Speculation is stopped since")
+    assert faults_of(page) == []
     page.goto("/console/kill")
     page.get_by_label("Reason to release everything").fill("drill is over")
     page.get_by_role("button", name="Release").press("Enter")
