@@ -1,0 +1,196 @@
+"""Answers to the same requests, plain and speculated in turns: whether they are the same, and how long they took."""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from math import ceil
+from typing import Protocol
+
+import httpx
+
+from prolepsis.core.engine_client import EngineClient
+from prolepsis.core.requests import GenerateRequest, SamplingParams, SpecMode, SpeculationChoice
+from prolepsis.lab.check.verdict import LEAST, Comparison
+from prolepsis.lab.exact import FirstDifference, classified, difference
+from prolepsis.lab.measure.arrivals import in_flight
+from prolepsis.remote.verify_events import refusal_of
+from prolepsis.server.cli.ask import ask
+
+AT_ONCE = 4
+_TEMPERATURE = 0.8
+"""Of prompts that come again; the first time they are answered greedily."""
+_FEWEST, _MOST = 24, 128  # tokens of an answer
+_DECODED = 3  # times that a prompt is decoded, where some at once count as half
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A prompt: as tokens for an engine, as text for a server."""
+
+    id: str
+    traffic_class: str
+    token_ids: tuple[int, ...] = ()
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A sample, answered greedily in its first round, sampled with a seed of its own in each further one."""
+
+    sample: Sample
+    round: int = 0
+    max_tokens: int = _FEWEST
+
+    def request(self, mode: SpecMode, at_once: int) -> GenerateRequest:
+        """Return its request to an engine; caches and indexes see those of its mode, load and round."""
+        scope, temperature = f"check {mode} {at_once} {self.round}", _TEMPERATURE if self.round else 0.0
+        return GenerateRequest(
+            request_id=f"{scope} {self.sample.traffic_class} {self.sample.id}",
+            prompt_token_ids=self.sample.token_ids,
+            params=SamplingParams(temperature=temperature, seed=self.round, max_tokens=self.max_tokens),
+            cache_salt=scope,
+            speculation=SpeculationChoice(mode),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    token_ids: tuple[int, ...]
+    num_steps: int
+    seconds: float
+
+
+class Answerer(Protocol):
+    """An engine in this process, or a server."""
+
+    async def answer(self, case: Case, mode: SpecMode, at_once: int) -> Answered: ...
+
+    async def classified(self, request: GenerateRequest, answer: Answered, first: FirstDifference) -> FirstDifference:
+        """Return a difference with its kind, if that can be found out."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineAnswers:
+    client: EngineClient
+
+    async def answer(self, case: Case, mode: SpecMode, at_once: int) -> Answered:
+        answer = await ask(self.client, case.request(mode, at_once))
+        return Answered(answer.token_ids, answer.stats.num_steps, answer.seconds)
+
+    async def classified(self, request: GenerateRequest, answer: Answered, first: FirstDifference) -> FirstDifference:
+        return await classified(self.client, request, answer.token_ids, first)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerAnswers:
+    """Asks the chat API; `salt` keeps away what earlier checks left in the server's caches."""
+
+    http: httpx.AsyncClient
+    model: str
+    salt: str
+
+    async def answer(self, case: Case, mode: SpecMode, at_once: int) -> Answered:
+        request = case.request(mode, at_once)
+        body = {
+            "model": self.model,
+            "messages": [{"role": "user", "content": case.sample.text}],
+            **{name: getattr(request.params, name) for name in ("max_tokens", "temperature", "seed")},
+            "cache_salt": f"{self.salt} {request.cache_salt}",
+            "return_token_ids": True,
+            "speculation": {"mode": mode, "metrics": True},
+        }
+        began = time.perf_counter()
+        reply = await self.http.post("/v1/chat/completions", json=body)
+        seconds = time.perf_counter() - began
+        if reply.status_code != httpx.codes.OK:
+            raise refusal_of(reply)
+        document = reply.json()
+        tokens = tuple(document["choices"][0]["token_ids"])
+        accepted = document["metrics"]["speculative_decoding"]["num_accepted_draft_tokens"]
+        return Answered(tokens, len(tokens) - accepted, seconds)
+
+    async def classified(self, request: GenerateRequest, answer: Answered, first: FirstDifference) -> FirstDifference:
+        return first  # the server replays its own requests: `prolepsis correctness`
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Cases of one kind of traffic that are answered at once; `unit` names their prompts."""
+
+    unit: str
+    cases: Sequence[Case]
+
+
+def turns(samples: Sequence[Sample], max_tokens: int) -> Iterator[Turn]:
+    """Yield turns for ever: prompts of each kind of traffic alone, then some of each kind at once, and so on."""
+    kinds = dict.fromkeys(sample.traffic_class for sample in samples)
+    own = [[sample for sample in samples if sample.traffic_class == kind] for kind in kinds]
+
+    def case(group: Sequence[Sample], place: int) -> Case:
+        return Case(group[place % len(group)], place // len(group), max_tokens)
+
+    for number in count():
+        for group in own:
+            some = min(AT_ONCE, len(group))
+            alone = (case(group, place) for place in range(number * some, (number + 1) * some))
+            yield from (Turn(each.sample.id, [each]) for each in alone)
+        for group in own:
+            unit = f"group {number % ceil(len(group) / AT_ONCE)}"
+            yield Turn(unit, [case(group, place) for place in range(number * AT_ONCE, (number + 1) * AT_ONCE)])
+
+
+def answer_length(seconds: float, tokens_per_second: float, sizes: Sequence[int]) -> int:
+    """Return the most tokens of an answer with which `LEAST` prompts of each kind, if there are, can be compared."""
+    num_decodings = _DECODED * sum(min(size, LEAST) for size in sizes)
+    return max(_FEWEST, min(_MOST, int(seconds * tokens_per_second / num_decodings)))
+
+
+@dataclass(slots=True)
+class Compared:
+    """Comparisons so far, and the answers that differ."""
+
+    answerer: Answerer
+    comparisons: list[Comparison] = field(default_factory=list)
+    differences: list[tuple[str, FirstDifference]] = field(default_factory=list)  # with the prompt's id
+    num_answers: int = 0  # that were held against a plain one
+    _plain: dict[Case, Answered] = field(default_factory=dict)  # answered alone
+
+    async def rate(self, samples: Sequence[Sample]) -> float:
+        """Return the plain tokens a second of the shortest prompt, once both modes are warm."""
+        case = Case(min(samples, key=lambda sample: (len(sample.token_ids), len(sample.text))))
+        _, plain = [await self.answerer.answer(case, mode, 0) for mode in ("auto", "off")]
+        return len(plain.token_ids) / plain.seconds
+
+    async def compare(self, turn: Turn) -> None:
+        """Answer cases plainly and speculated; the one that comes first changes from turn to turn."""
+        answers, walls, at_once = dict[SpecMode, list[Answered]](), dict[SpecMode, float](), len(turn.cases)
+        modes: list[SpecMode] = ["off", "auto"]
+        for mode in modes if len(self.comparisons) % 2 else reversed(modes):
+            began = time.perf_counter()
+            jobs = [partial(self.answerer.answer, case, mode, at_once) for case in turn.cases]
+            answers[mode] = await in_flight(jobs, at_once)
+            walls[mode] = time.perf_counter() - began
+        comparison = Comparison(
+            traffic_class=turn.cases[0].sample.traffic_class,
+            at_once=at_once,
+            unit=turn.unit,
+            num_requests=at_once,
+            num_tokens=sum(len(answer.token_ids) for answer in answers["off"]),
+            num_steps=sum(answer.num_steps for answer in answers["auto"]),
+            plain_s=walls["off"],
+            speculated_s=walls["auto"],
+        )
+        self.comparisons.append(comparison)
+        for case, plain, speculated in zip(turn.cases, answers["off"], answers["auto"], strict=True):
+            alone = self._plain.setdefault(case, plain)
+            await self._hold(case, f"speculated, {at_once} at once", alone, speculated)
+            if alone is not plain:
+                await self._hold(case, f"plain, {at_once} at once", alone, plain)
+
+    async def _hold(self, case: Case, run: str, plain: Answered, answer: Answered) -> None:
+        self.num_answers += 1
+        if (first := difference(run, plain.token_ids, answer.token_ids)) is not None:
+            request = case.request("off", -len(self.differences))  # of a scope of its own: nothing is reused
+            self.differences.append((case.sample.id, await self.answerer.classified(request, answer, first)))

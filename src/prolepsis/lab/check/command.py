@@ -1,0 +1,48 @@
+"""`prolepsis check`: the first days of an adoption in minutes, with one verdict."""
+
+import asyncio
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from prolepsis.core.config import EngineConfig
+from prolepsis.core.terminal.admin import Key
+from prolepsis.core.terminal.config import Settings
+from prolepsis.core.terminal.flags import configured
+from prolepsis.core.terminal.output import INTERRUPTED, AsJson, note
+from prolepsis.lab.measure.prompts import DEFAULT_PROMPTS
+
+
+@configured(EngineConfig)
+def check(
+    settings: Settings,
+    file: Annotated[
+        Path | None, typer.Argument(metavar="[PROMPTS|TRACE]", help="JSON lines; default: a small set in the package")
+    ] = None,
+    *,
+    url: Annotated[str | None, typer.Option(help="ask this running server, not an engine of its own")] = None,
+    key: Key = None,
+    minutes: Annotated[float, typer.Option(min=0.05, help="time for all of it, once the model is loaded")] = 3.0,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="what is found, as JSON, written after each part")
+    ] = Path("check.json"),
+    as_json: AsJson = False,
+) -> None:
+    """Say whether speculation is worth a pilot on your traffic: exit status 0 go, 1 do not, 6 not known yet."""
+    from prolepsis.lab.check.parts import Check
+    from prolepsis.lab.check.verdict import STATUSES
+
+    prompts = file or Path(str(files("prolepsis.lab.measure") / DEFAULT_PROMPTS))
+    check, interrupted = Check(output, minutes, prompts), False
+    parts = "machine and settings, kinds of traffic; then plain against speculated answers, 1 and 4 at once"
+    note(f"{minutes:g} min{'' if url else ', once the model is loaded'}: {parts}")
+    try:
+        asyncio.run(check.of_engine(settings) if url is None else check.of_server(url, key, own_file=file is not None))
+    except KeyboardInterrupt:
+        interrupted = True
+    finally:
+        check.keep(is_interrupted=interrupted)
+    check.show(as_json=as_json)
+    raise typer.Exit(INTERRUPTED if interrupted else STATUSES[check.known.word])
