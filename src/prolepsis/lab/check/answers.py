@@ -21,7 +21,7 @@ from prolepsis.server.cli.ask import ask
 AT_ONCE = 4
 _TEMPERATURE = 0.8
 """Of prompts that come again; the first time they are answered greedily."""
-_FEWEST, _MOST = 24, 128  # tokens of an answer
+_FEWEST, _MOST = 48, 128  # tokens of an answer
 _DECODED = 3  # times that a prompt is decoded, where some at once count as half
 
 
@@ -157,10 +157,12 @@ class Compared:
     num_answers: int = 0  # that were held against a plain one
     _plain: dict[Case, Answered] = field(default_factory=dict)  # answered alone
 
-    async def rate(self, samples: Sequence[Sample]) -> float:
-        """Return the plain tokens a second of the shortest prompt, once both modes are warm."""
-        case = Case(min(samples, key=lambda sample: (len(sample.token_ids), len(sample.text))))
-        _, plain = [await self.answerer.answer(case, mode, 0) for mode in ("auto", "off")]
+    async def warm_up(self, samples: Sequence[Sample]) -> float:
+        """Let the engine learn what drafts are worth, from a prompt of each kind; return plain tokens a second."""
+        kinds = {sample.traffic_class: Case(sample) for sample in samples}
+        await in_flight([partial(self.answerer.answer, case, "auto", 0) for case in kinds.values()], AT_ONCE)
+        case = min(kinds.values(), key=lambda case: len(case.sample.token_ids) or len(case.sample.text))
+        plain = await self.answerer.answer(case, "off", 0)
         return len(plain.token_ids) / plain.seconds
 
     async def compare(self, turn: Turn) -> None:

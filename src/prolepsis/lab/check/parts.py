@@ -21,7 +21,7 @@ from prolepsis.core.files import write_output
 from prolepsis.core.terminal.admin import ask
 from prolepsis.core.terminal.config import Settings
 from prolepsis.core.terminal.documents import print_reply
-from prolepsis.core.terminal.output import note, print_json, stderr, stdout
+from prolepsis.core.terminal.output import note, print_json, print_table, stderr, stdout
 from prolepsis.core.traffic_sums import LEAST_REQUESTS
 from prolepsis.core.units import duration
 from prolepsis.lab.bench import until_ready
@@ -36,10 +36,7 @@ _LEFT_S = 0.5  # of the time, for the verdict
 _LINE_S = 5.0  # between lines about the time left, where there is no terminal
 _PASSES, _CONTEXT = (1, 4, 8, 32), 512  # whose cost is shown: tokens, each with so much context
 _ROOM = 128  # tokens of an answer, for which a prompt leaves room
-_COLUMNS = {
-    "gains": ("kind=traffic_class", "at_once", "requests=num_requests", "plain tokens/s=plain_tokens_per_second"),
-    *("speculated=speculated_tokens_per_second", "tokens_a_pass", "gain=ratio", "worth a pilot=answer"),
-)
+_HEADINGS = ("kind", "at once", "requests", "plain tokens/s", "speculated", "tokens a pass", "gain", "worth a pilot")
 
 
 @dataclass(slots=True)
@@ -109,7 +106,7 @@ class Check:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._left_s):
                     sizes = [*Counter(sample.traffic_class for sample in samples).values()]
-                    length = answer_length(self._left_s, await compared.rate(samples), sizes)
+                    length = answer_length(self._left_s, await compared.warm_up(samples), sizes)
                     self.keep(max_tokens=length)
                     for turn in turns(samples, length):
                         await compared.compare(turn)
@@ -172,8 +169,7 @@ class Check:
         kinds = [f"{row['num_requests']} {row['traffic_class']}" for row in document.get("traffic", ())]
         names = ("model", "loaded_in_s", "exactness", "ms_a_pass", "cost", "doctor", "compared")
         facts = {name: document[name] for name in names if name in document}
-        tables = {"gains": document["gains"]} | (
-            {"differences": different} if (different := document["differences"]) else {}
-        )
-        print_reply({**facts, "traffic": kinds, **tables}, {"gains": _GAINS}, as_json=False)
+        different = {"differences": document["differences"]} if document["differences"] else {}
+        print_reply({**facts, "traffic": kinds, **different}, as_json=False)
+        print_table("gains", _HEADINGS, [gain.cells for gain in self.known.gains], in_order=True)
         stdout().print(document["sentence"], markup=False, highlight=False, soft_wrap=True)

@@ -13,7 +13,7 @@ ALL = "all"
 """All kinds of traffic together."""
 LEAST = 5
 """Comparisons below which nothing is known, however alike they are."""
-WORTH = 1.05  # a smaller gain is not worth a pilot
+WORTH = 1.1  # a smaller gain is not worth a pilot
 _T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13, 2.12, 2.11, 2.10, 2.09)
 """Half an interval of 95 %, in standard errors, by degrees of freedom from 1 (Student); the last one for all above."""
 _CONTEXTS = {"short": {"max": SHORT}, "medium": {"min": SHORT + 1, "max": MEDIUM}, "long": {"min": MEDIUM + 1}}
@@ -58,10 +58,20 @@ class Gain:
         distance = max(abs(found.estimate - 1.0), WORTH - found.estimate)
         return max(least, ceil(self.num_comparisons * ((found.estimate - found.lower) / distance) ** 2))
 
-    def __str__(self) -> str:
+    @property
+    def bounded(self) -> str:
         low, high = self.ratio.lower, self.ratio.upper
-        bounds = "" if low is None or high is None else f", {low:.2f} to {high:.2f}"
-        return f"{self.traffic_class} ({self.ratio.estimate:.2f}x{bounds}, {self.at_once} at once)"
+        return f"{self.ratio.estimate:.2f}x" + (f", {low:.2f} to {high:.2f}" if low is not None else "")
+
+    def __str__(self) -> str:
+        return f"{self.traffic_class} ({self.bounded}, {self.at_once} at once)"
+
+    @property
+    def cells(self) -> list[str]:
+        """The row of a table."""
+        speeds = (self.plain_tokens_per_second, self.speculated_tokens_per_second, self.tokens_a_pass or 0.0)
+        numbers = (str(self.at_once), str(self.num_requests), *(f"{speed:.3g}" for speed in speeds))
+        return [self.traffic_class, *numbers, self.bounded, self.answer]
 
 
 def gains(comparisons: Sequence[Comparison]) -> Iterator[Gain]:
@@ -80,6 +90,7 @@ def _gain(kind: str, own: Sequence[Comparison]) -> Gain:
         plain_s, speculated_s = units.get(key := (each.traffic_class, each.unit), (0.0, 0.0))
         units[key] = (plain_s + each.plain_s, speculated_s + each.speculated_s)
     found, num_tokens = ratio_of([*units.values()]), sum(each.num_tokens for each in own)
+    tokens_a_pass = ratio(num_tokens, sum(each.num_steps for each in own))
     return Gain(
         traffic_class=kind,
         at_once=own[0].at_once,
@@ -87,9 +98,9 @@ def _gain(kind: str, own: Sequence[Comparison]) -> Gain:
         num_comparisons=len(units),
         plain_tokens_per_second=num_tokens / sum(each.plain_s for each in own),
         speculated_tokens_per_second=num_tokens / sum(each.speculated_s for each in own),
-        tokens_a_pass=ratio(num_tokens, sum(each.num_steps for each in own)),
+        tokens_a_pass=tokens_a_pass,
         ratio=found,
-        answer=judged(found, len(units)),
+        answer=judged(found, len(units), tokens_a_pass or 1.0),
     )
 
 
@@ -104,11 +115,14 @@ def ratio_of(pairs: Sequence[tuple[float, float]]) -> Interval:
     return Interval(share, share - spread, share + spread)
 
 
-def judged(found: Interval, number: int) -> Literal["worth it", "not", "not known"]:
-    """Return whether a gain is worth it: known by 20 comparisons, or by 5 whose interval leaves out 1."""
+def judged(found: Interval, number: int, tokens_a_pass: float) -> Literal["worth it", "not", "not known"]:
+    """Return whether a gain is worth it: known by 20 comparisons, or by 5 whose interval leaves out 1.
+
+    Fewer passes are all that drafts can bring: a gain above the tokens of a pass is the machine's, not theirs.
+    """
     if found.estimate is None or found.lower is None or found.upper is None or number < LEAST:
         return "not known"
-    if found.lower > 1.0 and found.estimate >= WORTH:
+    if found.lower > 1.0 and min(found.estimate, tokens_a_pass) >= WORTH:
         return "worth it"
     is_known = number >= LEAST_REQUESTS or found.upper < 1.0
     return "not" if is_known and found.upper < WORTH else "not known"
