@@ -1,12 +1,12 @@
 """Answers to the same requests, plain and speculated in turns: whether they are the same, and how long they took."""
 
+import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from math import ceil
-from typing import Protocol
 
 import httpx
 
@@ -19,8 +19,7 @@ from prolepsis.remote.verify_events import refusal_of
 from prolepsis.server.cli.ask import ask
 
 AT_ONCE = 4
-_TEMPERATURE = 0.8
-"""Of prompts that come again; the first time they are answered greedily."""
+_TEMPERATURE = 0.8  # of prompts that come again; the first time they are answered greedily
 _FEWEST, _MOST = 48, 128  # tokens of an answer
 _DECODED = 3  # times that a prompt is decoded, where some at once count as half
 
@@ -62,57 +61,36 @@ class Answered:
     seconds: float
 
 
-class Answerer(Protocol):
-    """An engine in this process, or a server."""
-
-    async def answer(self, case: Case, mode: SpecMode, at_once: int) -> Answered: ...
-
-    async def classified(self, request: GenerateRequest, answer: Answered, first: FirstDifference) -> FirstDifference:
-        """Return a difference with its kind, if that can be found out."""
+Answer = Callable[[Case, SpecMode, int], Awaitable[Answered]]
+"""Answers a case plainly ("off") or speculated ("auto"), with so many at once."""
 
 
-@dataclass(frozen=True, slots=True)
-class EngineAnswers:
-    client: EngineClient
-
-    async def answer(self, case: Case, mode: SpecMode, at_once: int) -> Answered:
-        answer = await ask(self.client, case.request(mode, at_once))
-        return Answered(answer.token_ids, answer.stats.num_steps, answer.seconds)
-
-    async def classified(self, request: GenerateRequest, answer: Answered, first: FirstDifference) -> FirstDifference:
-        return await classified(self.client, request, answer.token_ids, first)
+async def engine_answer(client: EngineClient, case: Case, mode: SpecMode, at_once: int) -> Answered:
+    answer = await ask(client, case.request(mode, at_once))
+    return Answered(answer.token_ids, answer.stats.num_steps, answer.seconds)
 
 
-@dataclass(frozen=True, slots=True)
-class ServerAnswers:
-    """Asks the chat API; `salt` keeps away what earlier checks left in the server's caches."""
+def server_answers(http: httpx.AsyncClient, model: str, salt: str) -> Answer:
+    """Return what asks a chat API; `salt` keeps away what earlier checks left in the server's caches."""
 
-    http: httpx.AsyncClient
-    model: str
-    salt: str
-
-    async def answer(self, case: Case, mode: SpecMode, at_once: int) -> Answered:
-        request = case.request(mode, at_once)
+    async def answer(case: Case, mode: SpecMode, at_once: int) -> Answered:
+        request, began = case.request(mode, at_once), time.perf_counter()
         body = {
-            "model": self.model,
+            "model": model,
             "messages": [{"role": "user", "content": case.sample.text}],
             **{name: getattr(request.params, name) for name in ("max_tokens", "temperature", "seed")},
-            "cache_salt": f"{self.salt} {request.cache_salt}",
+            "cache_salt": f"{salt} {request.cache_salt}",
             "return_token_ids": True,
             "speculation": {"mode": mode, "metrics": True},
         }
-        began = time.perf_counter()
-        reply = await self.http.post("/v1/chat/completions", json=body)
-        seconds = time.perf_counter() - began
+        reply = await http.post("/v1/chat/completions", json=body)
         if reply.status_code != httpx.codes.OK:
             raise refusal_of(reply)
-        document = reply.json()
-        tokens = tuple(document["choices"][0]["token_ids"])
-        accepted = document["metrics"]["speculative_decoding"]["num_accepted_draft_tokens"]
-        return Answered(tokens, len(tokens) - accepted, seconds)
+        seconds, document = time.perf_counter() - began, reply.json()
+        tokens, drafts = document["choices"][0]["token_ids"], document["metrics"]["speculative_decoding"]
+        return Answered(tuple(tokens), len(tokens) - drafts["num_accepted_draft_tokens"], seconds)
 
-    async def classified(self, request: GenerateRequest, answer: Answered, first: FirstDifference) -> FirstDifference:
-        return first  # the server replays its own requests: `prolepsis correctness`
+    return answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,17 +106,15 @@ def turns(samples: Sequence[Sample], max_tokens: int) -> Iterator[Turn]:
     kinds = dict.fromkeys(sample.traffic_class for sample in samples)
     own = [[sample for sample in samples if sample.traffic_class == kind] for kind in kinds]
 
-    def case(group: Sequence[Sample], place: int) -> Case:
-        return Case(group[place % len(group)], place // len(group), max_tokens)
+    def cases(group: Sequence[Sample], number: int, size: int) -> list[Case]:
+        places = range(number * size, (number + 1) * size)
+        return [Case(group[place % len(group)], place // len(group), max_tokens) for place in places]
 
     for number in count():
         for group in own:
-            some = min(AT_ONCE, len(group))
-            alone = (case(group, place) for place in range(number * some, (number + 1) * some))
-            yield from (Turn(each.sample.id, [each]) for each in alone)
+            yield from (Turn(case.sample.id, [case]) for case in cases(group, number, min(AT_ONCE, len(group))))
         for group in own:
-            unit = f"group {number % ceil(len(group) / AT_ONCE)}"
-            yield Turn(unit, [case(group, place) for place in range(number * AT_ONCE, (number + 1) * AT_ONCE)])
+            yield Turn(f"group {number % ceil(len(group) / AT_ONCE)}", cases(group, number, AT_ONCE))
 
 
 def answer_length(seconds: float, tokens_per_second: float, sizes: Sequence[int]) -> int:
@@ -149,36 +125,37 @@ def answer_length(seconds: float, tokens_per_second: float, sizes: Sequence[int]
 
 @dataclass(slots=True)
 class Compared:
-    """Comparisons so far, and the answers that differ."""
+    """Comparisons so far, and the answers that differ; `client` says of which kind a difference is."""
 
-    answerer: Answerer
+    answer: Answer
+    client: EngineClient | None = None
     comparisons: list[Comparison] = field(default_factory=list)
     differences: list[tuple[str, FirstDifference]] = field(default_factory=list)  # with the prompt's id
     num_answers: int = 0  # that were held against a plain one
-    _plain: dict[Case, Answered] = field(default_factory=dict)  # answered alone
+    num_looping: int = 0  # prompts whose plain answer ends in a loop, which is easy to guess
+    _alone: dict[Case, Answered] = field(default_factory=dict)  # plain answers
+    _chance: random.Random = field(default_factory=lambda: random.Random(0))
 
     async def warm_up(self, samples: Sequence[Sample]) -> float:
         """Let the engine learn what drafts are worth, from a prompt of each kind; return plain tokens a second."""
         kinds = {sample.traffic_class: Case(sample) for sample in samples}
-        await in_flight([partial(self.answerer.answer, case, "auto", 0) for case in kinds.values()], AT_ONCE)
-        case = min(kinds.values(), key=lambda case: len(case.sample.token_ids) or len(case.sample.text))
-        plain = await self.answerer.answer(case, "off", 0)
+        await in_flight([partial(self.answer, case, "auto", 0) for case in kinds.values()], AT_ONCE)
+        shortest = min(kinds.values(), key=lambda case: len(case.sample.token_ids) or len(case.sample.text))
+        plain = await self.answer(shortest, "off", 0)
         return len(plain.token_ids) / plain.seconds
 
     async def compare(self, turn: Turn) -> None:
-        """Answer cases plainly and speculated; the one that comes first changes from turn to turn."""
+        """Answer cases plainly and speculated, in an order by chance."""
         answers, walls, at_once = dict[SpecMode, list[Answered]](), dict[SpecMode, float](), len(turn.cases)
         modes: list[SpecMode] = ["off", "auto"]
-        for mode in modes if len(self.comparisons) % 2 else reversed(modes):
+        for mode in self._chance.sample(modes, 2):
             began = time.perf_counter()
-            jobs = [partial(self.answerer.answer, case, mode, at_once) for case in turn.cases]
-            answers[mode] = await in_flight(jobs, at_once)
+            answers[mode] = await in_flight([partial(self.answer, case, mode, at_once) for case in turn.cases], at_once)
             walls[mode] = time.perf_counter() - began
         comparison = Comparison(
             traffic_class=turn.cases[0].sample.traffic_class,
             at_once=at_once,
             unit=turn.unit,
-            num_requests=at_once,
             num_tokens=sum(len(answer.token_ids) for answer in answers["off"]),
             num_steps=sum(answer.num_steps for answer in answers["auto"]),
             plain_s=walls["off"],
@@ -186,7 +163,11 @@ class Compared:
         )
         self.comparisons.append(comparison)
         for case, plain, speculated in zip(turn.cases, answers["off"], answers["auto"], strict=True):
-            alone = self._plain.setdefault(case, plain)
+            if case not in self._alone and self.client is not None:
+                from prolepsis.training.synthesis import loop_end  # asks for torch, which a server's client may lack
+
+                self.num_looping += loop_end(plain.token_ids) is not None
+            alone = self._alone.setdefault(case, plain)
             await self._hold(case, f"speculated, {at_once} at once", alone, speculated)
             if alone is not plain:
                 await self._hold(case, f"plain, {at_once} at once", alone, plain)
@@ -195,4 +176,6 @@ class Compared:
         self.num_answers += 1
         if (first := difference(run, plain.token_ids, answer.token_ids)) is not None:
             request = case.request("off", -len(self.differences))  # of a scope of its own: nothing is reused
-            self.differences.append((case.sample.id, await self.answerer.classified(request, answer, first)))
+            if self.client is not None:
+                first = await classified(self.client, request, answer.token_ids, first)
+            self.differences.append((case.sample.id, first))

@@ -19,7 +19,8 @@ from prolepsis.lab.measure.prompts import DEFAULT_PROMPTS
 def check(
     settings: Settings,
     file: Annotated[
-        Path | None, typer.Argument(metavar="[PROMPTS|TRACE]", help="JSON lines; default: a small set in the package")
+        Path | None,
+        typer.Argument(metavar="[PROMPTS|TRACE]", exists=True, help="JSON lines; default: a small set in the package"),
     ] = None,
     *,
     url: Annotated[str | None, typer.Option(help="ask this running server, not an engine of its own")] = None,
@@ -33,16 +34,17 @@ def check(
     """Say whether speculation is worth a pilot on your traffic: exit status 0 go, 1 do not, 6 not known yet."""
     from prolepsis.lab.check.parts import Check
     from prolepsis.lab.check.verdict import STATUSES
+    from prolepsis.lab.measure.provenance import provenance
 
     prompts = file or Path(str(files("prolepsis.lab.measure") / DEFAULT_PROMPTS))
-    check, interrupted = Check(output, minutes, prompts), False
+    check, interrupted = Check(output, minutes, prompts, is_own=file is not None), False
     parts = "machine and settings, kinds of traffic; then plain against speculated answers, 1 and 4 at once"
     note(f"{minutes:g} min{'' if url else ', once the model is loaded'}: {parts}")
     try:
-        asyncio.run(check.of_engine(settings) if url is None else check.of_server(url, key, own_file=file is not None))
+        asyncio.run(check.of_engine(settings) if url is None else check.of_server(url, key))
     except KeyboardInterrupt:
         interrupted = True
     finally:
-        check.keep(is_interrupted=interrupted)
+        check.keep(is_interrupted=interrupted, provenance=provenance({}, {}))
     check.show(as_json=as_json)
     raise typer.Exit(INTERRUPTED if interrupted else STATUSES[check.known.word])

@@ -3,14 +3,15 @@
 import asyncio
 import json
 import random
-import secrets
 import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import count
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 import httpx
@@ -25,7 +26,7 @@ from prolepsis.core.terminal.output import note, print_json, print_table, stderr
 from prolepsis.core.traffic_sums import LEAST_REQUESTS
 from prolepsis.core.units import duration
 from prolepsis.lab.bench import until_ready
-from prolepsis.lab.check.answers import Answerer, Compared, EngineAnswers, Sample, ServerAnswers, answer_length, turns
+from prolepsis.lab.check.answers import Compared, Sample, answer_length, engine_answer, server_answers, turns
 from prolepsis.lab.check.verdict import Known, gains
 from prolepsis.lab.doctor.checks import Facts, all_checks
 from prolepsis.lab.measure.prompts import load_prompts
@@ -36,6 +37,10 @@ _LEFT_S = 0.5  # of the time, for the verdict
 _LINE_S = 5.0  # between lines about the time left, where there is no terminal
 _PASSES, _CONTEXT = (1, 4, 8, 32), 512  # whose cost is shown: tokens, each with so much context
 _ROOM = 128  # tokens of an answer, for which a prompt leaves room
+_SHOWN = (
+    *("server", "model", "loaded_in_s", "exactness", "ms_a_pass", "cost", "doctor", "prompts", "kinds", "compared"),
+    "differences",
+)
 _HEADINGS = ("kind", "at once", "requests", "plain tokens/s", "speculated", "tokens a pass", "gain", "worth a pilot")
 
 
@@ -46,6 +51,8 @@ class Check:
     output: Path
     minutes: float
     file: Path
+    is_own: bool
+    """Whether the prompts are the user's, not those of the package."""
     began: float = field(default_factory=time.monotonic)
     parts: dict[str, Any] = field(default_factory=dict)
     samples: Sequence[Sample] = ()
@@ -58,57 +65,58 @@ class Check:
             load_s, self.began, info = time.monotonic() - self.began, time.monotonic(), engine.client.info
             cost = engine.client.engine.speculation.proposers.cost
             passes = {f"{tokens}_tokens": round(cost.ms(tokens, _CONTEXT), 1) for tokens in _PASSES}
-            about = {"model": info.model, "loaded_in_s": load_s, "exactness": info.exactness}
-            self.keep(**about, ms_a_pass=passes, cost=info.paying_loads or "no proposer drafts here")
+            about = {"model": info.model, "loaded_in_s": load_s, "exactness": info.exactness, "ms_a_pass": passes}
+            self.keep(**about, cost=info.paying_loads or "no proposer drafts here")
             self._examine(Facts())
             requests, _ = read_requests(self.file, lambda: engine.tokenizer)
             self._profile(requests, "recorded")
-            fitting = [row for row in requests if 0 < len(row.prompt_ids) <= info.max_model_len - _ROOM]
-            samples = [Sample(str(n), row.category, tuple(row.prompt_ids)) for n, row in enumerate(fitting, 1)]
-            await self._compare(EngineAnswers(engine.client), samples)
+            rows = [Sample(str(n), row.category, tuple(row.prompt_ids)) for n, row in enumerate(requests, 1)]
+            room = info.max_model_len - _ROOM
+            await self._compare(
+                Compared(partial(engine_answer, engine.client), engine.client),
+                [row for row in rows if 0 < len(row.token_ids) <= room],
+            )
         known = self.known
         if known.num_different or known.num_compared >= LEAST_REQUESTS:  # fewer prove nothing
             verdict = "failed" if known.num_different else "passed"
             record_act(AuditEvent(actor=actor(), action=f"exact.{verdict}", versions=info.versions))
 
-    async def of_server(self, url: str, key: str | None, *, own_file: bool) -> None:
+    async def of_server(self, url: str, key: str | None) -> None:
         """Check by a running server; without a file of the user's, what it served last says the kinds of traffic."""
         ready, models = (ask(url, key, "GET", path) for path in ("/health/ready", "/v1/models"))
-        self.keep(server=url, **{name: ready[name] for name in ("model", "exactness")}, cost=ready["paying_loads"])
+        about = {name: ready[name] for name in ("model", "exactness")}
+        self.keep(server=url, **about, cost=ready["paying_loads"] or "not measured there")
         self._examine(Facts(url=url, key=key))
-        prompts = load_prompts(self.file)
-        if not own_file:
+        if not self.is_own:
             recent = ask(url, key, "GET", "/admin/requests?last=512")["requests"]
             self._profile(served_requests([entry["record"] for entry in recent])[0], "measured on this server")
+        rows = [Sample(each.id, each.category, text=each.text) for each in load_prompts(self.file)]
         headers = {"authorization": f"Bearer {key}"} if key else {}
         async with httpx.AsyncClient(base_url=url, headers=headers, timeout=600.0) as http:
-            answers = ServerAnswers(http, models["data"][0]["id"], secrets.token_hex(8))
-            await self._compare(answers, [Sample(each.id, each.category, text=each.text) for each in prompts])
+            await self._compare(Compared(server_answers(http, models["data"][0]["id"], token_hex(8))), rows)
 
     def _examine(self, facts: Facts) -> None:
         results = [check.examined(facts) for check in all_checks()]
         failed = [result for result in results if result["state"] == "fail"]
         by_level = {level: [each["id"] for each in failed if each["level"] == level] for level in ("must", "should")}
-        counts = Counter(result["state"] for result in results)
-        self.keep(doctor={"checks": counts, "failed": by_level}, to_do=failed)
+        self.keep(doctor={"checks": Counter(each["state"] for each in results), "failed": by_level}, to_do=failed)
 
     def _profile(self, requests: Sequence[ProfiledRequest], evidence: str) -> None:
         self.keep(traffic=report(requests, evidence)["classes"] if requests else [])
 
-    async def _compare(self, answerer: Answerer, samples: Sequence[Sample]) -> None:
+    async def _compare(self, compared: Compared, samples: Sequence[Sample]) -> None:
         """Compare answers until the time is over; what has not ended then is left out."""
-        self.samples = samples = random.Random(0).sample(samples, len(samples))
+        self.samples, self.compared = random.Random(0).sample(samples, len(samples)), compared
         if not samples:
             return
-        compared = self.compared = Compared(answerer)
         progress = asyncio.create_task(self._progress(compared))
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._left_s):
-                    sizes = [*Counter(sample.traffic_class for sample in samples).values()]
-                    length = answer_length(self._left_s, await compared.warm_up(samples), sizes)
+                    speed = await compared.warm_up(self.samples)
+                    length = answer_length(self._left_s, speed, [*self._sizes.values()])
                     self.keep(max_tokens=length)
-                    for turn in turns(samples, length):
+                    for turn in turns(self.samples, length):
                         await compared.compare(turn)
                         self.keep()
         finally:
@@ -129,16 +137,21 @@ class Check:
                 await asyncio.sleep(1.0)
 
     @property
+    def _sizes(self) -> Counter[str]:
+        return Counter(sample.traffic_class for sample in self.samples)
+
+    @property
     def known(self) -> Known:
-        sizes = Counter(sample.traffic_class for sample in self.samples)
         if (found := self.compared) is None:
-            return Known(num_prompts=sizes, minutes=self.minutes)
+            return Known(minutes=self.minutes)
         return Known(
             gains=[*gains(found.comparisons)],
             num_compared=found.num_answers,
             num_different=len(found.differences),
-            num_prompts=sizes,
+            num_prompts=self._sizes,
             minutes=self.minutes,
+            is_own=self.is_own,
+            faults=self.parts["doctor"]["failed"]["must"],
         )
 
     def keep(self, **parts: object) -> None:
@@ -147,14 +160,16 @@ class Check:
         write_output(self.output, json.dumps(self.document(), indent=1, default=str).encode())
 
     def document(self) -> dict[str, Any]:
-        known = self.known
-        differences = self.compared.differences if self.compared else ()
+        known, found = self.known, self.compared.differences if self.compared else ()
+        looping = self.compared.num_looping if self.compared else 0
         return {
             **self.parts,
+            "prompts": str(self.file) if self.is_own else "the shipped set",
+            "kinds": self._sizes,
             "took_s": time.monotonic() - self.began,
-            "compared": {"answers": known.num_compared, "different": known.num_different},
+            "compared": {"answers": known.num_compared, "different": known.num_different, "looping": looping},
+            "differences": [{"prompt": prompt, **asdict(first)} for prompt, first in found],
             "gains": [asdict(gain) for gain in known.gains],
-            "differences": [{"id": prompt, **asdict(first)} for prompt, first in differences],
             "pilot": known.pilot(),
             "verdict": known.word,
             "sentence": known.sentence,
@@ -166,10 +181,8 @@ class Check:
         if as_json:
             print_json(document)
             return
-        kinds = [f"{row['num_requests']} {row['traffic_class']}" for row in document.get("traffic", ())]
-        names = ("model", "loaded_in_s", "exactness", "ms_a_pass", "cost", "doctor", "compared")
-        facts = {name: document[name] for name in names if name in document}
-        different = {"differences": document["differences"]} if document["differences"] else {}
-        print_reply({**facts, "traffic": kinds, **different}, as_json=False)
+        facts = {name: document[name] for name in _SHOWN if document.get(name)}
+        served = [f"{row['num_requests']} {row['traffic_class']}" for row in document.get("traffic", ())]
+        print_reply({**facts, **({"traffic": served} if not self.is_own or not self.samples else {})}, as_json=False)
         print_table("gains", _HEADINGS, [gain.cells for gain in self.known.gains], in_order=True)
         stdout().print(document["sentence"], markup=False, highlight=False, soft_wrap=True)

@@ -14,8 +14,8 @@ ALL = "all"
 LEAST = 5
 """Comparisons below which nothing is known, however alike they are."""
 WORTH = 1.1  # a smaller gain is not worth a pilot
-_T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13, 2.12, 2.11, 2.10, 2.09)
-"""Half an interval of 95 %, in standard errors, by degrees of freedom from 1 (Student); the last one for all above."""
+_T = (2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13, 2.12, 2.11, 2.10, 2.09)
+"""Half an interval of 95 %, in standard errors, of 5 comparisons and more (Student); the last one for all above 19."""
 _CONTEXTS = {"short": {"max": SHORT}, "medium": {"min": SHORT + 1, "max": MEDIUM}, "long": {"min": MEDIUM + 1}}
 Word = Literal["go", "do not", "not known yet"]
 STATUSES: Mapping[Word, int] = {"go": OK, "do not": FAILED, "not known yet": UNPROVEN}
@@ -28,7 +28,6 @@ class Comparison:
     traffic_class: str
     at_once: int
     unit: str  # names their prompts: comparisons of the same prompts are one piece of evidence
-    num_requests: int
     num_tokens: int
     num_steps: int
     plain_s: float
@@ -94,7 +93,7 @@ def _gain(kind: str, own: Sequence[Comparison]) -> Gain:
     return Gain(
         traffic_class=kind,
         at_once=own[0].at_once,
-        num_requests=sum(each.num_requests for each in own),
+        num_requests=sum(each.at_once for each in own),
         num_comparisons=len(units),
         plain_tokens_per_second=num_tokens / sum(each.plain_s for each in own),
         speculated_tokens_per_second=num_tokens / sum(each.speculated_s for each in own),
@@ -105,14 +104,14 @@ def _gain(kind: str, own: Sequence[Comparison]) -> Gain:
 
 
 def ratio_of(pairs: Sequence[tuple[float, float]]) -> Interval:
-    """Return the ratio of two sums over pairs, with bounds that hold for few pairs too (`RatioSums`, by Student)."""
+    """Return the ratio of two sums, as `RatioSums`, with bounds from 5 pairs on, by Student."""
     number, whole = len(pairs), sum(n for _, n in pairs)
     share = sum(x for x, _ in pairs) / whole
-    if number < 2:
+    if number < LEAST:
         return Interval(share)
     squares = sum((x - share * n) ** 2 for x, n in pairs)
-    spread = _T[min(number - 1, len(_T)) - 1] * sqrt(squares * number / (number - 1)) / whole
-    return Interval(share, share - spread, share + spread)
+    spread = _T[min(number - LEAST, len(_T) - 1)] * sqrt(squares * number / (number - 1)) / whole
+    return Interval(share, max(0.0, share - spread), share + spread)
 
 
 def judged(found: Interval, number: int, tokens_a_pass: float) -> Literal["worth it", "not", "not known"]:
@@ -120,7 +119,7 @@ def judged(found: Interval, number: int, tokens_a_pass: float) -> Literal["worth
 
     Fewer passes are all that drafts can bring: a gain above the tokens of a pass is the machine's, not theirs.
     """
-    if found.estimate is None or found.lower is None or found.upper is None or number < LEAST:
+    if found.estimate is None or found.lower is None or found.upper is None:
         return "not known"
     if found.lower > 1.0 and min(found.estimate, tokens_a_pass) >= WORTH:
         return "worth it"
@@ -135,8 +134,10 @@ class Known:
     gains: Sequence[Gain] = ()
     num_compared: int = 0  # answers
     num_different: int = 0
-    num_prompts: Mapping[str, int]  # by kind of traffic
+    num_prompts: Mapping[str, int] | None = None  # by kind of traffic, once they are read
     minutes: float = 3.0
+    is_own: bool = True  # the prompts are the user's
+    faults: Sequence[str] = ()  # checks that must pass, and fail
 
     @property
     def word(self) -> Word:
@@ -163,15 +164,19 @@ class Known:
         else:
             before = "speculation is worth a pilot on" if self.word == "go" else "drafts bring too little to"
             found = f"{before} {', '.join(map(str, self.named))}"
-        return f"{self.word}: {found}"
+        shipped = "" if self.is_own else "; these are the shipped prompts: check your own"
+        return f"{self.word}: {found}{shipped}" + "".join(f"; first mend {fault}" for fault in self.faults)
 
     def _needs(self) -> str:
-        if not self.num_prompts:
-            return "prompts with texts, as JSON lines; a trace has none"
+        if self.num_prompts == {}:
+            return "prompts with texts that fit the model's context; a trace has none"
         if not (unknown := [gain for gain in self.gains if gain.answer == "not known"]):
             return f"time for a first comparison: --minutes {2 * ceil(self.minutes)}"
-        best = max(unknown, key=lambda gain: (gain.at_once == 1, gain.ratio.estimate or 0.0))
-        prompts = self.num_prompts.get(best.traffic_class, sum(self.num_prompts.values()))
+        best, sizes = (
+            max(unknown, key=lambda gain: (gain.at_once == 1, gain.ratio.estimate or 0.0)),
+            self.num_prompts or {},
+        )
+        prompts = sizes.get(best.traffic_class, sum(sizes.values()))
         if (needed := best.num_needed * best.at_once) > prompts:
             return f"some {needed} prompts of {best}; here are {prompts}"
         minutes = ceil(self.minutes * best.num_needed / best.num_comparisons)
