@@ -75,10 +75,10 @@ def test_a_server_is_asked_with_and_without_speculation(folder: Path) -> None:
 def test_ctrl_c_loses_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first_turn = Compared.compare
 
-    async def once(compared: Compared, turn: Any) -> None:
+    async def once(compared: Compared, unit: str, cases: Any) -> None:
         if compared.comparisons:
             raise KeyboardInterrupt
-        await first_turn(compared, turn)
+        await first_turn(compared, unit, cases)
 
     monkeypatch.setattr(Compared, "compare", once)
     with served(FakeEngine(info=replace(INFO, max_model_len=8192))) as running:

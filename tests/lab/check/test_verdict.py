@@ -39,7 +39,8 @@ def known(*rows: Comparison, **facts: object) -> Known:
 def test_comparisons_of_the_same_prompts_are_one_piece_of_evidence() -> None:
     [gain] = gains([compared("code", "one", 1.5), compared("code", "one", 1.7), compared("code", "two", 1.6)])
     assert (gain.num_requests, gain.num_comparisons) == (3, 2)
-    assert gain.ratio == Interval(pytest.approx(1.6))
+    assert gain.ratio.estimate == pytest.approx(1.6)
+    assert gain.ratio.lower is None
     assert gain.plain_tokens_per_second == pytest.approx(120 / 4.8)
     assert gain.speculated_tokens_per_second == pytest.approx(40.0)
     assert gain.tokens_a_pass == 2.0
@@ -55,7 +56,7 @@ def test_bounds_of_few_pairs_are_those_of_student() -> None:
     assert ratio_of([(2.0, 1.0)] * 4) == Interval(2.0)
     found = ratio_of([(1.0, 1.0), (2.0, 1.0), (3.0, 1.0), (4.0, 1.0), (5.0, 1.0)])
     half = 2.78 * 2.5**0.5 / 5**0.5  # t of 4 degrees of freedom, standard deviation and root of 5
-    assert (found.estimate, found.lower, found.upper) == (3.0, pytest.approx(3.0 - half), pytest.approx(3.0 + half))
+    assert [found.estimate, found.lower, found.upper] == pytest.approx([3.0, 3.0 - half, 3.0 + half])
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,12 @@ import httpx
 
 from prolepsis.core.engine_client import EngineClient
 from prolepsis.core.requests import GenerateRequest, SamplingParams, SpecMode, SpeculationChoice
+from prolepsis.core.stats import RequestStats
 from prolepsis.lab.check.verdict import LEAST, Comparison
 from prolepsis.lab.exact import FirstDifference, classified, difference
 from prolepsis.lab.measure.arrivals import in_flight
 from prolepsis.remote.verify_events import refusal_of
-from prolepsis.server.cli.ask import ask
+from prolepsis.server.cli.ask import TimedAnswer, ask
 
 AT_ONCE = 4
 _TEMPERATURE = 0.8  # of prompts that come again; the first time they are answered greedily
@@ -54,26 +55,18 @@ class Case:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Answered:
-    token_ids: tuple[int, ...]
-    num_steps: int
-    seconds: float
-
-
-Answer = Callable[[Case, SpecMode, int], Awaitable[Answered]]
+Answer = Callable[[Case, SpecMode, int], Awaitable[TimedAnswer]]
 """Answers a case plainly ("off") or speculated ("auto"), with so many at once."""
 
 
-async def engine_answer(client: EngineClient, case: Case, mode: SpecMode, at_once: int) -> Answered:
-    answer = await ask(client, case.request(mode, at_once))
-    return Answered(answer.token_ids, answer.stats.num_steps, answer.seconds)
+def engine_answers(client: EngineClient) -> Answer:
+    return lambda case, mode, at_once: ask(client, case.request(mode, at_once))
 
 
 def server_answers(http: httpx.AsyncClient, model: str, salt: str) -> Answer:
     """Return what asks a chat API; `salt` keeps away what earlier checks left in the server's caches."""
 
-    async def answer(case: Case, mode: SpecMode, at_once: int) -> Answered:
+    async def answer(case: Case, mode: SpecMode, at_once: int) -> TimedAnswer:
         request, began = case.request(mode, at_once), time.perf_counter()
         body = {
             "model": model,
@@ -88,21 +81,14 @@ def server_answers(http: httpx.AsyncClient, model: str, salt: str) -> Answer:
             raise refusal_of(reply)
         seconds, document = time.perf_counter() - began, reply.json()
         tokens, drafts = document["choices"][0]["token_ids"], document["metrics"]["speculative_decoding"]
-        return Answered(tuple(tokens), len(tokens) - drafts["num_accepted_draft_tokens"], seconds)
+        steps = RequestStats(num_steps=len(tokens) - drafts["num_accepted_draft_tokens"])
+        return TimedAnswer(tuple(tokens), seconds, None, steps)
 
     return answer
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """Cases of one kind of traffic that are answered at once; `unit` names their prompts."""
-
-    unit: str
-    cases: Sequence[Case]
-
-
-def turns(samples: Sequence[Sample], max_tokens: int) -> Iterator[Turn]:
-    """Yield turns for ever: prompts of each kind of traffic alone, then some of each kind at once, and so on."""
+def turns(samples: Sequence[Sample], max_tokens: int) -> Iterator[tuple[str, list[Case]]]:
+    """Yield what is answered at once, with a name of its prompts, for ever: each alone, then some of each kind."""
     kinds = dict.fromkeys(sample.traffic_class for sample in samples)
     own = [[sample for sample in samples if sample.traffic_class == kind] for kind in kinds]
 
@@ -112,9 +98,9 @@ def turns(samples: Sequence[Sample], max_tokens: int) -> Iterator[Turn]:
 
     for number in count():
         for group in own:
-            yield from (Turn(case.sample.id, [case]) for case in cases(group, number, min(AT_ONCE, len(group))))
+            yield from ((case.sample.id, [case]) for case in cases(group, number, min(AT_ONCE, len(group))))
         for group in own:
-            yield Turn(f"group {number % ceil(len(group) / AT_ONCE)}", cases(group, number, AT_ONCE))
+            yield f"group {number % ceil(len(group) / AT_ONCE)}", cases(group, number, AT_ONCE)
 
 
 def answer_length(seconds: float, tokens_per_second: float, sizes: Sequence[int]) -> int:
@@ -133,7 +119,7 @@ class Compared:
     differences: list[tuple[str, FirstDifference]] = field(default_factory=list)  # with the prompt's id
     num_answers: int = 0  # that were held against a plain one
     num_looping: int = 0  # prompts whose plain answer ends in a loop, which is easy to guess
-    _alone: dict[Case, Answered] = field(default_factory=dict)  # plain answers
+    _alone: dict[Case, TimedAnswer] = field(default_factory=dict)  # plain answers
     _chance: random.Random = field(default_factory=lambda: random.Random(0))
 
     async def warm_up(self, samples: Sequence[Sample]) -> float:
@@ -144,25 +130,25 @@ class Compared:
         plain = await self.answer(shortest, "off", 0)
         return len(plain.token_ids) / plain.seconds
 
-    async def compare(self, turn: Turn) -> None:
+    async def compare(self, unit: str, cases: Sequence[Case]) -> None:
         """Answer cases plainly and speculated, in an order by chance."""
-        answers, walls, at_once = dict[SpecMode, list[Answered]](), dict[SpecMode, float](), len(turn.cases)
+        answers, walls, at_once = dict[SpecMode, list[TimedAnswer]](), dict[SpecMode, float](), len(cases)
         modes: list[SpecMode] = ["off", "auto"]
         for mode in self._chance.sample(modes, 2):
             began = time.perf_counter()
-            answers[mode] = await in_flight([partial(self.answer, case, mode, at_once) for case in turn.cases], at_once)
+            answers[mode] = await in_flight([partial(self.answer, case, mode, at_once) for case in cases], at_once)
             walls[mode] = time.perf_counter() - began
         comparison = Comparison(
-            traffic_class=turn.cases[0].sample.traffic_class,
+            traffic_class=cases[0].sample.traffic_class,
             at_once=at_once,
-            unit=turn.unit,
+            unit=unit,
             num_tokens=sum(len(answer.token_ids) for answer in answers["off"]),
-            num_steps=sum(answer.num_steps for answer in answers["auto"]),
+            num_steps=sum(answer.stats.num_steps for answer in answers["auto"]),
             plain_s=walls["off"],
             speculated_s=walls["auto"],
         )
         self.comparisons.append(comparison)
-        for case, plain, speculated in zip(turn.cases, answers["off"], answers["auto"], strict=True):
+        for case, plain, speculated in zip(cases, answers["off"], answers["auto"], strict=True):
             if case not in self._alone and self.client is not None:
                 from prolepsis.training.synthesis import loop_end  # asks for torch, which a server's client may lack
 
@@ -172,7 +158,7 @@ class Compared:
             if alone is not plain:
                 await self._hold(case, f"plain, {at_once} at once", alone, plain)
 
-    async def _hold(self, case: Case, run: str, plain: Answered, answer: Answered) -> None:
+    async def _hold(self, case: Case, run: str, plain: TimedAnswer, answer: TimedAnswer) -> None:
         self.num_answers += 1
         if (first := difference(run, plain.token_ids, answer.token_ids)) is not None:
             request = case.request("off", -len(self.differences))  # of a scope of its own: nothing is reused

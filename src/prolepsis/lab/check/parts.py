@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from itertools import count
 from pathlib import Path
 from secrets import token_hex
@@ -26,11 +25,11 @@ from prolepsis.core.terminal.output import note, print_json, print_table, stderr
 from prolepsis.core.traffic_sums import LEAST_REQUESTS
 from prolepsis.core.units import duration
 from prolepsis.lab.bench import until_ready
-from prolepsis.lab.check.answers import Compared, Sample, answer_length, engine_answer, server_answers, turns
+from prolepsis.lab.check.answers import Compared, Sample, answer_length, engine_answers, server_answers, turns
 from prolepsis.lab.check.verdict import Known, gains
 from prolepsis.lab.doctor.checks import Facts, all_checks
 from prolepsis.lab.measure.prompts import load_prompts
-from prolepsis.lab.workload.profile import ProfiledRequest, read_requests, report, served_requests
+from prolepsis.lab.workload.profile import read_requests, report, served_requests
 from prolepsis.server.cli.engine import running
 
 _LEFT_S = 0.5  # of the time, for the verdict
@@ -69,11 +68,11 @@ class Check:
             self.keep(**about, cost=info.paying_loads or "no proposer drafts here")
             self._examine(Facts())
             requests, _ = read_requests(self.file, lambda: engine.tokenizer)
-            self._profile(requests, "recorded")
+            self.keep(traffic=report(requests, "recorded")["classes"] if requests else [])
             rows = [Sample(str(n), row.category, tuple(row.prompt_ids)) for n, row in enumerate(requests, 1)]
             room = info.max_model_len - _ROOM
             await self._compare(
-                Compared(partial(engine_answer, engine.client), engine.client),
+                Compared(engine_answers(engine.client), engine.client),
                 [row for row in rows if 0 < len(row.token_ids) <= room],
             )
         known = self.known
@@ -89,7 +88,8 @@ class Check:
         self._examine(Facts(url=url, key=key))
         if not self.is_own:
             recent = ask(url, key, "GET", "/admin/requests?last=512")["requests"]
-            self._profile(served_requests([entry["record"] for entry in recent])[0], "measured on this server")
+            served, _ = served_requests([entry["record"] for entry in recent])
+            self.keep(traffic=report(served, "measured on this server")["classes"] if served else [])
         rows = [Sample(each.id, each.category, text=each.text) for each in load_prompts(self.file)]
         headers = {"authorization": f"Bearer {key}"} if key else {}
         async with httpx.AsyncClient(base_url=url, headers=headers, timeout=600.0) as http:
@@ -100,9 +100,6 @@ class Check:
         failed = [result for result in results if result["state"] == "fail"]
         by_level = {level: [each["id"] for each in failed if each["level"] == level] for level in ("must", "should")}
         self.keep(doctor={"checks": Counter(each["state"] for each in results), "failed": by_level}, to_do=failed)
-
-    def _profile(self, requests: Sequence[ProfiledRequest], evidence: str) -> None:
-        self.keep(traffic=report(requests, evidence)["classes"] if requests else [])
 
     async def _compare(self, compared: Compared, samples: Sequence[Sample]) -> None:
         """Compare answers until the time is over; what has not ended then is left out."""
@@ -116,8 +113,8 @@ class Check:
                     speed = await compared.warm_up(self.samples)
                     length = answer_length(self._left_s, speed, [*self._sizes.values()])
                     self.keep(max_tokens=length)
-                    for turn in turns(self.samples, length):
-                        await compared.compare(turn)
+                    for unit, cases in turns(self.samples, length):
+                        await compared.compare(unit, cases)
                         self.keep()
         finally:
             progress.cancel()
