@@ -36,6 +36,7 @@ _LEFT_S = 0.5  # of the time, for the verdict
 _LINE_S = 5.0  # between lines about the time left, where there is no terminal
 _PASSES, _CONTEXT = (1, 4, 8, 32), 512  # whose cost is shown: tokens, each with so much context
 _ROOM = 128  # tokens of an answer, for which a prompt leaves room
+_MOST_SHOWN = 5  # differences on the screen; the file has all
 _SHOWN = (
     *("server", "model", "loaded_in_s", "exactness", "ms_a_pass", "cost", "doctor", "prompts", "kinds", "compared"),
     "differences",
@@ -178,8 +179,10 @@ class Check:
         if as_json:
             print_json(document)
             return
+        document["differences"] = document["differences"][:_MOST_SHOWN]
         facts = {name: document[name] for name in _SHOWN if document.get(name)}
-        served = [f"{row['num_requests']} {row['traffic_class']}" for row in document.get("traffic", ())]
-        print_reply({**facts, **({"traffic": served} if not self.is_own or not self.samples else {})}, as_json=False)
+        if "server" in document or not self.samples:  # else the kinds are those of the prompts
+            facts["traffic"] = [f"{row['num_requests']} {row['traffic_class']}" for row in document.get("traffic", ())]
+        print_reply(facts, as_json=False)
         print_table("gains", _HEADINGS, [gain.cells for gain in self.known.gains], in_order=True)
         stdout().print(document["sentence"], markup=False, highlight=False, soft_wrap=True)
