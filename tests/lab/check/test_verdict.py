@@ -99,6 +99,10 @@ def test_a_gain_is_known_by_twenty_comparisons_or_bounds_that_leave_out_one(
             "not known yet: needs some 66 prompts of math (1.12x, 0.69 to 1.55, 1 at once); here are 5",
         ),
         (known(*FAST[:2], minutes=3), "not known yet: needs --minutes 8 for code (1.55x, 1 at once)"),
+        (
+            known(*FAST[:1], num_prompts={"code": 50, "chat": 50}),
+            "not known yet: needs --minutes 30 for code (1.50x, 1 at once)",
+        ),
         (Known(minutes=0.5), "not known yet: needs time for a first comparison: --minutes 2"),
         (
             Known(num_prompts={}),

@@ -179,7 +179,9 @@ class Known:
         prompts = sizes.get(best.traffic_class, sum(sizes.values()))
         if (needed := best.num_needed * best.at_once) > prompts:
             return f"some {needed} prompts of {best}; here are {prompts}"
-        minutes = ceil(self.minutes * best.num_needed / best.num_comparisons)
+        kinds = {gain.traffic_class for gain in self.gains} - {ALL}
+        waiting = max(1.0, len(sizes) / len(kinds))  # kinds whose turn has not come take their part of the time too
+        minutes = ceil(self.minutes * waiting * best.num_needed / best.num_comparisons)
         return f"--minutes {max(minutes, ceil(self.minutes) + 1)} for {best}"
 
     def pilot(self) -> list[dict[str, object]]:
