@@ -122,6 +122,13 @@ def test_a_pilot_gets_the_kinds_that_are_worth_it_and_all_only_where_no_kind_is(
     assert not known(*FAST, num_different=1).pilot()
 
 
+def test_all_kinds_together_decide_nothing_before_each_was_compared() -> None:
+    rows = [row for kind in "abc" for row in several(kind, (1.5, 1.6))]
+    assert known(*rows).word == "go"
+    assert known(*rows, num_prompts=dict.fromkeys("abcd", 9)).word == "not known yet"
+    assert "of a (" in known(*rows, num_prompts=dict.fromkeys("abcd", 2)).sentence
+
+
 @pytest.mark.parametrize(
     ("facts", "other"),
     [

@@ -140,10 +140,16 @@ class Known:
     faults: Sequence[str] = ()  # checks that must pass, and fail
 
     @property
+    def deciding(self) -> Sequence[Gain]:
+        """What the verdict is about: all kinds together only once each of them was compared."""
+        is_whole = {gain.traffic_class for gain in self.gains} >= {*(self.num_prompts or ())}
+        return [gain for gain in self.gains if is_whole or gain.traffic_class != ALL]
+
+    @property
     def word(self) -> Word:
         if self.num_different:
             return "do not"
-        if any(gain.answer == "worth it" for gain in self.gains):
+        if any(gain.answer == "worth it" for gain in self.deciding):
             return "go"
         alone = {gain.answer for gain in self.gains if gain.traffic_class != ALL and gain.at_once == 1}
         return "do not" if alone == {"not"} else "not known yet"
@@ -151,7 +157,7 @@ class Known:
     @property
     def named(self) -> Sequence[Gain]:
         """What decides: kinds of traffic that are worth it, or are not; all together only where no kind is."""
-        rows = [gain for gain in self.gains if gain.answer == ("worth it" if self.word == "go" else "not")]
+        rows = [gain for gain in self.deciding if gain.answer == ("worth it" if self.word == "go" else "not")]
         return [row for row in rows if row.traffic_class != ALL] or rows
 
     @property
@@ -170,7 +176,7 @@ class Known:
     def _needs(self) -> str:
         if self.num_prompts == {}:
             return "prompts with texts that fit the model's context; a trace has none"
-        if not (unknown := [gain for gain in self.gains if gain.answer == "not known"]):
+        if not (unknown := [gain for gain in self.deciding if gain.answer == "not known"]):
             return f"time for a first comparison: --minutes {2 * ceil(self.minutes)}"
         best, sizes = (
             max(unknown, key=lambda gain: (gain.at_once == 1, gain.ratio.estimate or 0.0)),
