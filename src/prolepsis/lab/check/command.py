@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from prolepsis.core.config import EngineConfig
+from prolepsis.core.errors import ConfigError
 from prolepsis.core.terminal.admin import Key
 from prolepsis.core.terminal.config import Settings
 from prolepsis.core.terminal.flags import configured
@@ -19,8 +20,7 @@ from prolepsis.lab.measure.prompts import DEFAULT_PROMPTS
 def check(
     settings: Settings,
     file: Annotated[
-        Path | None,
-        typer.Argument(metavar="[PROMPTS|TRACE]", exists=True, help="JSON lines; default: a small set in the package"),
+        Path | None, typer.Argument(metavar="[PROMPTS|TRACE]", help="JSON lines; default: a small set in the package")
     ] = None,
     *,
     url: Annotated[str | None, typer.Option(help="ask this running server, not an engine of its own")] = None,
@@ -37,6 +37,8 @@ def check(
     from prolepsis.lab.measure.provenance import provenance
 
     prompts = file or Path(str(files("prolepsis.lab.measure") / DEFAULT_PROMPTS))
+    if not prompts.is_file():  # before a model is loaded
+        raise ConfigError(f"{prompts} is not there; allowed: a file with prompts, or a trace", param="file")
     check, interrupted = Check(output, minutes, prompts, is_own=file is not None), False
     parts = "machine and settings, kinds of traffic; then plain against speculated answers, 1 and 4 at once"
     note(f"{minutes:g} min{'' if url else ', once the model is loaded'}: {parts}")
