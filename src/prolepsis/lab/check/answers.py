@@ -10,6 +10,7 @@ from math import ceil
 
 import httpx
 
+from prolepsis.core.ask import TimedAnswer, ask
 from prolepsis.core.engine_client import EngineClient
 from prolepsis.core.requests import GenerateRequest, SamplingParams, SpecMode, SpeculationChoice
 from prolepsis.core.stats import RequestStats
@@ -17,7 +18,6 @@ from prolepsis.lab.check.verdict import LEAST, Comparison
 from prolepsis.lab.exact import FirstDifference, classified, difference
 from prolepsis.lab.measure.arrivals import in_flight
 from prolepsis.remote.verify_events import refusal_of
-from prolepsis.server.cli.ask import TimedAnswer, ask
 
 AT_ONCE = 4
 _TEMPERATURE = 0.8  # of prompts that come again; the first time they are answered greedily
