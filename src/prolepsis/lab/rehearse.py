@@ -14,7 +14,7 @@ from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.config import EngineConfig, ServerConfig
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.files import read_text, write_output, write_whole
-from prolepsis.core.terminal.admin import HERE, Key, Url, ask
+from prolepsis.core.terminal.admin import Key, Url, ask
 from prolepsis.core.terminal.config import Settings, listed
 from prolepsis.core.terminal.documents import print_reply
 from prolepsis.core.terminal.flags import configured
@@ -63,7 +63,7 @@ def record(
     seconds: Annotated[float, typer.Option(min=0.1, help="requests that arrive in this time")] = 600.0,
     requests: Annotated[int, typer.Option(min=1, help="most requests")] = 1000,
     share: Annotated[float, typer.Option(min=0, max=1, help="share of the requests whose drafts are recorded")] = 1.0,
-    url: Url = HERE,
+    url: Url,
     key: Key = None,
 ) -> None:
     """Record a running server's traffic: times, lengths, shapes of drafts, no text. Needs the role admin."""

@@ -1,4 +1,4 @@
-"""`prolepsis cost`: price books, and what a running server's requests cost."""
+"""What a running server's requests cost: `prolepsis show cost`, `prolepsis status`; and price books."""
 
 import json
 from dataclasses import asdict
@@ -14,17 +14,13 @@ from prolepsis.control.cost.prices import HOURS_PER_MONTH, InvalidPrices, read_p
 from prolepsis.control.store.configured import StoreOption, ready_database
 from prolepsis.core.terminal.documents import FINDINGS, print_document, print_reply
 from prolepsis.core.terminal.output import (
-    EPILOG,
     FAILED,
     AsJson,
-    command_group,
     print_facts,
     print_json,
     print_table,
 )
-from prolepsis.core.terminal.resource import Resource, add_commands, show_command
-
-app = command_group("Show what requests cost and what speculation saves; check price books.")
+from prolepsis.core.terminal.resource import Resource, show_command
 
 _NEWEST = 50
 _SPENT = (
@@ -50,7 +46,7 @@ COST = Resource(
     title="Cost",
     path="/admin/cost",
     help="Show device seconds, money if there are prices, savings with their bounds, memory and a monthly forecast.",
-    command="show",
+    command="cost",
     columns={
         **{
             table: columns
@@ -78,15 +74,36 @@ STATUS = Resource(
     command="status",
     columns={"routes": ("route", "rollout", "sentence")},
 )
-add_commands(app, COST)
 status = show_command(STATUS)
 
 
-@app.command(epilog=EPILOG)
-def check(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="price book in YAML")], as_json: AsJson = False
+def prices(
+    file: Annotated[Path | None, typer.Argument(metavar="FILE", help="a price book in YAML, to check")] = None,
+    store: StoreOption = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Show every error of a price book, or its prices; exit status 1 if it cannot be used."""
+    """List the price books that were used, and what the device cost hour by hour, the newest first.
+
+    With FILE: every error of a price book, or its prices; exit status 1 if it cannot be used.
+    """
+    if file is not None:
+        _check(file, as_json=as_json)
+        return
+    with ready_database(store) as database, database.read() as connection:
+        books, periods = stored_prices(connection, _NEWEST), stored_periods(connection, _NEWEST)
+    contents = [(book, json.loads(book.content)) for book in books]
+    if as_json:
+        rows = [{"version": book.version, "taken_at": book.taken_at, **content} for book, content in contents]
+        print_json({"books": rows, "periods": [asdict(period) for period in periods]})
+        return
+    listed = [
+        {"taken_at": book.taken_at, "version": book.version, "prices": _names(content)} for book, content in contents
+    ]
+    shown = TypeAdapter(list[DeviceCost]).dump_python(periods)
+    print_document({"price_books": listed, "device": shown}, {"price_books": _BOOKS, "device": _PERIODS})
+
+
+def _check(file: Path, *, as_json: bool) -> None:
     try:
         book = read_prices(file)
     except InvalidPrices as error:
@@ -102,23 +119,6 @@ def check(
     ]
     print_table(str(file), ["price", "region", "term", f"{book.currency}/hour", f"{book.currency}/month"], rows)
     print_facts([("version", book.full_version)])
-
-
-@app.command(epilog=EPILOG)
-def history(store: StoreOption = None, as_json: AsJson = False) -> None:
-    """List the price books that were used, and what the device cost hour by hour, the newest first."""
-    with ready_database(store) as database, database.read() as connection:
-        books, periods = stored_prices(connection, _NEWEST), stored_periods(connection, _NEWEST)
-    contents = [(book, json.loads(book.content)) for book in books]
-    if as_json:
-        rows = [{"version": book.version, "taken_at": book.taken_at, **content} for book, content in contents]
-        print_json({"books": rows, "periods": [asdict(period) for period in periods]})
-        return
-    listed = [
-        {"taken_at": book.taken_at, "version": book.version, "prices": _names(content)} for book, content in contents
-    ]
-    shown = TypeAdapter(list[DeviceCost]).dump_python(periods)
-    print_document({"price_books": listed, "device": shown}, {"price_books": _BOOKS, "device": _PERIODS})
 
 
 def _names(content: dict[str, Any]) -> str:

@@ -12,7 +12,7 @@ import typer
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from prolepsis.core.config import SettingTerms
+from prolepsis.core.config import COMMON, SettingTerms
 from prolepsis.core.terminal.config import (
     Settings,
     environment_name,
@@ -41,6 +41,14 @@ _PRINT_CONFIG = typer.Option(
     help="print the configuration in effect with the origin of each value, and exit",
     rich_help_panel="Configuration",
 )
+
+
+def _show_all(context: typer.Context, wanted: bool) -> None:
+    if wanted:
+        for param in context.command.params:
+            param.hidden = False  # type: ignore[attr-defined]
+        print(context.get_help())
+        raise typer.Exit
 
 
 def configured(*sections: type[BaseModel]) -> Callable[[Command], Command]:
@@ -132,17 +140,34 @@ def _flag_parameters(fields: dict[str, FieldInfo], panels: dict[str, str]) -> li
         inspect.Parameter(name, keyword, default=None, annotation=_annotation(name, field, panels[name]))
         for name, field in fields.items()
     ]
-    return [config, show, *flags]
+    num_hidden = sum(COMMON not in field.metadata for field in fields.values())
+    more = typer.Option(
+        "--help-all",
+        is_eager=True,
+        expose_value=False,
+        callback=_show_all,
+        help=f"show {num_hidden} more options",
+        rich_help_panel="Configuration",
+    )
+    show_all = inspect.Parameter("help_all", keyword, default=False, annotation=Annotated[bool, more])
+    return [*flags, config, show, show_all]
 
 
 def _annotation(name: str, field: FieldInfo, panel: str) -> Any:
     flag, also = flag_name(name), _ALSO.get(name, ())
-    text = f"{field.description}{_default(field)}"
+    text, hidden = f"{field.description}{_default(field)}", COMMON not in field.metadata
     if field.annotation is bool:
         both = f"{flag}/{flag.replace('--', '--no-', 1)}"
-        return Annotated[bool | None, typer.Option(both, help=text, show_default=False, rich_help_panel=panel)]
+        return Annotated[
+            bool | None, typer.Option(both, help=text, show_default=False, hidden=hidden, rich_help_panel=panel)
+        ]
     option = typer.Option(
-        flag, *also, help=text, metavar=_metavar(field.annotation), show_default=False, rich_help_panel=panel
+        *(flag, *also),
+        help=text,
+        metavar=_metavar(field.annotation),
+        show_default=False,
+        hidden=hidden,
+        rich_help_panel=panel,
     )
     return Annotated[str | None, option]
 

@@ -13,7 +13,7 @@ import typer
 
 from prolepsis.core.config import DRAFT_HEAD
 from prolepsis.core.errors import InvalidParameter
-from prolepsis.core.terminal.admin import HERE, Key, NoServer, ask
+from prolepsis.core.terminal.admin import Key, NoServer, Url, ask
 from prolepsis.core.terminal.documents import print_reply
 from prolepsis.core.terminal.output import EPILOG, FAILED, UNPROVEN, AsJson, command_group, note
 from prolepsis.lab.drills.drills import BY_NAME, DRILLS, NOT_HERE, Drill
@@ -130,7 +130,7 @@ def list_drills(*, as_json: AsJson = False) -> None:
 def run(
     name: Annotated[str, typer.Argument(help="a drill, or all")],
     *,
-    server: Annotated[str, typer.Option(help="address of the server")] = HERE,
+    url: Url,
     key: Key = None,
     drain: Annotated[bool, typer.Option("--drain", help="have the server refuse all other requests")] = False,
     as_json: AsJson = False,
@@ -142,7 +142,7 @@ def run(
     for drill in DRILLS if name == "all" else [BY_NAME[name]]:
         try:
             note(f"{drill.name}: {drill.fails}")
-            verdicts.append(Site(server, key, drill, drain=drain).judge())
+            verdicts.append(Site(url, key, drill, drain=drain).judge())
         except InvalidParameter as refusal:
             if NOT_HERE not in str(refusal):
                 raise

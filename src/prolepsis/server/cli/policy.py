@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from prolepsis.control.health.commands import ELIGIBILITY
 from prolepsis.control.policy.check import InvalidPolicy, read_policy
 from prolepsis.control.policy.check import check as check_policy
 from prolepsis.control.policy.commands import VERSIONS, PolicyPath
@@ -21,7 +20,7 @@ from prolepsis.control.rollout.forecast import ASSUMED, Forecast, forecast
 from prolepsis.control.rollout.settings import settings_of
 from prolepsis.core.errors import ConfigError, UserError
 from prolepsis.core.facts import FlagDecision
-from prolepsis.core.terminal.admin import HERE, Key, Url, ask
+from prolepsis.core.terminal.admin import Key, Url, ask
 from prolepsis.core.terminal.documents import FINDINGS, as_yaml, print_reply
 from prolepsis.core.terminal.flags import settings_here
 from prolepsis.core.terminal.output import (
@@ -207,13 +206,14 @@ def _show_explained(request: ExplainedRequest, decisions: Sequence[FlagDecision]
         print_table("flags", ["flag", "value", "variant", "reason", "error"], rows)
 
 
-add_commands(app, VERSIONS, ELIGIBILITY)
+add_commands(app, VERSIONS)
 
 
 @app.command(epilog=EPILOG)
 def show(
     version: Annotated[int | None, typer.Argument(min=1, metavar="VERSION", help="default: the one in use")] = None,
-    url: Url = HERE,
+    *,
+    url: Url,
     key: Key = None,
     as_json: AsJson = False,
 ) -> None:

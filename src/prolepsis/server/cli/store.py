@@ -13,6 +13,7 @@ from prolepsis.control.audit import chain, waiting
 from prolepsis.control.audit.commands.acts import actor, record_act
 from prolepsis.control.audit.log import forget_tenant
 from prolepsis.control.audit.retention import OldText, TextRetention, erase_old_texts, old_texts
+from prolepsis.control.cost.commands import prices
 from prolepsis.control.policy import versions
 from prolepsis.control.store import records
 from prolepsis.control.store.configured import StoreOption, configured_database, ready_database
@@ -42,6 +43,7 @@ def signing_database(given: str | None) -> Iterator[Database]:
 
 
 app = command_group("Maintain the database of request records, policies, rollouts and the audit log.")
+app.command(epilog=EPILOG)(prices)
 
 
 @app.command(epilog=EPILOG)
