@@ -1,4 +1,4 @@
-"""A Prometheus and an Alertmanager with the files of `prolepsis monitoring write`, and what they do about alerts.
+"""A Prometheus and an Alertmanager with the files of `prolepsis monitoring`, and what they do about alerts.
 
 Three things differ from the shipped files: addresses, the intervals of scrapes and evaluations, and the receivers'
 webhooks, which lead to the receiver here.
@@ -111,7 +111,7 @@ class Stack:
 @contextmanager
 def running_stack(folder: Path, server: int, alertmanager_port: int, every_s: float) -> Iterator[Stack]:
     """Run both for the server on port `server`, with scrapes and evaluations each `every_s` seconds."""
-    subprocess.run(prolepsis("monitoring", "write", str(folder)), check=True, capture_output=True)  # noqa: S603
+    subprocess.run(prolepsis("monitoring", str(folder)), check=True, capture_output=True)  # noqa: S603
     ports, fates = (free_port(), alertmanager_port), Fates()
     prometheus, alertmanager = (f"http://127.0.0.1:{port}" for port in ports)
     with ExitStack() as stack:

@@ -2,7 +2,7 @@
 
 Usage: python -m benchmarks.monitoring_live [--model NAME] [--minutes 4] [--at-once 4] [--json OUT]
 
-The files are those of `prolepsis monitoring write`. A server with a policy, a rollout, prices, flags, a store and
+The files are those of `prolepsis monitoring`. A server with a policy, a rollout, prices, flags, a store and
 replays answers clients of all kinds; an operator forces a breaker open; Prometheus scrapes each second. Then each query
 of a panel and each recording is asked. An alert that does not fire has no result, so each of its series is asked
 instead. Recordings that are looked back at for days and weeks are given a past: what they say now, written into

@@ -360,19 +360,20 @@ LOCAL = {
 }
 """Commands that control something here; with --url they are acts of the server."""
 ASKING = {
-    *("breaker list", "breaker set", "correctness", "cost show", "delivery", "shadow", "drift show", "drift reset"),
+    *(f"show {view}" for view in ("cost", "drift", "breakers", "eligibility", "correctness", "delivery", "shadow")),
+    *("show replicas", "breaker set", "breaker reset", "status"),
     *("flags list", "flags set", "flags remove", "pilot report", "drill run"),
     "rehearse record",
     *("policy apply", "policy rollback", "policy history", "policy show"),
-    *("policy eligibility", "heads list", "heads swap"),
-    *(f"rollout {verb}" for verb in ("list", "show", "start", "hold", "resume", "promote", "rollback")),
+    *("heads list", "heads swap"),
+    *(f"rollout {verb}" for verb in ("show", "start", "hold", "resume", "promote", "rollback")),
 }
 """Commands that ask a server."""
 READING = {
     *(
         "generate",
         "chat",
-        "batch run",
+        "batch",
         "bench",
         "doctor",
         "profile",
@@ -380,7 +381,6 @@ READING = {
         "drill list",
         "tune",
         "workload",
-        "status",
     ),
     *(
         "rehearse measure",
@@ -388,19 +388,17 @@ READING = {
         "rehearse machines",
         "keys list",
         "kill status",
-        "replicas",
         "review",
-        "status",
     ),
-    *("policy check", "policy diff", "policy explain", "store status", "cost check", "cost history"),
-    *("audit verify", "audit find", "audit show", "audit export", "audit replay"),
-    *("incident timeline", "propose-server", "monitoring write"),
+    *("policy check", "policy diff", "policy explain", "store status", "store prices"),
+    *("audit verify", "audit show", "audit export", "audit replay"),
+    *("show timeline", "propose-server", "monitoring"),
 }
 STARTING = {
     "serve": "server.started",
     "store upgrade": "store.upgraded",
     "audit bundle": "request.exported",
-    "incident snapshot": "incident.snapshot",
+    "incident": "incident.snapshot",
     "exact": "exact.passed",
     "rehearse check": "rehearsal.checked",
 }

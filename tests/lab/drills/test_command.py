@@ -126,7 +126,7 @@ def run(*words: str) -> tuple[int, dict[str, Any]]:
 
 def test_what_cannot_be_here_is_no_success(tmp_path: Path) -> None:
     with kept(tmp_path) as url:
-        status, reply = run("run", "network-partition", "--server", url, "--drain")
+        status, reply = run("run", "network-partition", "--url", url, "--drain")
     assert status == UNPROVEN
     [verdict] = reply["verdicts"]
     assert verdict["verdict"].startswith("not here, because the server lacks a way to do it")
@@ -134,7 +134,7 @@ def test_what_cannot_be_here_is_no_success(tmp_path: Path) -> None:
 
 def test_a_refusal_ends_the_run(tmp_path: Path) -> None:
     with kept(tmp_path) as url:
-        assert run("run", "all", "--server", url) == (BAD_INPUT, {})
+        assert run("run", "all", "--url", url) == (BAD_INPUT, {})
     assert run("run", "none such") == (BAD_INPUT, {})
 
 

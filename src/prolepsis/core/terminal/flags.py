@@ -61,6 +61,7 @@ def configured(*sections: type[BaseModel]) -> Callable[[Command], Command]:
 
         def run(**arguments: Any) -> None:
             flags = {name: arguments.pop(name) for name in fields}
+            del arguments["help_all"]
             settings = _settings(flags, arguments.pop("config"))
             if arguments.pop("print_config"):
                 show_settings(settings)
@@ -144,7 +145,6 @@ def _flag_parameters(fields: dict[str, FieldInfo], panels: dict[str, str]) -> li
     more = typer.Option(
         "--help-all",
         is_eager=True,
-        expose_value=False,
         callback=_show_all,
         help=f"show {num_hidden} more options",
         rich_help_panel="Configuration",
