@@ -313,7 +313,7 @@ def _asks_a_server(words: list[str]) -> bool:
     asking = {
         "show": ("breakers", "cost", "correctness", "delivery", "drift", "replicas", "shadow"),
         "rollout": ("show", "hold"),
-        "policy": ("apply", "history", "show", "rollback"),
+        "policy": ("apply", "show", "rollback"),
         "heads": ("list",),
         "flags": ("set", "remove", "list"),
         "breaker": ("set",),

@@ -16,7 +16,6 @@ from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.terminal.config import Settings
 from prolepsis.core.terminal.flags import settings_here, with_settings
 from prolepsis.core.terminal.output import (
-    EPILOG,
     AsJson,
     command_group,
     note,
@@ -63,7 +62,7 @@ class Text:
     answer_tokens: Annotated[int, Option(help="longest answer that is generated, in tokens", min=16)] = 256
 
 
-@app.command(epilog=EPILOG)
+@app.command()
 @with_settings(Text(), HeadRecipe())
 def head(
     text: Text,
@@ -96,7 +95,7 @@ def head(
             _train_levels(settings.engine, directory.exported, directory.data, level_settings, threads)
 
 
-@app.command("levels", epilog=EPILOG)
+@app.command("levels")
 @with_settings(LevelSettings())
 def train_levels(
     recipe: LevelSettings,
@@ -117,7 +116,7 @@ def train_levels(
     _train_levels(settings.engine, folder, directory.data, recipe, threads)
 
 
-@app.command("text", epilog=EPILOG)
+@app.command("text")
 def save_text(
     file: Annotated[Path, typer.Argument(help="new file, JSON lines for --text; .gz and .xz are compressed")],
     *,
@@ -130,7 +129,7 @@ def save_text(
     print_facts([("documents", str(write_texts(file, directory.data))), ("text", file)])
 
 
-@app.command(epilog=EPILOG)
+@app.command()
 @with_settings(StatedCost())
 def estimate(
     cost: StatedCost,

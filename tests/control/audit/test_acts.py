@@ -364,7 +364,7 @@ ASKING = {
     *("show replicas", "breaker set", "breaker reset", "status"),
     *("flags list", "flags set", "flags remove", "pilot report", "drill run"),
     "rehearse record",
-    *("policy apply", "policy rollback", "policy history", "policy show"),
+    *("policy apply", "policy rollback", "policy show"),
     *("heads list", "heads swap"),
     *(f"rollout {verb}" for verb in ("show", "start", "hold", "resume", "promote", "rollback")),
 }

@@ -1,13 +1,12 @@
 """Commands find their server in one way, and say for what they wait."""
 
-import time
 from pathlib import Path
 
 import pytest
 
 from prolepsis.core.errors import ConfigError
-from prolepsis.core.terminal import admin
 from prolepsis.core.terminal.admin import URL_VARIABLE, configured_url, server_in_place, waiting
+from tests.waiting import wait_for
 
 
 @pytest.mark.parametrize(
@@ -50,12 +49,10 @@ def test_a_server_and_a_store_are_not_both_meant() -> None:
         server_in_place("http://a", "sqlite:///x", "--store")
 
 
-def test_only_a_long_wait_is_told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    with waiting("the quick"):
+def test_only_a_long_wait_is_told() -> None:
+    said: list[str] = []
+    with waiting("the quick", 60.0, said.append):
         pass
-    monkeypatch.setattr(admin, "PATIENCE_S", 0.0)
-    deadline, said = time.monotonic() + 10.0, ""
-    with waiting("the slow"):
-        while not said and time.monotonic() < deadline:
-            said = capsys.readouterr().err
-    assert said == "waiting for the slow\n"
+    with waiting("the slow", 0.0, said.append):
+        wait_for(lambda: said)
+    assert said == ["waiting for the slow"]

@@ -61,13 +61,16 @@ def test_a_server_without_requests_and_a_file_without_any_are_refused(tmp_path: 
     assert (result.exit_code, f"{running.url} has no request" in result.stderr) == (BAD_INPUT, True)
 
 
-@pytest.mark.parametrize("arguments", [(), ("FILE", "--url", "http://127.0.0.1:1")])
-def test_one_source_is_needed(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [((), "either FILE or --url URL"), (("FILE", "--url", "http://127.0.0.1:1"), "FILE and --url are both given")],
+)
+def test_one_source_is_needed(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
     file = tmp_path / "a"
     file.write_text("")
     result = run_command(*(str(file) if one == "FILE" else one for one in arguments))
     assert result.exit_code == BAD_INPUT
-    assert "either FILE or --url URL" in result.stderr
+    assert message in result.stderr
 
 
 def test_a_file_that_is_missing_is_refused(tmp_path: Path) -> None:

@@ -51,9 +51,9 @@ PATIENCE_S = 2.0
 
 
 @contextmanager
-def waiting(what: str) -> Iterator[None]:
+def waiting(what: str, after_s: float = PATIENCE_S, say: Callable[[str], None] = note) -> Iterator[None]:
     """Say on standard error for what a command waits, once that takes a while."""
-    timer = Timer(PATIENCE_S, note, [f"waiting for {what}"])
+    timer = Timer(after_s, say, [f"waiting for {what}"])
     timer.daemon = True
     timer.start()
     try:

@@ -13,7 +13,7 @@ import typer
 from prolepsis.core.terminal.admin import Key, Url, ask
 from prolepsis.core.terminal.documents import Columns, print_reply
 from prolepsis.core.terminal.flags import take_signature
-from prolepsis.core.terminal.output import EPILOG, FAILED, AsJson, note
+from prolepsis.core.terminal.output import FAILED, AsJson, note
 
 Parameters = tuple[inspect.Parameter, ...]
 
@@ -90,7 +90,7 @@ def add_commands(app: typer.Typer, *resources: Resource) -> typer.Typer:
 
 def add_views(app: typer.Typer, *resources: Resource) -> typer.Typer:
     for resource in resources:
-        app.command(resource.command, epilog=EPILOG)(show_command(resource))
+        app.command(resource.command)(show_command(resource))
     return app
 
 
@@ -98,7 +98,7 @@ def add_acts(app: typer.Typer, *resources: Resource) -> typer.Typer:
     for resource in resources:
         for act in resource.acts.values():
             if act.command:
-                app.command(act.command, epilog=EPILOG)(_act_command(act))
+                app.command(act.command)(_act_command(act))
     return app
 
 

@@ -5,13 +5,13 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 
 from prolepsis import __version__
 from prolepsis.core.errors import ProlepsisError
 from prolepsis.core.extras import named, not_installed
 from prolepsis.core.memory_failures import memory_failure
-from prolepsis.core.terminal.output import EPILOG, HELP_FLAGS, INTERRUPTED, exit_status, print_error
+from prolepsis.core.terminal.output import HELP_FLAGS, INTERRUPTED, command_group, exit_status, print_error
 
 if TYPE_CHECKING:
     from prolepsis.core.engine_client import EngineClient
@@ -111,23 +111,6 @@ class Commands(TyperGroup):
             raise typer.Exit(exit_status(failure)) from error
 
 
-class Command(TyperCommand):
-    """Lists its options below the title of their panel; a name is never cut, however narrow the terminal."""
-
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        panels: dict[str, list[tuple[str, str]]] = {}
-        for param in self.get_params(ctx):
-            if (record := param.get_help_record(ctx)) is not None:
-                panels.setdefault(_panel_of(param), []).append(record)
-        for title, records in panels.items():
-            with formatter.section(title):
-                formatter.write_dl(records)
-
-
-def _panel_of(param: Any) -> str:
-    return param.rich_help_panel or f"{param.param_type_name.capitalize()}s"
-
-
 app = typer.Typer(
     cls=Commands,
     help="Serves language models with speculative decoding: the target model's own output, in fewer passes.",
@@ -176,7 +159,7 @@ def load_command(name: str) -> Any:
     target, _ = COMMANDS[name]
     value = named(target)
     if not isinstance(value, typer.Typer):
-        single = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-        single.command(name, cls=Command, epilog=EPILOG, context_settings=HELP_FLAGS)(value)
+        single = command_group("")
+        single.command(name)(value)
         value = single
     return typer.main.get_command(value)

@@ -24,7 +24,6 @@ from prolepsis.core.terminal.admin import Key, Url, ask
 from prolepsis.core.terminal.documents import FINDINGS, as_yaml, print_reply
 from prolepsis.core.terminal.flags import settings_here
 from prolepsis.core.terminal.output import (
-    EPILOG,
     FAILED,
     AsJson,
     command_group,
@@ -35,7 +34,7 @@ from prolepsis.core.terminal.output import (
     stdout,
     warn,
 )
-from prolepsis.core.terminal.resource import add_commands
+from prolepsis.core.terminal.resource import add_acts
 from prolepsis.core.units import duration
 from prolepsis.core.validation import Finding
 from prolepsis.core.yaml_document import Document, located
@@ -49,7 +48,7 @@ _COLUMNS = {"findings": FINDINGS, "rollouts": ("rule", "stage", "expected")}
 _BOUNDS = ("shadow_percentage", "pinned", "guardrails", "rollout", "audit")  # terms that callers cannot change
 
 
-@app.command(epilog=EPILOG)
+@app.command()
 def check(
     file: PolicyPath,
     strict: Annotated[bool, typer.Option("--strict", help="warnings count as errors")] = False,
@@ -81,7 +80,7 @@ def check(
         raise typer.Exit(FAILED)
 
 
-@app.command(epilog=EPILOG)
+@app.command()
 def diff(
     old: Annotated[Path, typer.Argument(metavar="OLD", help="policy in YAML")],
     new: Annotated[Path, typer.Argument(metavar="NEW", help="policy in YAML")],
@@ -106,7 +105,7 @@ def diff(
         raise typer.Exit(FAILED)
 
 
-@app.command(epilog=EPILOG)
+@app.command()
 def explain(  # noqa: PLR0917  # typer names its options after parameters
     file: PolicyPath,
     request: Annotated[Path, typer.Option(help="JSON file with the body of an OpenAI request; - reads standard input")],
@@ -206,18 +205,22 @@ def _show_explained(request: ExplainedRequest, decisions: Sequence[FlagDecision]
         print_table("flags", ["flag", "value", "variant", "reason", "error"], rows)
 
 
-add_commands(app, VERSIONS)
+add_acts(app, VERSIONS)
 
 
-@app.command(epilog=EPILOG)
+@app.command()
 def show(
     version: Annotated[int | None, typer.Argument(min=1, metavar="VERSION", help="default: the one in use")] = None,
     *,
+    versions: Annotated[bool, typer.Option("--versions", help="list versions, the newest first")] = False,
     url: Url,
     key: Key = None,
     as_json: AsJson = False,
 ) -> None:
     """Print the text of a version; without VERSION, show which policy the server uses and where it comes from."""
+    if versions:
+        print_reply(ask(url, key, "GET", VERSIONS.path), VERSIONS.columns, as_json=as_json)
+        return
     if version is None:
         print_reply(ask(url, key, "GET", "/admin/policy"), as_json=as_json)
         return

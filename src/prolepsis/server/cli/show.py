@@ -5,7 +5,7 @@ from prolepsis.control.cost.commands import COST
 from prolepsis.control.health.commands import BREAKERS, DRIFT, ELIGIBILITY
 from prolepsis.control.replicas.commands import REPLICAS
 from prolepsis.control.rollout.commands import SHADOW
-from prolepsis.core.terminal.output import EPILOG, command_group
+from prolepsis.core.terminal.output import command_group
 from prolepsis.core.terminal.resource import add_views
 from prolepsis.ops.incident.commands.incident import timeline
 from prolepsis.server.output.commands import DELIVERY
@@ -14,4 +14,4 @@ app = add_views(
     command_group("Show one view of a running server; timeline: of a store too."),
     *(COST, DRIFT, BREAKERS, ELIGIBILITY, CORRECTNESS, DELIVERY, SHADOW, REPLICAS),
 )
-app.command(epilog=EPILOG)(timeline)
+app.command()(timeline)

@@ -26,7 +26,7 @@ from prolepsis.core.config import DAY_S
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.terminal.documents import print_reply
 from prolepsis.core.terminal.flags import settings_here
-from prolepsis.core.terminal.output import EPILOG, AsJson, command_group, note
+from prolepsis.core.terminal.output import AsJson, command_group, note
 from prolepsis.engine.kept_prefixes import forget_prefixes
 
 
@@ -43,10 +43,10 @@ def signing_database(given: str | None) -> Iterator[Database]:
 
 
 app = command_group("Maintain the database of request records, policies, rollouts and the audit log.")
-app.command(epilog=EPILOG)(prices)
+app.command()(prices)
 
 
-@app.command(epilog=EPILOG)
+@app.command()
 def status(store: StoreOption = None, as_json: AsJson = False) -> None:
     """Show the address, schema and contents of the store."""
     with configured_database(store) as database:
@@ -61,7 +61,7 @@ def status(store: StoreOption = None, as_json: AsJson = False) -> None:
     print_reply(facts, as_json=as_json)
 
 
-@app.command(epilog=EPILOG)
+@app.command()
 def upgrade(store: StoreOption = None, as_json: AsJson = False) -> None:
     """Create the store, or upgrade its schema to this version; `serve` does so too."""
     with configured_database(store) as database:
@@ -75,7 +75,7 @@ def upgrade(store: StoreOption = None, as_json: AsJson = False) -> None:
         print_reply({"store": database.name, "schema_before": before, "schema": revision(database)}, as_json=as_json)
 
 
-@app.command(epilog=EPILOG)
+@app.command()
 def prune(
     days: Annotated[
         float | None,
@@ -125,7 +125,7 @@ def _due(num_records: int, days: float, old: Sequence[OldText]) -> str:
     )
 
 
-@app.command("forget-tenant", epilog=EPILOG)
+@app.command("forget-tenant")
 def forget(
     tenant: Annotated[str, typer.Argument(help="name of the tenant, as in its keys")],
     store: StoreOption = None,

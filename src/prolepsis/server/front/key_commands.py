@@ -12,7 +12,6 @@ from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.terminal.flags import settings_here
 from prolepsis.core.terminal.output import (
-    EPILOG,
     AsJson,
     command_group,
     note,
@@ -34,7 +33,7 @@ TierOption = Literal["premium", "standard", "economy", "batch", "background"]
 _UNITS = {"m": timedelta(minutes=1), "h": timedelta(hours=1), "d": timedelta(days=1)}
 
 
-@app.command(epilog=EPILOG)
+@app.command()
 def create(  # noqa: PLR0917  # typer names its options after parameters
     tenant: Annotated[str, typer.Option(help="tenants see nothing of one another")] = "default",
     tier: Annotated[
@@ -76,7 +75,7 @@ def create(  # noqa: PLR0917  # typer names its options after parameters
     note(f"key {record.id} of tenant {record.tenant} is in {file.path}; this is the only time it is shown")
 
 
-@app.command("list", epilog=EPILOG)
+@app.command("list")
 def list_keys(keys_file: KeysFile = None, as_json: AsJson = False) -> None:
     """List the keys, without their secrets."""
     file = _file(keys_file)
@@ -91,7 +90,7 @@ def list_keys(keys_file: KeysFile = None, as_json: AsJson = False) -> None:
     print_table(str(file.path), ["id", "tenant", "tier", "roles", "models", "expires", "note"], rows)
 
 
-@app.command(epilog=EPILOG)
+@app.command()
 def revoke(
     key_id: Annotated[str, typer.Argument(metavar="ID", help="as `keys list` shows it")], keys_file: KeysFile = None
 ) -> None:

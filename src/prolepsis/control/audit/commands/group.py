@@ -22,7 +22,6 @@ from prolepsis.core.terminal.admin import Key, ServerUrl, ask, server_in_place
 from prolepsis.core.terminal.documents import print_reply
 from prolepsis.core.terminal.flags import settings_here
 from prolepsis.core.terminal.output import (
-    EPILOG,
     FAILED,
     OK,
     UNPROVEN,
@@ -50,12 +49,12 @@ app = command_group("Verify, show, export and replay the audit log.")
 
 REPLAY_TIMEOUT_S = 90.0  # longer than a replay may take on a server
 
-app.command(epilog=EPILOG)(verify)
-app.command(epilog=EPILOG)(export)
-app.command(epilog=EPILOG)(bundle)
+app.command()(verify)
+app.command()(export)
+app.command()(bundle)
 
 
-@app.command(epilog=EPILOG)
+@app.command()
 def show(
     name: Annotated[
         str | None,
@@ -101,7 +100,7 @@ def _found(name: str, store: str | None, url: str | None, key: str | None) -> di
     return reply
 
 
-@app.command(epilog=EPILOG)
+@app.command()
 def replay(
     context: typer.Context,
     entry: Annotated[

@@ -15,7 +15,7 @@ from prolepsis.core.errors import ConfigError
 from prolepsis.core.kill_scope import EVERYTHING, KINDS, check_scope
 from prolepsis.core.terminal.admin import Key, ServerUrl, ask, server_in_place
 from prolepsis.core.terminal.flags import settings_here
-from prolepsis.core.terminal.output import EPILOG, AsJson, command_group, note, print_json, stdout, warn
+from prolepsis.core.terminal.output import AsJson, command_group, note, print_json, stdout, warn
 
 app = command_group("Turn the kill switch on or off: while it is on, servers decode without speculation.")
 
@@ -27,7 +27,7 @@ Reason = Annotated[str, typer.Option(help="shown in the log and by `kill status`
 
 
 def _add_turn(name: str, text: str, *, on: bool) -> None:
-    @app.command(name, help=text, epilog=EPILOG)
+    @app.command(name, help=text)
     def turn(
         *,
         reason: Reason = "",
@@ -67,7 +67,7 @@ _add_turn("on", _ON, on=True)
 _add_turn("off", _OFF, on=False)
 
 
-@app.command(epilog=EPILOG)
+@app.command()
 def status(controls_file: File = None, url: ServerUrl = None, key: Key = None, as_json: AsJson = False) -> None:
     """Show the state in the controls file, or with --url the state of a server including its flags."""
     where = _where(controls_file, url)

@@ -10,7 +10,7 @@ from prolepsis.control.web.drawing import interval
 from prolepsis.core.files import write_output
 from prolepsis.core.terminal.admin import Key, Url, ask
 from prolepsis.core.terminal.documents import print_reply
-from prolepsis.core.terminal.output import EPILOG, AsJson, command_group
+from prolepsis.core.terminal.output import AsJson, command_group
 from prolepsis.ops.console.render import page_alone
 from prolepsis.ops.incident.period import parse_time
 
@@ -19,7 +19,7 @@ app = command_group("Report what speculation brought to the traffic of a running
 app.callback()(lambda: None)  # else the only command of the group would take its place
 
 
-@app.command(epilog=EPILOG)
+@app.command()
 def report(
     *,
     url: Url,
