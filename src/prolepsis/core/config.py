@@ -49,6 +49,7 @@ COMMON = "common"
 Value = TypeVar("Value")
 Common = Annotated[Value, COMMON]
 """A setting that many people give: `--help` shows its flag, and `--help-all` those of the others too."""
+AutoLength = Annotated[int | None, BeforeValidator(_none_for_auto), PlainSerializer(_auto_for_none)]
 
 
 class SettingTerms(BaseModel):
@@ -166,9 +167,7 @@ class EngineConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    model: Common[str] = Field(
-        default=DEFAULT_MODEL, description="registry name, folder of safetensors, GGUF file, or hub id"
-    )
+    model: Common[str] = Field(default=DEFAULT_MODEL, description="name, folder of safetensors, GGUF file or hub id")
     model_dir: Path | None = Field(
         default=None, description="where models are kept; default: the user's cache directory"
     )
@@ -195,16 +194,12 @@ class EngineConfig(BaseModel):
         "those of expanded weights; int8, the fastest: blocks of 32 (K formats: 256) are rounded to 8 bits; auto: int8",
     )
     device: Common[Literal["auto", "cpu", "cuda"]] = Field(default="auto", description="device that the model runs on")
-    threads: Common[int | None] = Field(
-        default=None, ge=1, description="CPU threads of a forward pass; default: all cores"
-    )
-    max_model_len: Common[Annotated[int | None, BeforeValidator(_none_for_auto), PlainSerializer(_auto_for_none)]] = (
-        Field(
-            default=None,
-            ge=1,
-            description="most tokens of prompt and answer together; auto, the default: the model's limit, or less if "
-            "the KV cache holds less",
-        )
+    threads: Common[int | None] = Field(default=None, ge=1, description="CPU threads of a pass; default: all cores")
+    max_model_len: Common[AutoLength] = Field(
+        default=None,
+        ge=1,
+        description="most tokens of prompt and answer together; auto, the default: the model's limit, or less if the "
+        "KV cache holds less",
     )
     kv_memory: Common[str] = Field(
         default="auto",

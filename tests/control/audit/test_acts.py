@@ -434,8 +434,8 @@ def test_local_commands_have_their_entries(tmp_path: Path, monkeypatch: pytest.M
     for words, action in LOCAL.values():
         created = next((key["id"] for key in run("keys", "list")["keys"]), "")
         run(*(created if word == "KEY" else word for word in words))
-        assert [entry["action"] for entry in run("audit", "show", "--last", "1")] == [action]
-        [entry] = run("audit", "show", "--last", "1")
+        assert [entry["action"] for entry in run("audit", "show", "--last", "1")["entries"]] == [action]
+        [entry] = run("audit", "show", "--last", "1")["entries"]
         assert entry["details"]["actor"].startswith("command line, ")
     assert CliRunner().invoke(app, ["audit", "verify"]).exit_code == UNPROVEN, "no server has anchored it yet"
 

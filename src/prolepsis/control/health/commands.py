@@ -4,7 +4,7 @@ from typing import get_args
 
 from prolepsis.control.health.breaker import OperatorState
 from prolepsis.core.terminal.output import command_group
-from prolepsis.core.terminal.resource import REASON, Act, Resource, add_acts, argument
+from prolepsis.core.terminal.resource import REASON, Act, Resource, add_commands, argument
 
 HEALTH = "/admin/health"
 _KEY = {"proposer": "{proposer}", "traffic_class": "{traffic_class}"}
@@ -102,7 +102,8 @@ ELIGIBILITY = Resource(
     },
 )
 
-breaker = add_acts(
+breaker = add_commands(
     command_group("Set circuit breakers of a running server by hand, and restart the detection of drift."),
     *(BREAKERS, DRIFT),
+    views=False,
 )

@@ -154,22 +154,12 @@ def _flag_parameters(fields: dict[str, FieldInfo], panels: dict[str, str]) -> li
 
 
 def _annotation(name: str, field: FieldInfo, panel: str) -> Any:
-    flag, also = flag_name(name), _ALSO.get(name, ())
-    text, hidden = f"{field.description}{_default(field)}", COMMON not in field.metadata
+    flag = flag_name(name)
+    shown: dict[str, Any] = {"help": f"{field.description}{_default(field)}", "show_default": False}
+    shown |= {"hidden": COMMON not in field.metadata, "rich_help_panel": panel}
     if field.annotation is bool:
-        both = f"{flag}/{flag.replace('--', '--no-', 1)}"
-        return Annotated[
-            bool | None, typer.Option(both, help=text, show_default=False, hidden=hidden, rich_help_panel=panel)
-        ]
-    option = typer.Option(
-        *(flag, *also),
-        help=text,
-        metavar=_metavar(field.annotation),
-        show_default=False,
-        hidden=hidden,
-        rich_help_panel=panel,
-    )
-    return Annotated[str | None, option]
+        return Annotated[bool | None, typer.Option(f"{flag}/{flag.replace('--', '--no-', 1)}", **shown)]
+    return Annotated[str | None, typer.Option(flag, *_ALSO.get(name, ()), metavar=_metavar(field.annotation), **shown)]
 
 
 def _default(field: FieldInfo) -> str:

@@ -215,14 +215,11 @@ class Command(TyperCommand):
         panels: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
             if (record := param.get_help_record(ctx)) is not None:
-                panels.setdefault(_panel_of(param), []).append(record)
+                panel = getattr(param, "rich_help_panel", None) or f"{param.param_type_name.capitalize()}s"
+                panels.setdefault(panel, []).append(record)
         for title, records in panels.items():
             with formatter.section(title):
                 formatter.write_dl(records)
-
-
-def _panel_of(param: Any) -> str:
-    return param.rich_help_panel or f"{param.param_type_name.capitalize()}s"
 
 
 class Group(TyperGroup):

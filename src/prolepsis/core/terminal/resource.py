@@ -83,20 +83,12 @@ class Resource:
         return {self.part: part} if isinstance(part, list) else part
 
 
-def add_commands(app: typer.Typer, *resources: Resource) -> typer.Typer:
-    """Add the commands of resources to a group, and return the group."""
-    return add_acts(add_views(app, *resources), *resources)
-
-
-def add_views(app: typer.Typer, *resources: Resource) -> typer.Typer:
+def add_commands(app: typer.Typer, *resources: Resource, views: bool = True, acts: bool = True) -> typer.Typer:
+    """Add the commands of resources, or only their `views` or `acts`, to a group, and return the group."""
     for resource in resources:
-        app.command(resource.command)(show_command(resource))
-    return app
-
-
-def add_acts(app: typer.Typer, *resources: Resource) -> typer.Typer:
-    for resource in resources:
-        for act in resource.acts.values():
+        if views:
+            app.command(resource.command)(show_command(resource))
+        for act in resource.acts.values() if acts else ():
             if act.command:
                 app.command(act.command)(_act_command(act))
     return app

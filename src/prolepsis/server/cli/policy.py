@@ -34,7 +34,7 @@ from prolepsis.core.terminal.output import (
     stdout,
     warn,
 )
-from prolepsis.core.terminal.resource import add_acts
+from prolepsis.core.terminal.resource import add_commands
 from prolepsis.core.units import duration
 from prolepsis.core.validation import Finding
 from prolepsis.core.yaml_document import Document, located
@@ -205,7 +205,7 @@ def _show_explained(request: ExplainedRequest, decisions: Sequence[FlagDecision]
         print_table("flags", ["flag", "value", "variant", "reason", "error"], rows)
 
 
-add_acts(app, VERSIONS)
+add_commands(app, VERSIONS, views=False)
 
 
 @app.command()

@@ -10,6 +10,7 @@ import typer
 from prolepsis.control.audit.commands.acts import actor, record_act
 from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.errors import ConfigError
+from prolepsis.core.terminal.documents import print_reply
 from prolepsis.core.terminal.flags import settings_here
 from prolepsis.core.terminal.output import (
     AsJson,
@@ -17,7 +18,6 @@ from prolepsis.core.terminal.output import (
     note,
     print_facts,
     print_json,
-    print_table,
     stdout,
 )
 
@@ -30,6 +30,7 @@ KeysFile = Annotated[
     Path | None, typer.Option("--keys-file", help="default: keys.json in the user's configuration directory")
 ]
 TierOption = Literal["premium", "standard", "economy", "batch", "background"]
+_COLUMNS = ("id", "tenant", "tier", "roles", "models", "expires > expired", "note")
 _UNITS = {"m": timedelta(minutes=1), "h": timedelta(hours=1), "d": timedelta(days=1)}
 
 
@@ -78,16 +79,9 @@ def create(  # noqa: PLR0917  # typer names its options after parameters
 @app.command("list")
 def list_keys(keys_file: KeysFile = None, as_json: AsJson = False) -> None:
     """List the keys, without their secrets."""
-    file = _file(keys_file)
-    keys = file.read()
-    if as_json:
-        print_json({"file": file.path, "keys": [_shown(key) for key in keys]})
-        return
-    rows = [
-        [key.id, key.tenant, key.tier, " ".join(key.roles), " ".join(key.models) or "all", _state(key), key.note]
-        for key in keys
-    ]
-    print_table(str(file.path), ["id", "tenant", "tier", "roles", "models", "expires", "note"], rows)
+    file, now = _file(keys_file), datetime.now(UTC)
+    keys = [{**_shown(key), "expired": key.expired(now)} for key in file.read()]
+    print_reply({"file": file.path, "keys": keys}, {"keys": _COLUMNS}, as_json=as_json)
 
 
 @app.command()
@@ -122,9 +116,3 @@ def _expiry(text: str) -> datetime:
 
 def _shown(key: "KeyRecord") -> dict[str, object]:
     return key.model_dump(mode="json", exclude={"hash"})
-
-
-def _state(key: "KeyRecord") -> str:
-    if key.expires is None:
-        return "never"
-    return f"{key.expires:%Y-%m-%d %H:%M}" + (" (expired)" if key.expired(datetime.now(UTC)) else "")

@@ -12,7 +12,7 @@ from prolepsis.control.audit.bundle import Bundle, Form, bundle_of, exported, is
 from prolepsis.control.audit.commands.acts import actor, record_act
 from prolepsis.control.store.configured import StoreOption, ready_database
 from prolepsis.core.errors import ConfigError
-from prolepsis.core.files import read_text, write_whole
+from prolepsis.core.files import read_text, write_output
 from prolepsis.core.stored_text import storable
 from prolepsis.core.terminal.admin import Key, ServerUrl, ask, server_in_place
 from prolepsis.core.terminal.output import UNPROVEN, note, warn
@@ -63,10 +63,7 @@ def bundle(
     if output is None:
         sys.stdout.write(content.decode())
     else:
-        try:
-            write_whole(output, content)
-        except OSError as error:
-            raise ConfigError(f"output {output} cannot be written: {error.strerror}", param="output") from None
+        write_output(output, content)
         note(f"wrote {output}, {f'sealed for {seal.name}' if seal.name else 'redacted'}")
     num_replayable, number = sum(map(is_replayable, contents.entries)), len(contents.entries)
     if num_replayable == 0:

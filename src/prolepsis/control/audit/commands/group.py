@@ -28,14 +28,13 @@ from prolepsis.core.terminal.output import (
     AsJson,
     command_group,
     print_error,
-    print_json,
-    print_table,
 )
 
 _RECORD = (
     *("ended_at", "answer_id", "x-request-id=http_request_id", "trace_id", "tenant", "route", "terminal", "mode"),
     *("reason", "seed", "policy_version", "tokens=num_output_tokens"),
 )
+_ENTRIES = ("seq", "at", "actor=details.actor", "action", "subject=details.subject", "tenant=details.tenant")
 _DIFFERENCES = ("sample", "position", "kind", "margin", "tolerance")
 _REPLAYED = {
     "differences": _DIFFERENCES,
@@ -77,15 +76,7 @@ def show(
         return
     with opened_log(store, url, key) as log:
         entries = log.newest(last, action=action, tenant=tenant)
-    if as_json:
-        print_json([entry.plain() for entry in entries])
-        return
-    rows = []
-    for entry in entries:
-        details = entry.details
-        actor, *about = ("erased", "", "") if details is None else (details.actor, details.subject, details.tenant)
-        rows.append([str(entry.seq), entry.at[:19], actor, entry.action, *about])
-    print_table("audit log (UTC)", ["", "at", "actor", "action", "subject", "tenant"], rows)
+    print_reply({"entries": [entry.plain() for entry in entries]}, {"entries": _ENTRIES}, as_json=as_json)
 
 
 def _found(name: str, store: str | None, url: str | None, key: str | None) -> dict[str, Any]:
