@@ -25,13 +25,14 @@ def configured_url() -> str:
     return url_of(host, server.port, tls=server.tls_certificate is not None) if server.port else HERE
 
 
+_DEFAULT = "host and port of prolepsis.yaml"
 Url = Annotated[
     str,
     typer.Option(
+        "--url",
         envvar=URL_VARIABLE,
-        show_envvar=True,
         default_factory=configured_url,
-        show_default="host and port of prolepsis.yaml",
+        show_default=_DEFAULT,
         help="address of the server",
     ),
 ]

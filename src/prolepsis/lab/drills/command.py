@@ -130,7 +130,7 @@ def list_drills(*, as_json: AsJson = False) -> None:
 def run(
     name: Annotated[str, typer.Argument(help="a drill, or all")],
     *,
-    url: Url,
+    server: Url,
     key: Key = None,
     drain: Annotated[bool, typer.Option("--drain", help="have the server refuse all other requests")] = False,
     as_json: AsJson = False,
@@ -142,7 +142,7 @@ def run(
     for drill in DRILLS if name == "all" else [BY_NAME[name]]:
         try:
             note(f"{drill.name}: {drill.fails}")
-            verdicts.append(Site(url, key, drill, drain=drain).judge())
+            verdicts.append(Site(server, key, drill, drain=drain).judge())
         except InvalidParameter as refusal:
             if NOT_HERE not in str(refusal):
                 raise

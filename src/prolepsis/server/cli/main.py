@@ -17,57 +17,40 @@ if TYPE_CHECKING:
     from prolepsis.core.engine_client import EngineClient
     from prolepsis.core.terminal.config import Settings
 
-ACTS: dict[str, dict[str, tuple[str, str]]] = {
-    "serve": {
-        "serve": ("server.cli.serve:serve", "Serve a model over HTTP with OpenAI's API."),
-        "propose-server": ("server.cli.propose_server:propose_server", "Draft for engines in other processes."),
-    },
-    "ask": {
-        "generate": ("server.cli.generate:generate", "Print the continuation of a prompt as it comes."),
-        "chat": ("server.cli.chat:chat", "Talk with a server; colours show who drafted what."),
-        "batch": ("server.cli.batch:batch", "Run a file of requests without a server."),
-    },
-    "check": {
-        "doctor": ("lab.doctor.command:doctor", "Say whether machine, settings and server are ready."),
-        "workload": ("lab.workload.command:workload", "Show what requests are like, and what drafts may gain."),
-        "exact": ("lab.exact:exact", "Check on your prompts that no token changes."),
-        "bench": ("lab.bench:bench", "Measure decoding with and without speculation."),
-        "profile": ("lab.profile:profile", "Measure what a forward pass costs here."),
-        "rehearse": ("lab.rehearse:app", "Forecast speculation on recorded traffic."),
-        "tune": ("lab.tune:tune", "Search a policy and settings for a goal."),
-        "load": ("lab.load:load", "Put load on a server, with and without speculation."),
-        "drill": ("lab.drills.command:app", "Inject faults into a drained server, and judge it."),
-    },
-    "pilot": {
-        "pilot": ("ops.incident.commands.pilot:app", "Compare speculating with control requests."),
-        "policy": ("server.cli.policy:app", "Check, compare, explain, apply, roll back policies."),
-        "rollout": ("control.rollout.commands:rollout", "Show and control rollouts."),
-    },
-    "stop": {
-        "kill": ("control.controls.commands.kill:app", "Stop speculation of all or one scope, or allow it."),
-        "breaker": ("control.health.commands:breaker", "Set circuit breakers; restart detection of drift."),
-        "flags": ("control.controls.commands.flags:flags", "Show, set and remove feature flags of all replicas."),
-    },
-    "look": {
-        "status": ("control.cost.commands:status", "Say what speculation brings, or why it is off."),
-        "show": ("server.cli.show:app", "Show one view: cost, drift, breakers, replicas, ..."),
-        "review": ("ops.incident.commands.review:review", "Write the review of a day to a quarter."),
-        "incident": ("ops.incident.commands.incident:incident", "Gather what happened in one redacted file."),
-        "monitoring": ("ops.monitoring.commands:monitoring", "Write rules, alerts and dashboards."),
-    },
-    "keep": {
-        "keys": ("server.front.key_commands:app", "Create, list and revoke API keys."),
-        "store": ("server.cli.store:app", "Maintain the database of records and policies."),
-        "audit": ("control.audit.commands.group:app", "Verify, show, export and replay the audit log."),
-        "models": ("server.cli.models:app", "Download, list, export and import models and heads."),
-    },
-    "train": {
-        "train": ("training.commands:app", "Train draft heads on the target's own text."),
-        "heads": ("control.drafts.commands:heads", "Show and swap the draft heads of a server."),
-    },
+COMMANDS: dict[str, tuple[str, str, str]] = {
+    "serve": ("serve", "server.cli.serve:serve", "Serve a model over HTTP with OpenAI's API."),
+    "propose-server": ("serve", "server.cli.propose_server:propose_server", "Draft for engines in other processes."),
+    "generate": ("ask", "server.cli.generate:generate", "Print the continuation of a prompt as it comes."),
+    "chat": ("ask", "server.cli.chat:chat", "Talk with a server; colours show who drafted what."),
+    "batch": ("ask", "server.cli.batch:batch", "Run a file of requests without a server."),
+    "doctor": ("check", "lab.doctor.command:doctor", "Say whether machine, settings and server are ready."),
+    "workload": ("check", "lab.workload.command:workload", "Show what requests are like, and what drafts may gain."),
+    "exact": ("check", "lab.exact:exact", "Check on your prompts that no token changes."),
+    "bench": ("check", "lab.bench:bench", "Measure decoding with and without speculation."),
+    "profile": ("check", "lab.profile:profile", "Measure what a forward pass costs here."),
+    "rehearse": ("check", "lab.rehearse:app", "Forecast speculation on recorded traffic."),
+    "tune": ("check", "lab.tune:tune", "Search a policy and settings for a goal."),
+    "load": ("check", "lab.load:load", "Put load on a server, with and without speculation."),
+    "drill": ("check", "lab.drills.command:app", "Inject faults into a drained server, and judge it."),
+    "pilot": ("pilot", "ops.incident.commands.pilot:app", "Compare speculating with control requests."),
+    "policy": ("pilot", "server.cli.policy:app", "Check, compare, explain, apply, roll back policies."),
+    "rollout": ("pilot", "control.rollout.commands:rollout", "Show and control rollouts."),
+    "kill": ("stop", "control.controls.commands.kill:app", "Stop speculation of all or one scope, or allow it."),
+    "breaker": ("stop", "control.health.commands:breaker", "Set circuit breakers; restart detection of drift."),
+    "flags": ("stop", "control.controls.commands.flags:flags", "Show, set and remove feature flags of all replicas."),
+    "status": ("look", "control.cost.commands:status", "Say what speculation brings, or why it is off."),
+    "show": ("look", "server.cli.show:app", "Show one view: cost, drift, breakers, replicas, ..."),
+    "review": ("look", "ops.incident.commands.review:review", "Write the review of a day to a quarter."),
+    "incident": ("look", "ops.incident.commands.incident:incident", "Gather what happened in one redacted file."),
+    "monitoring": ("look", "ops.monitoring.commands:monitoring", "Write rules, alerts and dashboards."),
+    "keys": ("keep", "server.front.key_commands:app", "Create, list and revoke API keys."),
+    "store": ("keep", "server.cli.store:app", "Maintain the database of records and policies."),
+    "audit": ("keep", "control.audit.commands.group:app", "Verify, show, export and replay the audit log."),
+    "models": ("keep", "server.cli.models:app", "Download, show, export and import models and heads."),
+    "train": ("train", "training.commands:app", "Train draft heads on the target's own text."),
+    "heads": ("train", "control.drafts.commands:heads", "Show and swap the draft heads of a server."),
 }
-"""Commands by what a person does: name -> (module of prolepsis:function or Typer application, its line of help)."""
-COMMANDS = {name: command for commands in ACTS.values() for name, command in commands.items()}
+"""Commands in the order of the help: name -> (what a person does, module of prolepsis:function or group, its help)."""
 
 
 class Commands(TyperGroup):
@@ -76,9 +59,10 @@ class Commands(TyperGroup):
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """List each command on one line, so that all of them fit on a screen."""
         formatter.write_paragraph()
-        for act, commands in ACTS.items():
-            for i, (name, (_, text)) in enumerate(commands.items()):
-                formatter.write(f"{'' if i else act:<7}{name:<16}{text}\n")
+        before = ""
+        for name, (act, _, text) in COMMANDS.items():
+            formatter.write(f"{act if act != before else '':<7}{name:<16}{text}\n")
+            before = act
         options = (option for param in self.get_params(ctx) for option in param.opts if option.startswith("--"))
         formatter.write(f"\nOptions: {', '.join(options)}\n")
 
@@ -146,18 +130,13 @@ async def _engine(settings: "Settings") -> "AsyncIterator[EngineClient]":
         yield engine.client
 
 
-def _placeholder() -> None:
-    """Stand for a command that is not imported yet; never called."""
-
-
-for _name, (_target, _help) in COMMANDS.items():
-    app.command(_name, help=_help)(_placeholder)
+for _name, (_act, _target, _help) in COMMANDS.items():
+    app.command(_name, help=_help)(lambda: None)  # stands for a command that is not imported yet
 
 
 def load_command(name: str) -> Any:
     """Import the module of a command and return the command."""
-    target, _ = COMMANDS[name]
-    value = named(target)
+    value = named(COMMANDS[name][1])
     if not isinstance(value, typer.Typer):
         single = command_group("")
         single.command(name)(value)
