@@ -115,7 +115,7 @@ EXPECTED: dict[str, Roles | None] = {
     "GET /admin/audit/{entry}": AUDITORS,
     "POST /admin/audit/{entry}/replay": AUDITORS,
     "GET /admin/cost": READERS,
-    "GET /admin/pilot": READERS,
+    "GET /admin/verdicts": READERS,
     "GET /admin/kill": WATCHERS,
     "GET /admin/replicas": WATCHERS,
     "PUT /admin/kill": OPERATORS,

@@ -1,4 +1,4 @@
-"""What a running server's requests cost: `prolepsis show cost`, `prolepsis status`; and price books."""
+"""What a running server's requests cost: `prolepsis show cost`; and price books."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ from prolepsis.control.cost.prices import HOURS_PER_MONTH, InvalidPrices, read_p
 from prolepsis.control.store.configured import StoreOption, ready_database
 from prolepsis.core.terminal.documents import FINDINGS, print_reply
 from prolepsis.core.terminal.output import FAILED, AsJson
-from prolepsis.core.terminal.resource import Resource, show_command
+from prolepsis.core.terminal.resource import Resource
 
 _NEWEST = 50
 _SPENT = (
@@ -47,7 +47,6 @@ COST = Resource(
             for table, columns in ((path, _SPENT), (f"{path}:device time", _DEVICE_TIME))
         },
         "periods": _PERIODS,
-        "routes": ("route", "rollout", "sentence"),
         "rollouts.groups": (
             *("rollout", "by", "value", "speculating=num_speculating", "control=num_control", "saved", "randomised"),
             *("saved by prediction=saved_by_prediction", "per token=device_s_per_token"),
@@ -59,15 +58,6 @@ COST = Resource(
         ),
     },
 )
-STATUS = Resource(
-    title="What speculation brings",
-    path=COST.path,
-    part="routes",
-    help="Say for each route what speculation brings, or why it is off or not known.",
-    command="status",
-    columns={"routes": ("route", "rollout", "sentence")},
-)
-status = show_command(STATUS)
 
 
 def prices(

@@ -12,7 +12,7 @@ _ROLLOUT_ID = argument("rollout_id", "as `rollout show` lists it", "ID")
 _ONE = parameter("rollout_id", Annotated[str | None, typer.Argument(metavar="ID", help="default: all")], None)
 _FORCE = parameter("force", Annotated[bool, typer.Option("--force", help="without evidence")], False)
 _VERDICT = {
-    "verdict.guardrails": (
+    "judgement.guardrails": (
         *("guardrail=name", "outcome", "dry_run", "estimate", "lower", "upper", "allowed"),
         *("canary=num_canary", "control=num_control"),
     ),
@@ -32,7 +32,7 @@ ROLLOUTS = Resource(
     columns={
         "rollouts": (
             *("id", "phase > stage", "share > counted by=unit", "canary=num_canary", "control=num_control"),
-            *("verdict=verdict.outcome > reason=verdict.reason", "since"),
+            *("verdict > stage: outcome=judgement.outcome > reason=judgement.reason", "since"),
         )
     },
     hint="A rollout gives a rule's mode to a growing share of its requests, and takes it back when a guardrail shows"
@@ -42,7 +42,7 @@ ROLLOUTS = Resource(
 )
 ROLLOUT = Resource(
     path="/admin/rollouts/{rollout_id}",
-    help="List the rollouts of the policy in use, or show one: its stage, the verdict of its guardrails, its events.",
+    help="List the rollouts of the policy in use, or show one: its stage, judgement of its guardrails, its events.",
     command="show",
     parameters=(_ONE,),
     columns={**ROLLOUTS.columns, **_VERDICT},

@@ -38,7 +38,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "kill": ("stop", "control.controls.commands.kill:app", "Stop speculation of all or one scope, or allow it."),
     "breaker": ("stop", "control.health.commands:breaker", "Set circuit breakers; restart detection of drift."),
     "flags": ("stop", "control.controls.commands.flags:flags", "Show, set and remove feature flags of all replicas."),
-    "status": ("look", "control.cost.commands:status", "Say what speculation brings, or why it is off."),
+    "status": ("look", "control.verdict.commands:status", "Say for each rule whether its speculation should be kept."),
     "show": ("look", "server.cli.show:app", "Show one view: cost, drift, breakers, replicas, ..."),
     "review": ("look", "ops.incident.commands.review:review", "Write the review of a day to a quarter."),
     "incident": ("look", "ops.incident.commands.incident:incident", "Gather what happened in one redacted file."),

@@ -32,7 +32,7 @@ def test_a_report_is_text_json_and_a_page(store: Store, tmp_path: Path, monkeypa
         records.add(connection, rows)
     with served(FakeEngine(), store=store, prices=PriceFile(tmp_path / "prices.yaml")) as running:
         text = pilot("--url", running.url, "--html", str(tmp_path / "pilot.html"))
-        document = json.loads(pilot("--url", running.url, "--since", "2d", "--json").stdout)
+        document = json.loads(pilot("--url", running.url, "--since", "2d", "--json").stdout)["report"]
         none = pilot("--url", running.url, "--since", "1m")
         wrong = pilot("--url", running.url, "--since", "lately")
         nowhere = pilot("--url", running.url, "--html", str(tmp_path / "none" / "pilot.html"))
