@@ -6,14 +6,12 @@ Requests of `tests.simulation.edit_costs` are compared as a server compares them
 misses if any look has bounds that leave out what is really saved. Rates come with Clopper-Pearson intervals (95 %).
 """
 
-import json
 import sys
 import time
 from dataclasses import asdict, dataclass
 from multiprocessing import Pool
 
-from benchmarks.script import options
-from prolepsis.lab.measure.provenance import provenance
+from benchmarks.script import keep, options
 from tests.simulation.edit_costs import EditTraffic
 from tests.simulation.guarantees import clopper_pearson
 from tests.simulation.live_control import Run, quantile, run
@@ -39,12 +37,8 @@ def main() -> None:
             runs = pool.starmap(run, [(traffic, seed, arguments.requests) for seed in seeds], chunksize=20)
             found[name] = _report(name, runs)
     print(f"{time.perf_counter() - began:.0f} s")
-    if arguments.json:
-        document = {
-            "cases": {name: asdict(case) for name, case in found.items()},
-            "provenance": provenance({"seed": arguments.seed}, {}),
-        }
-        arguments.json.write_text(json.dumps(document, indent=1) + "\n")
+    cases = {name: asdict(case) for name, case in found.items()}
+    keep(arguments, seeds={"seed": arguments.seed}, cases=cases)
     sys.exit(any(case.missed_low > MOST_MISSED for case in found.values()))
 
 
