@@ -74,12 +74,9 @@ def prices(
         return
     with ready_database(store) as database, database.read() as connection:
         books, periods = stored_prices(connection, _NEWEST), stored_periods(connection, _NEWEST)
-    shown = [(book, json.loads(book.content)) for book in books]
+    contents = [{"version": book.version, "taken_at": book.taken_at, **json.loads(book.content)} for book in books]
     document = {
-        "books": [
-            {"version": book.version, "taken_at": book.taken_at, **content, "by_name": _names(content)}
-            for book, content in shown
-        ],
+        "books": [{**content, "by_name": _names(content)} for content in contents],
         "periods": TypeAdapter(list[DeviceCost]).dump_python(periods),
     }
     print_reply(document, {"books": _BOOKS, "periods": _PERIODS}, as_json=as_json)

@@ -25,15 +25,11 @@ def configured_url() -> str:
     return url_of(host, server.port, tls=server.tls_certificate is not None) if server.port else HERE
 
 
-_DEFAULT = "host and port of prolepsis.yaml"
+_FILE = "host and port of prolepsis.yaml"
 Url = Annotated[
     str,
     typer.Option(
-        "--url",
-        envvar=URL_VARIABLE,
-        default_factory=configured_url,
-        show_default=_DEFAULT,
-        help="address of the server",
+        "--url", envvar=URL_VARIABLE, default_factory=configured_url, show_default=_FILE, help="address of the server"
     ),
 ]
 ServerUrl = Annotated[

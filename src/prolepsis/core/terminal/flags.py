@@ -141,14 +141,8 @@ def _flag_parameters(fields: dict[str, FieldInfo], panels: dict[str, str]) -> li
         inspect.Parameter(name, keyword, default=None, annotation=_annotation(name, field, panels[name]))
         for name, field in fields.items()
     ]
-    num_hidden = sum(COMMON not in field.metadata for field in fields.values())
-    more = typer.Option(
-        "--help-all",
-        is_eager=True,
-        callback=_show_all,
-        help=f"show {num_hidden} more options",
-        rich_help_panel="Configuration",
-    )
+    text = f"show {sum(COMMON not in field.metadata for field in fields.values())} more options"
+    more = typer.Option("--help-all", is_eager=True, callback=_show_all, help=text, rich_help_panel="Configuration")
     show_all = inspect.Parameter("help_all", keyword, default=False, annotation=Annotated[bool, more])
     return [*flags, config, show, show_all]
 

@@ -218,11 +218,9 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Print the text of a version; without VERSION, show which policy the server uses and where it comes from."""
-    if versions:
-        print_reply(ask(url, key, "GET", VERSIONS.path), VERSIONS.columns, as_json=as_json)
-        return
-    if version is None:
-        print_reply(ask(url, key, "GET", "/admin/policy"), as_json=as_json)
+    if versions or version is None:
+        path, columns = (VERSIONS.path, VERSIONS.columns) if versions else ("/admin/policy", {})
+        print_reply(ask(url, key, "GET", path), columns, as_json=as_json)
         return
     document = ask(url, key, "GET", f"/admin/policy/versions/{version}")
     if as_json:
