@@ -61,7 +61,7 @@ CANNOT_RUN = {
     "prolepsis doctor": "ends with the status of what it finds; tests/lab/doctor/test_command.py",
     "prolepsis exact": "takes minutes with the default model; tests/exact",
     "prolepsis profile": "measures for a minute; tests/lab/test_profile.py",
-    "prolepsis drill run": "needs a server that allows drills; tests/lab/drills/test_command.py",
+    "prolepsis drill": "needs a server that allows drills; tests/lab/drills/test_command.py",
     "prolepsis bench": "takes minutes; tests/lab/measure/test_measure.py",
     "prolepsis rehearse": "loads a model, or needs what was measured; tests/lab/test_rehearse.py",
     "prolepsis tune": "needs what was measured; tests/lab/rehearsal/test_tune.py",

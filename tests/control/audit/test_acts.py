@@ -362,7 +362,7 @@ LOCAL = {
 ASKING = {
     *(f"show {view}" for view in ("cost", "drift", "breakers", "eligibility", "correctness", "delivery", "shadow")),
     *("show replicas", "breaker set", "breaker reset", "status"),
-    *("flags list", "flags set", "flags remove", "pilot report", "drill run"),
+    *("flags list", "flags set", "flags remove", "pilot report", "drill"),
     "rehearse record",
     *("policy apply", "policy rollback", "policy show"),
     *("heads list", "heads swap"),
@@ -378,7 +378,6 @@ READING = {
         "doctor",
         "profile",
         "load",
-        "drill list",
         "tune",
         "workload",
     ),

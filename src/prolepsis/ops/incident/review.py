@@ -212,7 +212,7 @@ def _neglected(review: Review) -> Iterator[ReviewFinding]:
     if not review.is_quarterly:
         return
     if not review.drills:
-        yield ReviewFinding("no drill was run", "all servers", "of a quarter; `prolepsis drill run all`")
+        yield ReviewFinding("no drill was run", "all servers", "of a quarter; `prolepsis drill all`")
     for subject, row in review.heads.items():
         days = (review.period.end.timestamp() - row.at) / DAY_S
         if days > DAYS["quarter"]:

@@ -1,5 +1,6 @@
 """The `prolepsis` command: a table of commands, each imported when it runs, and the place where errors end."""
 
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +12,7 @@ from prolepsis import __version__
 from prolepsis.core.errors import ProlepsisError
 from prolepsis.core.extras import named, not_installed
 from prolepsis.core.memory_failures import memory_failure
-from prolepsis.core.terminal.output import HELP_FLAGS, INTERRUPTED, command_group, exit_status, print_error
+from prolepsis.core.terminal.output import HELP_FLAGS, INTERRUPTED, command_group, exit_status, print_error, warn
 
 if TYPE_CHECKING:
     from prolepsis.core.engine_client import EngineClient
@@ -31,7 +32,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "rehearse": ("check", "lab.rehearse:app", "Forecast speculation on recorded traffic."),
     "tune": ("check", "lab.tune:tune", "Search a policy and settings for a goal."),
     "load": ("check", "lab.load:load", "Put load on a server, with and without speculation."),
-    "drill": ("check", "lab.drills.command:app", "Inject faults into a drained server, and judge it."),
+    "drill": ("check", "lab.drills.command:drill", "Inject faults into a drained server, and judge it."),
     "pilot": ("pilot", "ops.incident.commands.pilot:app", "Compare speculating with control requests."),
     "policy": ("pilot", "server.cli.policy:app", "Check, compare, explain, apply, roll back policies."),
     "rollout": ("pilot", "control.rollout.commands:rollout", "Show and control rollouts."),
@@ -118,7 +119,11 @@ def root(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="print the version and exit")
     ] = False,
 ) -> None:
-    """Take the flags in front of a command; the context's object runs an engine for commands of features."""
+    """Warn of variables that set nothing; the context's object runs an engine for commands of features."""
+    from prolepsis.core.terminal.config import misspelt_variables
+
+    for variable, near in misspelt_variables(os.environ):
+        warn(f"environment variable {variable} has no effect; did you mean {near}?")
     context.obj = context.obj or _engine
 
 

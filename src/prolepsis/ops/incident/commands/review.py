@@ -13,6 +13,7 @@ from prolepsis.control.audit import chain
 from prolepsis.control.policy import versions
 from prolepsis.control.policy.check import parse_policy
 from prolepsis.control.store.configured import StoreOption, ready_database
+from prolepsis.control.verdict.stored import stored_verdicts
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.files import write_output
 from prolepsis.core.terminal.output import AsJson, note, print_json
@@ -54,8 +55,6 @@ def review(
 
 
 def _review(period: Period, before: Period, prometheus: str | None, store: str | None) -> Review:
-    from prolepsis.control.verdict.feature import stored_verdicts  # imports the web framework
-
     with ready_database(store) as database, database.read() as connection:
         happened = timeline(chain.written(connection, period.start, period.end))
         this, former = figures(connection, period), figures(connection, before)
