@@ -217,4 +217,4 @@ def test_the_list_names_every_drill() -> None:
     status, reply = run()
     assert status == OK
     assert [one["name"] for one in reply["drills"]] == [one.name for one in DRILLS]
-    assert "proposer-hang" in CliRunner().invoke(app, ["drill", "list"]).stdout
+    assert "proposer-hang" in CliRunner().invoke(app, ["drill"]).stdout
