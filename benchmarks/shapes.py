@@ -22,6 +22,7 @@ from pathlib import Path
 
 from benchmarks.random_gguf import SHAPES, weight_bytes, write_random
 from benchmarks.script import keep, options
+from prolepsis.core.ask import TimedAnswer, ask
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.engine_client import EngineClient
 from prolepsis.core.errors import MemoryPlanError
@@ -36,7 +37,6 @@ from prolepsis.engine.models.protocol import SequenceInput, TargetModel, pack
 from prolepsis.engine.native.bandwidth import read_bandwidth
 from prolepsis.engine.native.processor import default_threads
 from prolepsis.engine.start import EngineStart
-from prolepsis.server.cli.ask import TimedAnswer, ask
 from tests.commands import prolepsis, serving
 
 Figures = dict[str, object]

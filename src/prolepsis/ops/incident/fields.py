@@ -22,8 +22,8 @@ _FIELDS: Mapping[Holds, str] = {
     "person": "actor by author",
     "written": "before after configuration content definition labels match targeting text variants",
     "left out": "http_request_id answer_id trace_id hash salt digest_salt prompt_digest output_digests details_digest",
-    "text": "about address alert aliases allowed assumes at batch blocks bound candidate_head chain changed_by "
-    "compiler consumer control current dashboard decision default_sampling describe description detail "
+    "text": "about address alert aliases allowed assumes at auto batch blocks bound candidate_head chain "
+    "changed_by compiler consumer control current dashboard decision default_sampling describe description detail "
     "details device digest direction draft_head draft_head_reason draft_model eligible ended_at engine "
     "engine_request_id entry error exact_group exactness_reason exception expected expr failure fault file "
     "files finding finding_of fingerprint figure finish_reason flag flags folder forward fp frames free given head "
@@ -33,7 +33,7 @@ _FIELDS: Mapping[Holds, str] = {
     "policy_rule policy_version pool position prepared previous price prices_version prolepsis proposers "
     "python rates reason record_id region replica request request_id response rests_on result rollout "
     "rollout_id rollout_run row rule rules sample says scope seq signature stack stage stages started step "
-    "store stored subject subjects summary target title to tokenizer trained_for uid url value values variant "
+    "store stored subject subjects summary target title to tokenizer trained_for tried uid url value values variant "
     "verdict version versions warnings weights what where why",
 }
 FIELDS: Mapping[str, Holds] = {name: holds for holds, names in _FIELDS.items() for name in names.split()}
