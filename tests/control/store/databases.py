@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from sqlalchemy import delete, make_url, text, update
+from sqlalchemy import Table, delete, make_url, text, update
 
 from prolepsis.control.store.database import Database, store_url
 from prolepsis.control.store.links import START_OF_CHAIN
@@ -75,6 +75,12 @@ def emptied(setting: str) -> None:
         for table in set(metadata.sorted_tables) - {chain_heads}:
             connection.execute(delete(table))
         connection.execute(update(chain_heads).values(seq=0, digest=START_OF_CHAIN))
+
+
+def lapse(setting: str, table: Table) -> None:
+    """Let the leases of all rows end, as they do by themselves some seconds after their server."""
+    with closing(opened(setting)) as database, database.write() as connection:
+        connection.execute(update(table).values(leased_until=0.0))
 
 
 def ask_server(*statements: str) -> None:
