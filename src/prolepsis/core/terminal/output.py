@@ -234,8 +234,7 @@ class Commands(typer.Typer):
     """Subcommands whose help looks like that of every command."""
 
     def command(self, name: str | None = None, **given: Any) -> Callable[[Run], Run]:
-        shown: dict[str, Any] = {"cls": Command, "epilog": EPILOG, "context_settings": HELP_FLAGS}
-        return super().command(name, **shown | given)
+        return super().command(name, cls=Command, epilog=EPILOG, context_settings=HELP_FLAGS, **given)
 
 
 def command_group(help_text: str) -> Commands:
