@@ -9,7 +9,7 @@ import typer
 
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.errors import ConfigError
-from prolepsis.core.terminal.admin import Key
+from prolepsis.core.terminal.admin import Key, ServerUrl, server_in_place
 from prolepsis.core.terminal.config import Settings
 from prolepsis.core.terminal.flags import configured
 from prolepsis.core.terminal.output import INTERRUPTED, AsJson, note
@@ -23,7 +23,7 @@ def check(
         Path | None, typer.Argument(metavar="[PROMPTS|TRACE]", help="JSON lines; default: a small set in the package")
     ] = None,
     *,
-    url: Annotated[str | None, typer.Option(help="ask this running server, not an engine of its own")] = None,
+    url: ServerUrl = None,
     key: Key = None,
     minutes: Annotated[float, typer.Option(min=0.05, help="time for all of it, once the model is loaded")] = 3.0,
     output: Annotated[
@@ -36,14 +36,15 @@ def check(
     from prolepsis.lab.check.verdict import STATUSES
     from prolepsis.lab.measure.provenance import provenance
 
+    server = server_in_place(url, None, "")
     prompts = file or Path(str(files("prolepsis.lab.measure") / DEFAULT_PROMPTS))
     if not prompts.is_file():  # before a model is loaded
         raise ConfigError(f"{prompts} is not there; allowed: a file with prompts, or a trace", param="file")
     check, interrupted = Check(output, minutes, prompts, is_own=file is not None), False
     parts = "machine and settings, kinds of traffic; then plain against speculated answers, 1 and 4 at once"
-    note(f"{minutes:g} min{'' if url else ', once the model is loaded'}: {parts}")
+    note(f"{minutes:g} min{'' if server else ', once the model is loaded'}: {parts}")
     try:
-        asyncio.run(check.of_engine(settings) if url is None else check.of_server(url, key))
+        asyncio.run(check.of_engine(settings) if server is None else check.of_server(server, key))
     except KeyboardInterrupt:
         interrupted = True
     finally:
