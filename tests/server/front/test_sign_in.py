@@ -177,11 +177,6 @@ def test_the_documentation_names_every_route_with_its_roles() -> None:
         assert found == {expected or "open to all"}, route
 
 
-def test_only_liveness_and_readiness_are_open(keyed_app: KeyedApp) -> None:
-    found = {route for route, roles in routes_of(keyed_app).items() if not roles}
-    assert found == {"GET /", "GET /docs", "GET /ping", "GET /health/live", "GET /health", "GET /health/ready"}
-
-
 async def test_without_a_key_only_liveness_and_readiness_answer(keyed_app: KeyedApp) -> None:
     keyed_app.key()
     async with keyed_app.open(FakeEngine()) as http:
