@@ -110,7 +110,7 @@ STATED = {
     "how-to/policies.md": (
         f"at most {MAX_FLAGS} per policy",
         f"the newest {NUM_LISTED};",
-        f"The first verdict needs {MIN_DRAFTS} drafts; a draft has half its weight after {HALF_LIFE:g} more",
+        f"The first judgement needs {MIN_DRAFTS} drafts; a draft has half its weight after {HALF_LIFE:g} more",
         f"until {ServerConfig().limits.start_drafts} drafts of a traffic class were seen",
         f"num_drafts: {StartTerms().num_drafts}}}",
         f"drafts of at most {StartTerms().num_speculative_tokens} tokens",

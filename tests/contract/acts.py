@@ -33,6 +33,7 @@ ACTS = frozenset(
         "store": "upgraded",
         "tenant": "forgotten",
         "texts": "erased",
+        "verdict": "changed",
     }.items()
     for act in acts.split()
 )

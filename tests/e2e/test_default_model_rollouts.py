@@ -67,9 +67,9 @@ def test_a_head_damaged_during_the_canary_is_rolled_back_without_a_failed_reques
         assert client.info.draft_head == "damaged@9"
         assert [event.kind for _, event in server.events] == ["started", "rolled_back"]
         event = server.events[-1][1]
-        assert event.verdict is not None
-        assert set(event.verdict.failed) <= {"taken", "far"}
-        assert event.verdict.failed
+        assert event.judgement is not None
+        assert set(event.judgement.failed) <= {"taken", "far"}
+        assert event.judgement.failed
         assert taken.decided_s < 60.0
         assert taken.drafted_after <= 1, "the step that ran when it was decided, and none after it"
         assert traffic.num_wrong == 0

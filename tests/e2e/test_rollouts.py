@@ -46,7 +46,7 @@ async def test_a_good_proposer_goes_up_through_all_stages(tmp_path: Path) -> Non
         ("promoted", "canary 30%"),
         ("completed", "canary 80%"),
     ]
-    assert all(event.verdict is not None for _, event in server.events[1:])
+    assert all(event.judgement is not None for _, event in server.events[1:])
     assert traffic.num_on > 20
     assert {arm for arm, _, _ in traffic.seen} <= {"canary", "holdout"}
     assert traffic.num_wrong == 0

@@ -209,11 +209,11 @@ def check_replay(
             evidence = evidence.observe(guardrails, "canary" if canary[j] else "control", row)
             number += 1
             if number == stage.num_requests - 1:
-                verdict = judge(guardrails, evidence, share=share, levels=LEVELS)
-                assert verdict.outcome == "inconclusive", "judge decided before"
+                judgement = judge(guardrails, evidence, share=share, levels=LEVELS)
+                assert judgement.outcome == "inconclusive", "judge decided before"
             if number == stage.num_requests:
-                verdict = judge(guardrails, evidence, share=share, levels=LEVELS)
-                assert verdict.outcome == stage.outcome, "judge decided otherwise"
+                judgement = judge(guardrails, evidence, share=share, levels=LEVELS)
+                assert judgement.outcome == stage.outcome, "judge decided otherwise"
                 return
 
 

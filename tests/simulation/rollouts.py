@@ -144,7 +144,7 @@ async def damage(
     await ask_until(traffic, pace, lambda: server.last[0] == "rolled_back")
     await asyncio.gather(*(traffic.ask(i) for i in range(8)))
     [stop] = [command for command in client.commands[num_before:] if command.what.startswith("stop: ")]
-    steps, verdict = client.steps, server.events[-1][1].verdict
+    steps, judgement = client.steps, server.events[-1][1].judgement
     drafted = [end for end, did in zip(steps.ends, steps.drafted, strict=True) if did and end > put_in]
     return RolledBack(
         put_in_at=put_in,
@@ -152,7 +152,7 @@ async def damage(
         last_draft_s=max(drafted, default=put_in) - put_in,
         drafted_after=client.drafted_after(stop),
         canary_before=before,
-        guardrails={f.name: (f.estimate, f.allowed) for f in verdict.guardrails} if verdict else {},
+        guardrails={f.name: (f.estimate, f.allowed) for f in judgement.guardrails} if judgement else {},
         commands=[f"{one.at - put_in:.1f} s: {one.what}" for one in client.commands[num_before:]],
     )
 

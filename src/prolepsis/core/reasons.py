@@ -11,7 +11,9 @@ _OfSteps = Literal[
 ]
 PlainReason = Literal[_OfSteps, "no_capacity"]
 """Why a decoding step, which might have speculated, was plain for one sequence."""
-OffReason = Literal["requested_off", "rule_off", "no_rule", "not_drawn", "rolled_back", "not_eligible", "flag_off"]
+OffReason = Literal[
+    "requested_off", "rule_off", "no_rule", "not_drawn", "rolled_back", "not_eligible", "flag_off", "no_proposer"
+]
 """Why a request came to the engine in mode off."""
 OverloadReason = Literal["overload_plain", "overload_batch_waits", "overload_low_refused"]
 """Why load shedding stopped speculation."""
@@ -36,12 +38,15 @@ LimitReason = Literal["unmeasured", "unmeasured_experts", "low_acceptance", "no_
 LossReason = Literal["ended", "stop_string", "policy", "left"]
 """Why a drafted token that verification accepted did not reach the client."""
 
+VerdictReason = Literal["pays", "costs_more", "brings_little", "harmed", "few", "chance", "no_control", EffectiveReason]
+"""Why a rule's speculation should be kept or stopped, why that is not known, or why it is off."""
+
 STOPPED: frozenset[EffectiveReason] = frozenset(
     {"killed", "plan_off", "overload_plain", "overload_batch_waits", "overload_low_refused", "pool_down"}
 )
 """Reasons that say nothing of rule and proposer: how far drafts would have got is not known."""
 
-IN_WORDS: Mapping[EffectiveReason | PlainReason | LimitReason | LossReason, str] = {
+IN_WORDS: Mapping[EffectiveReason | PlainReason | LimitReason | LossReason | VerdictReason, str] = {
     "speculating": "drafts were verified",
     "compared": "drafts were compared with the plain answer",
     "no_draft": "no proposer had a draft",
@@ -59,6 +64,7 @@ IN_WORDS: Mapping[EffectiveReason | PlainReason | LimitReason | LossReason, str]
     "not_drawn": "its rule did not draw it: it is compared, or outside the share",
     "not_eligible": "drafts of its class do not show what the rule requires",
     "flag_off": "a feature flag turned it off",
+    "no_proposer": "no proposer that its rule names is loaded",
     "plan_off": "the plan's ceiling is 0",
     "rolled_back": "its rollout was rolled back",  # before it came, or before any draft of it was decided
     "no_decode": "it ended before a step that could have drafted",
@@ -79,6 +85,13 @@ IN_WORDS: Mapping[EffectiveReason | PlainReason | LimitReason | LossReason, str]
     "ended": "it came after the answer's end: stop string, grammar, length",
     "stop_string": "it is part of a stop string, which is not shown",
     "policy": "an output policy rewrote it, held it back or ended the answer before it",
+    "pays": "it pays",
+    "costs_more": "it costs more than it brings",
+    "brings_little": "it brings less than 2 %",
+    "harmed": "a guardrail showed harm",
+    "few": "too few requests were compared",
+    "chance": "what was seen may be chance",
+    "no_control": "no requests are drawn to be compared with plain decoding",
     "left": "the client went away, or the request failed",
 }
 """Each reason in words."""

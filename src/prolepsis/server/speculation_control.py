@@ -1,6 +1,6 @@
 """What decides how a request speculates, put together: policy, rollouts, flags, kill switch, breakers and drift."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from prolepsis.control.controls import feature as controls
@@ -15,6 +15,7 @@ from prolepsis.control.policy.decision import Conflict, Decision, SpeculationReq
 from prolepsis.control.policy.runtime import Policies, limits_by
 from prolepsis.control.rollout import feature as rollout
 from prolepsis.control.rollout.runtime import Rollouts
+from prolepsis.control.verdict.feature import VerdictFeature
 from prolepsis.control.web.context import Context
 from prolepsis.control.web.feature import Feature
 from prolepsis.core.engine_client import EngineClient
@@ -38,11 +39,14 @@ class SpeculationControl:
     policies: Policies
     rollouts: Rollouts
     health: HealthFeature
+    verdicts: VerdictFeature
+    loaded: Callable[[], Collection[str]]
+    """Proposers of the engine."""
 
     @property
     def features(self) -> Sequence[Feature]:
         """All of them; the controls come first, as the others follow them."""
-        return (*self.controls.features, self.costs, self.policies, self.rollouts, self.health)
+        return (*self.controls.features, self.costs, self.policies, self.rollouts, self.health, self.verdicts)
 
     async def decision(self, requested: SpeculationRequest, facts: RequestFacts) -> Decision | Conflict:
         flags, names = self.controls.flags, self.policies.flag_names
@@ -50,6 +54,8 @@ class SpeculationControl:
         decision = self.policies.decide(requested, facts, evaluated, limits_by(self.health.eligibility))
         if isinstance(decision, Conflict):
             return decision
+        if decision.choice.proposers and not {*decision.choice.proposers} & {*self.loaded()}:
+            decision = decision.turned_off("no_proposer")
         flag = await flags.enabled(facts)
         return decision if flag is None else decision.under_flag(flag)
 
@@ -57,7 +63,7 @@ class SpeculationControl:
 def speculation_control(context: Context, sources: Sources) -> SpeculationControl:
     plan = controls.effective_plan(context)
     rollouts = rollout.feature(context)
-    costs = cost.feature(context, sources.prices, lambda: operators.kill_switch.status.killed)
+    costs = cost.feature(context, sources.prices)
     policies = policy.feature(
         context,
         rollouts,
@@ -80,8 +86,28 @@ def speculation_control(context: Context, sources: Sources) -> SpeculationContro
         price_per_s=lambda: costs.billed_per_second,
         conditions=lambda: policies.conditions,
     )
+    verdicts = VerdictFeature(
+        context.registry,
+        context.database,
+        rules=lambda: policies.rule_names,
+        standings=rollouts.standings,
+        compared=costs.experiments,
+        judged=proposers.judged,
+        killed=lambda: operators.kill_switch.status.killed,
+        report=costs.pilot,
+        emit=context.emit,
+        now=context.wall,
+    )
+    rollouts.verdict_of = verdicts.verdicts.get
     return SpeculationControl(
-        plan=plan, controls=operators, costs=costs, policies=policies, rollouts=rollouts, health=proposers
+        plan=plan,
+        controls=operators,
+        costs=costs,
+        policies=policies,
+        rollouts=rollouts,
+        health=proposers,
+        verdicts=verdicts,
+        loaded=lambda: context.client.info.proposers,
     )
 
 

@@ -156,7 +156,7 @@ async def test_replays_are_evidence_for_the_arm_of_the_request(tmp_path: Path, f
         await served.until(24)
         shown = (await served.http.get(f"/admin/rollouts/{rollout['id']}")).json()
         assert shown["num_canary"] + shown["num_control"] == 12, "a request is counted once"
-        [guardrail] = shown["verdict"]["guardrails"]
+        [guardrail] = shown["judgement"]["guardrails"]
         assert guardrail["num_canary"] == shown["num_canary"] > 0, "one of the prompts counts"
         assert guardrail["estimate"] == (0.0 if flawed else 1.0)
 

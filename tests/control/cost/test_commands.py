@@ -68,16 +68,6 @@ def test_show_has_money_where_there_is_a_book(here: Path) -> None:
             assert part in result.stdout
 
 
-def test_status_says_what_speculation_brings() -> None:
-    with served(Charging()) as running:
-        assert httpx.post(f"{running.url}/v1/completions", json=BODY).status_code == 200
-        result = CliRunner().invoke(app, ["status", "--url", running.url])
-        document = json.loads(CliRunner().invoke(app, ["status", "--url", running.url, "--json"]).stdout)
-    assert result.exit_code == 0, result.output
-    assert "speculation here: not measured, as no rollout keeps control requests of the route" in result.stdout
-    assert [one["route"] for one in document["routes"]] == ["/v1/completions"]
-
-
 def test_history_lists_the_books_that_were_used(here: Path) -> None:
     url = migrated_setting(here)
     store = open_store(url, Metrics().registry)

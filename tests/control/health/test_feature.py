@@ -134,13 +134,13 @@ class Broken(DriftStreams):
         raise RuntimeError("a fault of our own")
 
 
-def test_a_verdict_that_fails_silences_no_other(watched: Watched) -> None:
+def test_a_judge_that_fails_silences_no_other(watched: Watched) -> None:
     watched.drift.streams = Broken(lambda _: "1")
     request = ended({"draft_head": 4})
     request.prompts[0].stats.proposers["draft_head"].num_draft_tokens = 8
     with capture_logs() as lines:
         watched.health.on_request_end(request)
-    assert [line["event"] for line in lines] == ["verdict_failed"]
+    assert [line["event"] for line in lines] == ["judge_failed"]
     assert [proposer for proposer, _, _ in watched.health.eligibility.figures] == ["draft_head"]
 
 
@@ -175,10 +175,10 @@ async def test_over_http(engine: FakeEngine, connect: Connect) -> None:
             "learning",
         )
         assert (stream["num_judged"], stream["version"], stream["acceptance"]) == (200, INFO.fingerprint, None)
-        [verdicts] = (await client.get("/admin/health")).json()["proposers"]
+        [judged] = (await client.get("/admin/health")).json()["proposers"]
         body = {"proposer": "draft_head", "traffic_class": TRAFFIC_CLASS}
         expected = {"breaker": "closed", "drift": "learning", "benefit_gone": None, "eligible": None}
-        assert verdicts == {**body, **expected}
+        assert judged == {**body, **expected}
         reply = await client.delete("/admin/health", params=body)
         assert (reply.status_code, reply.json()["num_judged"]) == (200, 0)
         refused = await client.delete("/admin/health", params=body | {"proposer": "nobody"})

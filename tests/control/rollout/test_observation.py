@@ -149,8 +149,8 @@ async def seen(folder: Path, engine: FakeEngine, **body: Any) -> RolloutView:
 
 
 def means(view: RolloutView) -> dict[str, tuple[int, float]]:
-    assert view.verdict is not None
-    return {finding.name: (finding.num_canary, finding.estimate) for finding in view.verdict.guardrails}
+    assert view.judgement is not None
+    return {finding.name: (finding.num_canary, finding.estimate) for finding in view.judgement.guardrails}
 
 
 async def test_answers_and_failures_count_for_their_arm(tmp_path: Path) -> None:
@@ -199,9 +199,9 @@ async def counted(folder: Path, text: str, **body: Any) -> tuple[bool, float]:
         for i in range(16):
             reply = await http.post("/v1/chat/completions", json=asked, headers={"x-request-id": f"r{i}"})
             assert reply.status_code == 200, reply.text
-    verdict = (await rollouts.view(view.id)).verdict
-    assert verdict is not None
-    [calls] = verdict.guardrails
+    judgement = (await rollouts.view(view.id)).judgement
+    assert judgement is not None
+    [calls] = judgement.guardrails
     return calls.num_canary > 0, calls.estimate
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from prolepsis.control.rollout.machine import verdict_on
+from prolepsis.control.rollout.machine import judgement_on
 from prolepsis.control.rollout.promotion import check, outlook
 from prolepsis.control.rollout.settings import RolloutSettings, stages
 from prolepsis.control.statistics.guardrail import Guardrail
@@ -55,7 +55,7 @@ HALF = running_in(2)
 
 
 def seen(errors: float, number: int, now: float) -> list[str]:
-    return outlook(HALF, verdict_on(HALF, counts(2, errors, num_canary=number), SETTINGS), SETTINGS, now)
+    return outlook(HALF, judgement_on(HALF, counts(2, errors, num_canary=number), SETTINGS), SETTINGS, now)
 
 
 def test_a_guardrail_at_its_margin_can_neither_pass_nor_fail() -> None:
@@ -71,11 +71,11 @@ def test_one_that_is_on_its_way_and_one_of_few_requests_say_nothing() -> None:
 
 def test_the_end_of_its_time_comes_first() -> None:
     [text] = seen(0.0, 30, 95.0)
-    assert "a verdict takes about" in text
+    assert "a judgement takes about" in text
 
 
 def test_only_a_stage_that_runs_has_an_end() -> None:
     evidence = counts(2, 0.05, num_canary=200)
     held = replace(HALF, phase="held")
-    assert outlook(held, verdict_on(held, evidence, SETTINGS), SETTINGS, 60.0) == []
+    assert outlook(held, judgement_on(held, evidence, SETTINGS), SETTINGS, 60.0) == []
     assert outlook(HALF, None, SETTINGS, 60.0) == []

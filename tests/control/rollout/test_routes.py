@@ -52,7 +52,7 @@ async def test_a_change_is_on_record_with_who_and_why(connect: Any) -> None:
     http = connect("operator", "client")
     listed = read(RolloutsReply, (await http.get("/admin/rollouts")).json())
     [one] = listed.rollouts
-    assert (one.rule, one.phase, one.verdict) == ("default", "off", None)
+    assert (one.rule, one.phase, one.judgement) == ("default", "off", None)
     started = await http.post(f"/admin/rollouts/{one.id}/start", json={"reason": "ticket 7"})
     assert read(RolloutView, started.json()).phase == "running"
     for _ in range(5):
@@ -62,9 +62,9 @@ async def test_a_change_is_on_record_with_who_and_why(connect: Any) -> None:
     assert (event.kind, event.reason) == ("started", f"by {http.headers['x-key']}: ticket 7")
     assert (event.by, audit_event(event).actor) == (http.headers["x-key"], http.headers["x-key"])
     assert event.policy_version == shown.policy_version
-    assert shown.verdict is not None
-    assert (shown.num_canary + shown.num_control, shown.verdict.outcome) == (5, "inconclusive")
-    [guardrail] = shown.verdict.guardrails
+    assert shown.judgement is not None
+    assert (shown.num_canary + shown.num_control, shown.judgement.outcome) == (5, "inconclusive")
+    [guardrail] = shown.judgement.guardrails
     assert guardrail.num_canary + guardrail.num_control == 5
 
 

@@ -199,8 +199,8 @@ async def test_a_damaged_proposer_is_rolled_back_without_a_failed_request(server
     await server.until("rolled_back", 1)
     event = (await server.rollouts.events(server.state.rollout_id))[-1]
     assert (event.kind, event.reason, event.stage) == ("rolled_back", "taken", "canary 30%")
-    assert event.verdict is not None
-    [taken] = [f for f in event.verdict.guardrails if f.name == "taken"]
+    assert event.judgement is not None
+    [taken] = [f for f in event.judgement.guardrails if f.name == "taken"]
     assert taken.estimate < 0.4 < taken.allowed + 1e-9
     assert event.policy_version
     server.arms.clear()

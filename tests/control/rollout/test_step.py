@@ -50,8 +50,8 @@ def test_harm_rolls_back_at_once_from_every_active_phase(phase: Phase, stage: in
     state, [event] = step(before, counts(stage, 0.3), 0.0, SETTINGS)
     assert (state.phase, state.version, canary_share(state, SETTINGS)) == ("rolled_back", 4, 0.0)
     assert (event.kind, event.reason, event.policy_version, event.version) == ("rolled_back", "errors", "7", 4)
-    assert event.verdict is not None
-    assert event.verdict.guardrails[0].estimate == pytest.approx(0.3)
+    assert event.judgement is not None
+    assert event.judgement.guardrails[0].estimate == pytest.approx(0.3)
 
 
 def test_a_pass_waits_for_the_least_time_of_the_stage() -> None:
@@ -63,10 +63,10 @@ def test_an_inconclusive_stage_waits_and_is_then_held_or_rolled_back() -> None:
     little = counts(1, 0.0, num_canary=25)
     assert step(running_in(1), little, 99.0, SETTINGS) == (running_in(1), ())
     held, [event] = step(running_in(1), little, 100.0, SETTINGS)
-    assert (held.phase, event.kind, event.reason) == ("held", "held", "no verdict in time")
+    assert (held.phase, event.kind, event.reason) == ("held", "held", "no judgement in time")
     assert canary_share(held, SETTINGS) == 0.05
     rolled, [event] = step(running_in(1), little, 100.0, replace(SETTINGS, on_inconclusive="rollback"))
-    assert (rolled.phase, event.kind, event.reason) == ("rolled_back", "rolled_back", "no verdict in time")
+    assert (rolled.phase, event.kind, event.reason) == ("rolled_back", "rolled_back", "no judgement in time")
 
 
 def test_without_any_evidence_it_is_held_too() -> None:
@@ -191,7 +191,7 @@ def test_a_gate_that_was_held_is_a_gate_again() -> None:
     assert by_hand(by_hand(gate, "hold", 1.0), "resume", 2.0).phase == "gate"
 
 
-def test_a_resumed_stage_that_was_held_without_a_verdict_starts_its_time_again() -> None:
+def test_a_resumed_stage_that_was_held_without_a_judgement_starts_its_time_again() -> None:
     held = replace(running_in(1), phase="held")
     resumed = by_hand(held, "resume", 500.0)
     assert step(resumed, None, 599.0, SETTINGS)[0].phase == "running"
@@ -199,10 +199,10 @@ def test_a_resumed_stage_that_was_held_without_a_verdict_starts_its_time_again()
 
 
 @pytest.mark.parametrize("phase", ["running", "gate", "held"])
-def test_promoting_by_hand_asks_for_no_verdict(phase: Phase) -> None:
+def test_promoting_by_hand_asks_for_no_judgement(phase: Phase) -> None:
     after, [event] = command(replace(running_in(1), phase=phase, held_at=1.0), "promote", 9.0, SETTINGS, "somebody")
     assert (after.phase, after.stage, after.stage_since, after.held_at) == ("running", 2, 9.0, None)
-    assert (event.kind, event.stage, event.verdict) == ("promoted", "canary 5%", None)
+    assert (event.kind, event.stage, event.judgement) == ("promoted", "canary 5%", None)
     on, [event] = command(replace(running_in(2), phase=phase), "promote", 9.0, SETTINGS, "somebody")
     assert (on.phase, event.kind) == ("on", "completed")
 

@@ -117,8 +117,8 @@ async def test_two_replicas_decide_on_what_both_saw(tmp_path: Path, connect: Cal
             assert other.num_asked < 2000
             assert set(other.arms) <= {("canary", "on"), ("holdout", "off")}
             await other.ask(30)
-        decided = [event for event in one.store.events(one.state.rollout_id) if event.verdict is not None]
-        assert all(event.verdict and event.verdict.guardrails for event in decided)
+        decided = [event for event in one.store.events(one.state.rollout_id) if event.judgement is not None]
+        assert all(event.judgement and event.judgement.guardrails for event in decided)
     finally:
         await one.close()
         await other.close()

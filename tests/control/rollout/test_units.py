@@ -147,7 +147,7 @@ def test_a_conversation_belongs_to_its_tenant() -> None:
     assert len(keys) == 2
 
 
-async def test_verdicts_count_keys(tmp_path: Path) -> None:
+async def test_judgements_count_keys(tmp_path: Path) -> None:
     sticky = Sticky()
     await sticky.tick(0.0)
     for i in range(600):
@@ -159,7 +159,7 @@ async def test_verdicts_count_keys(tmp_path: Path) -> None:
     await sticky.tick(WINDOW_S)
     [view] = await sticky.rollouts.views()
     assert view.num_canary + view.num_control == 6
-    assert view.phase == "running", "one tenant of six that fails always is no verdict; 100 of 600 requests would be"
+    assert view.phase == "running", "one tenant of six that fails always is no judgement; 100 of 600 requests would be"
     for i in range(600):
         sticky.rollouts.observe(sticky.assign(i, tenant=f"t{i % 6}"), {"error": 1.0})
     await sticky.tick(2 * WINDOW_S)

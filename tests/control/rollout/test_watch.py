@@ -130,7 +130,7 @@ async def test_a_head_that_is_damaged_after_on_is_rolled_back_at_a_request_a_sec
     assert await until_rolled_back(server) <= 120
     event = (await server.rollouts.events(server.state.rollout_id))[-1]
     assert (event.kind, event.reason) == ("rolled_back", "taken")
-    assert event.verdict is not None
+    assert event.judgement is not None
     server.arms.clear()
     await server.ask(30)
     assert {mode for _, mode in server.arms} == {"off"}
@@ -171,7 +171,7 @@ async def test_a_restart_keeps_the_window(server: Server, tmp_path: Path) -> Non
     await server.until("on", 2)
     await server.ask(20)
     [before] = await server.rollouts.views()
-    assert before.verdict is not None
+    assert before.judgement is not None
     assert before.num_canary > 0
     await server.rollouts.close()
     again = Server(tmp_path, database=server.database, now=server.now)

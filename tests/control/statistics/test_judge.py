@@ -1,4 +1,4 @@
-"""Evidence of finished requests, and verdicts over guardrails: who decides, what is not a failure, shared levels."""
+"""Evidence of finished requests, and judgements over guardrails: who decides, what is not a failure, shared levels."""
 
 import math
 import random
@@ -122,9 +122,9 @@ A, B, DRY = rate("a"), rate("b"), rate("b", dry_run=True)
 def test_all_have_to_pass_and_one_is_enough_to_fail(
     guardrails: list[Guardrail], seen: StageEvidence, outcome: str, reason: str, failed: tuple[str, ...]
 ) -> None:
-    verdict = judge(guardrails, seen, share=0.5)
-    assert (verdict.outcome, verdict.reason, verdict.failed) == (outcome, reason, failed)
-    assert [result.name for result in verdict.guardrails] == [guardrail.name for guardrail in guardrails]
+    judgement = judge(guardrails, seen, share=0.5)
+    assert (judgement.outcome, judgement.reason, judgement.failed) == (outcome, reason, failed)
+    assert [result.name for result in judgement.guardrails] == [guardrail.name for guardrail in guardrails]
 
 
 @pytest.mark.parametrize(("num_stages", "num_guardrails"), [(1, 1), (4, 1), (4, 5)])
@@ -137,8 +137,8 @@ def test_failing_is_shared_over_guardrails_and_stages_passing_is_not(num_stages:
     for harmed in range(3, 40):
         arms = ArmScores(ScoreHistogram((100.0, float(harmed)), 100 + harmed), GOOD.control)
         seen = StageEvidence("r", 0, {g.name: arms for g in guardrails})
-        verdict = judge(guardrails, seen, share=0.5, levels=levels)
-        assert (verdict.outcome == "fail") == (verdict.guardrails[0].harm_evidence >= needed)
-        assert (verdict.outcome == "pass") == (verdict.guardrails[0].safety_evidence >= math.log(20.0))
-        outcomes.add(verdict.outcome)
+        judgement = judge(guardrails, seen, share=0.5, levels=levels)
+        assert (judgement.outcome == "fail") == (judgement.guardrails[0].harm_evidence >= needed)
+        assert (judgement.outcome == "pass") == (judgement.guardrails[0].safety_evidence >= math.log(20.0))
+        outcomes.add(judgement.outcome)
     assert {"fail", "inconclusive"} <= outcomes

@@ -14,8 +14,8 @@ from prolepsis.control.statistics.planning import AssumedScores, expected_time_t
 LEVELS = Levels(num_stages=2)
 
 
-def seconds_to_verdict(e: AssumedScores, share: float, seed: int, fail_alpha: float) -> float:
-    """Return when a verdict comes at one request a second, looked at every ten."""
+def seconds_to_judgement(e: AssumedScores, share: float, seed: int, fail_alpha: float) -> float:
+    """Return when a judgement comes at one request a second, looked at every ten."""
     rng = random.Random(seed)
     arms = e.guardrail.empty()
     for i in range(1, 30_000):
@@ -42,11 +42,11 @@ def rate(canary: float, control: float, better: Better = "lower") -> AssumedScor
 def test_passing_takes_about_as_long_as_said(share: float) -> None:
     expectation = rate(0.1, 0.1)
     wait = expected_time_to_pass(expectation, share=share, requests_per_s=1.0, levels=LEVELS)
-    median = statistics.median(seconds_to_verdict(expectation, share, seed, 0.025) for seed in range(15))
+    median = statistics.median(seconds_to_judgement(expectation, share, seed, 0.025) for seed in range(15))
     assert wait.least_s < median < wait.most_s
 
 
-def test_at_the_margin_no_verdict_is_to_be_expected() -> None:
+def test_at_the_margin_no_judgement_is_to_be_expected() -> None:
     at_margin = rate(0.15, 0.10)
     assert expected_time_to_pass(at_margin, share=0.5, requests_per_s=1.0, levels=LEVELS).least_s == math.inf
 

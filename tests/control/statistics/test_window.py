@@ -76,8 +76,8 @@ def test_it_survives_being_stored() -> None:
 
 
 def test_without_a_request_there_is_no_evidence() -> None:
-    verdict = judge([TAKEN, ERRORS], EMPTY, share=0.95, levels=LEVELS)
-    assert [one.harm_evidence for one in verdict.guardrails] == [0.0, 0.0]
+    judgement = judge([TAKEN, ERRORS], EMPTY, share=0.95, levels=LEVELS)
+    assert [one.harm_evidence for one in judgement.guardrails] == [0.0, 0.0]
 
 
 def test_values_that_come_later_do_not_count_the_request_again() -> None:

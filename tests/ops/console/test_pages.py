@@ -72,11 +72,11 @@ async def test_the_overview_says_what_needs_a_person(open_scene: Scene, browse: 
     assert "Nothing." in page
     assert "63.6\u202f%" in page
     assert "<dd>drafts cannot pay on this model here beyond 24 at once</dd>" in page
-    assert "speculation here: not measured, as no rollout keeps control requests" in page
+    assert "not known yet: no requests are drawn to be compared with plain decoding" in page
     await press(http, "kill", on="true", scope="everything", reason="test")
     page = (await http.get("/console")).text
     assert "Speculation is stopped everywhere" in page
-    assert "<dt>/v1/chat/completions</dt><dd>speculation here: off, the kill switch stops it" in page
+    assert "off: the kill switch stops it" in page
 
 
 async def test_dashboards_are_linked_where_grafana_is_known_and_named_elsewhere(
@@ -101,7 +101,7 @@ async def test_a_rollout_is_started_promoted_held_and_rolled_back(open_scene: Sc
     fields = {"rollout_id": rollout["id"]}
     assert "running" in (await press(http, "rollout", page, command="start", reason="try it", **fields)).text
     told = await press(http, "rollout", page, command="promote", reason="now", **fields)
-    assert "acceptance has 0 of 20 requests of the canary" in told.text.split("What a verdict waits for")[1]
+    assert "acceptance has 0 of 20 requests of the canary" in told.text.split("What a judgement waits for")[1]
     assert "Nothing was changed." in told.text
     assert open_scene.store.writer.flush(20.0)
     entry = (await http.get(f"/console/audit/{rollout['id']}")).text

@@ -64,7 +64,7 @@ BY_ROLES: dict[Roles | None, str] = {
     READERS: """
         GET /admin/rollouts, GET /admin/rollouts/{rollout_id}, GET /admin/policy, POST /admin/policy/check,
         POST /admin/policy/explain, GET /admin/policy/versions, GET /admin/policy/versions/{version},
-        GET /admin/cost, GET /admin/pilot, GET /admin/traffic, GET /admin/shadow, GET /admin/corpora,
+        GET /admin/cost, GET /admin/verdicts, GET /admin/traffic, GET /admin/shadow, GET /admin/corpora,
         GET /admin/heads, GET /admin/health, GET /admin/alerts
     """,
     OPERATORS: """

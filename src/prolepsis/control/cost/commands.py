@@ -22,7 +22,7 @@ from prolepsis.core.terminal.output import (
     print_json,
     print_table,
 )
-from prolepsis.core.terminal.resource import Resource, add_commands, show_command
+from prolepsis.core.terminal.resource import Resource, add_commands
 
 app = command_group("Show what requests cost and what speculation saves; check price books.")
 
@@ -58,7 +58,6 @@ COST = Resource(
             for table, columns in ((path, _SPENT), (f"{path}:device time", _DEVICE_TIME))
         },
         "periods": _PERIODS,
-        "routes": ("route", "rollout", "sentence"),
         "rollouts.groups": (
             *("rollout", "by", "value", "speculating=num_speculating", "control=num_control", "saved", "randomised"),
             *("saved by prediction=saved_by_prediction", "per token=device_s_per_token"),
@@ -70,16 +69,7 @@ COST = Resource(
         ),
     },
 )
-STATUS = Resource(
-    title="What speculation brings",
-    path=COST.path,
-    part="routes",
-    help="Say for each route what speculation brings, or why it is off or not known.",
-    command="status",
-    columns={"routes": ("route", "rollout", "sentence")},
-)
 add_commands(app, COST)
-status = show_command(STATUS)
 
 
 @app.command(epilog=EPILOG)

@@ -227,7 +227,7 @@ class ComparedExperiment:
 
 
 class Comparisons:
-    """The newest experiment of each rollout; a new stage starts without evidence, as its verdict does."""
+    """The newest experiment of each rollout; a new stage starts without evidence, as its judgement does."""
 
     _MAX = 64
 

@@ -2,12 +2,11 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Annotated
 
 from prometheus_client import CollectorRegistry
-from pydantic import AwareDatetime, computed_field
+from pydantic import computed_field
 
 from prolepsis.control.cost.commands import COST
 from prolepsis.control.cost.comparison import ComparedExperiment, Comparisons
@@ -26,12 +25,9 @@ from prolepsis.control.cost.meter import (
 from prolepsis.control.cost.pilot import PilotReport, pilot_report
 from prolepsis.control.cost.price_watch import PriceWatch
 from prolepsis.control.cost.prices import PriceFile, PriceInUse
-from prolepsis.control.cost.speedup import LatestModes, RouteSpeedup, speedups
 from prolepsis.control.store.database import Database
-from prolepsis.control.web.body_reader import read_query
 from prolepsis.control.web.context import Context
 from prolepsis.control.web.feature import Feature
-from prolepsis.control.web.fields import Body
 from prolepsis.control.web.routes import READERS, Route, Routes
 from prolepsis.core.audit_event import Emit, discard
 from prolepsis.core.ended import RequestAbout, RequestEnded
@@ -40,7 +36,8 @@ from prolepsis.core.stats import ProposerMemory, RequestStats
 from prolepsis.core.telemetry.declare import counter, gauge
 from prolepsis.core.telemetry.labels import NO_TENANT
 
-COMPARED_FOR_S = 30.0  # a comparison is computed at most this often: its bounds take some tenths of a second
+COMPARED_FOR_S = 30.0
+"""A comparison serves at most this long, and less where it was made fast: making it takes a fiftieth of the time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +65,6 @@ class CostReport:
     by_tenant: list[UsageTotals]
     by_rule: list[UsageTotals]
     by_proposer: list[UsageTotals]
-    routes: list[RouteSpeedup]  # what speculation brings on each route that had requests, in one sentence
     rollouts: list[ComparedExperiment]
     memory: list[MemoryCost]
     forecast: CostForecast | None  # forecast of a month; null in the first hour
@@ -87,13 +83,11 @@ class CostFeature(Feature):
         *,
         prices: PriceFile | None = None,
         memory: Callable[[], Sequence[ProposerMemory]] = tuple,
-        killed: Callable[[], Collection[str]] = tuple,
         emit: Emit = discard,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """`clock` is monotonic, `now` Unix time; `memory` returns the memory of the proposers, `killed` the
-        scopes that the kill switch stops.
+        """`clock` is monotonic, `now` Unix time; `memory` returns the memory of the proposers.
 
         `database` keeps the price books that were used, and what the device cost.
         """
@@ -103,12 +97,11 @@ class CostFeature(Feature):
         self._prices = PriceWatch(registry, prices, database, emit=emit, use=self.device_time.price)
         self._periods = PeriodKeeper(database, self.device_time, clock)
         self._rates = RateWindow(clock)
-        self._modes = LatestModes()
         self._comparisons = Comparisons()
         self._compared: tuple[ComparedExperiment, ...] = ()
         self._compared_at = self._saved_at = float("-inf")
+        self._serves_s = 1.0
         self._memory = memory
-        self._killed = killed
         self._database = database
         self._clock = clock
         self._now = now
@@ -162,8 +155,6 @@ class CostFeature(Feature):
             arm="canary" if assignment and assignment.arm == "canary" else "control",
         )
         self.usage.observe(cost)
-        is_control = assignment is not None and assignment.share > 0.0 and assignment.arm != "canary"
-        self._modes.observe(self.usage.known("route", cost.route), stats.mode, is_control=is_control)
         self._comparisons.observe(cost)
         labels = about.route, cost.tenant, cost.proposer, assignment.arm if assignment else "none"
         device_s, plain_s = stats.device.total, stats.device.predicted_plain
@@ -201,14 +192,12 @@ class CostFeature(Feature):
     async def report(self) -> CostReport:
         """Return everything that is known; no forecast in the first hour."""
         price, device, compared = self.price, self.device_time, await self.experiments()
-        groups = {comparison.rollout: comparison.groups for comparison in compared}
         return CostReport(
             price=price,
             total=self.usage.total,
             device=device.total(),
             periods=[device.current(), *reversed(device.closed)],
             **{f"by_{dimension}": self.usage.of(dimension) for dimension in DIMENSIONS},
-            routes=list(speedups(self._modes, groups, self._killed())),
             rollouts=list(compared),
             memory=[
                 MemoryCost(**asdict(memory), amount_per_hour=price.memory_per_hour(memory.total) if price else None)
@@ -219,9 +208,11 @@ class CostFeature(Feature):
 
     async def experiments(self) -> Sequence[ComparedExperiment]:
         """Return the newest stage of each rollout, at most `COMPARED_FOR_S` old."""
-        if self._clock() - self._compared_at >= COMPARED_FOR_S:
-            self._compared_at = self._clock()
+        began = self._clock()
+        if began - self._compared_at >= self._serves_s:
+            self._compared_at = began
             self._compared = await asyncio.to_thread(self._comparisons.compared)
+            self._serves_s = min(COMPARED_FOR_S, max(1.0, 50.0 * (self._clock() - began)))
         return self._compared
 
     def pilot(self, since: float) -> PilotReport:
@@ -231,14 +222,13 @@ class CostFeature(Feature):
             return pilot_report(connection, since, self._now(), prices)
 
 
-def feature(context: Context, prices: PriceFile | None, killed: Callable[[], Collection[str]]) -> CostFeature:
-    """Return the costs of a server's requests; `killed`: the scopes that the kill switch stops."""
+def feature(context: Context, prices: PriceFile | None) -> CostFeature:
+    """Return the costs of a server's requests."""
     return CostFeature(
         context.registry,
         context.database,
         prices=prices,
         memory=context.client.proposer_memory,
-        killed=killed,
         emit=context.emit,
         clock=context.monotonic,
         now=context.wall,
@@ -257,16 +247,7 @@ def _main_proposer(stats: RequestStats) -> str:
     return by_tokens[max(by_tokens)] if by_tokens else NO_PROPOSER
 
 
-class PilotQuery(Body):
-    since: AwareDatetime
-
-
 def cost_routes(costs: CostFeature) -> Sequence[Route]:
     routes = Routes()
-
-    @routes.get("/admin/pilot", roles=READERS, summary="Speculating against control requests since a time")
-    async def pilot(query: Annotated[PilotQuery, read_query(PilotQuery)]) -> PilotReport:
-        return await asyncio.to_thread(costs.pilot, query.since.timestamp())
-
     routes.get(COST.path, roles=READERS, summary=COST.help)(costs.report)
     return routes.all

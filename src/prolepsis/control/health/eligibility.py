@@ -204,7 +204,7 @@ class Eligibility:
         """Every condition that was asked for, as it was judged last; none of versions that are no longer in use."""
         return [judged for judged in self._held.values() if self._is_current(judged)]
 
-    def verdict(self, proposer: str, traffic_class: str) -> bool | None:
+    def met(self, proposer: str, traffic_class: str) -> bool | None:
         """Return whether a traffic class meets all conditions that concern a proposer; None without one."""
         met = [
             judged.eligible

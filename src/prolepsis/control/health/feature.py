@@ -1,4 +1,4 @@
-"""Health of proposers while serving: one reading of what the engine counts and of the requests that end, four verdicts.
+"""Health of proposers while serving: one reading of what the engine counts and of the requests that end, four judges.
 
 Of each proposer in each traffic class: `open` (its breaker), `drifted`, `collapsed` (its benefit is gone), `eligible`.
 """
@@ -55,7 +55,7 @@ class HealthFeature(Feature):
         self.eligibility = eligibility
         self.routes = health_routes(breakers, drift, proposers)
         self.health_parts = {
-            "proposers": self._verdicts,
+            "proposers": self.judged,
             "breakers": breakers.shown,
             "drift": drift.shown,
             "eligibility": eligibility.shown,
@@ -63,8 +63,8 @@ class HealthFeature(Feature):
         self._counts = counts
         self._clock = clock
 
-    def _verdicts(self) -> list[ProposerHealth]:
-        """Return the verdicts on every proposer and traffic class that one of them has judged."""
+    def judged(self) -> list[ProposerHealth]:
+        """Return what is judged of every proposer and traffic class that one of them has judged."""
         breakers, streams, gone = self.breakers.breakers.all, self.drift.streams.all, self.drift.gone
         counted = {place[:2] for place in self.eligibility.figures}
         return [
@@ -74,7 +74,7 @@ class HealthFeature(Feature):
                 breaker=breakers[key].state if key in breakers else None,
                 drift=streams[key].status if key in streams else None,
                 benefit_gone=gone.get(key),
-                eligible=self.eligibility.verdict(*key),
+                eligible=self.eligibility.met(*key),
             )
             for key in sorted(breakers.keys() | streams.keys() | gone.keys() | counted)
         ]
@@ -104,12 +104,12 @@ class HealthFeature(Feature):
         return Learned(streams, benefits, self.eligibility.learned(), self.eligibility.judged)
 
 
-def _each(*verdicts: Callable[[], None]) -> None:
-    for verdict in verdicts:
+def _each(*judges: Callable[[], None]) -> None:
+    for judge in judges:
         try:
-            verdict()
-        except Exception:  # contained: a verdict that fails silences no other
-            log.exception("verdict_failed")
+            judge()
+        except Exception:  # contained: a judge that fails silences no other
+            log.exception("judge_failed")
 
 
 def eligibility_reporter(registry: CollectorRegistry, emit: Emit) -> Callable[[Judged], None]:

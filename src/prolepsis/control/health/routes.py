@@ -1,4 +1,4 @@
-"""/admin/health: verdicts on proposers and every part that a feature has; breakers are set here, drift is forgotten."""
+"""/admin/health: what is judged of proposers, and every part of a feature; sets breakers and forgets drift."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, make_dataclass
@@ -40,7 +40,7 @@ class BreakerSetReply(BreakerReply):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProposerHealth:
-    """The verdicts on one proposer in one traffic class; null: not judged."""
+    """What is judged of one proposer in one traffic class; null: not judged."""
 
     proposer: str
     traffic_class: str
@@ -62,7 +62,7 @@ class HealthPage(Feature):
         routes = Routes()
         self.routes = routes.all
 
-        @routes.get(HEALTH, roles=READERS, summary="All verdicts on proposers, and how each was made", reply=reply)
+        @routes.get(HEALTH, roles=READERS, summary="What is judged of proposers, and how", reply=reply)
         async def health() -> object:
             return reply(**{name: read() for name, read in parts.items()})
 

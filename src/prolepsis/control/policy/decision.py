@@ -72,17 +72,21 @@ class Decision:
 
         Nor does eligibility, in any arm: those of a traffic class count together, or not at all.
         """
-        is_as_assigned = self.requested.leaves_drafts_open and self.choice.off_reason != "flag_off"
+        is_as_assigned = self.requested.leaves_drafts_open and self.choice.off_reason not in _NARROWED
         return is_as_assigned and self.limits.verifies
 
     def under_flag(self, flag: FlagDecision) -> "Decision":
         """Apply the flag's decision, which may turn off what caller and policy left on."""
-        if flag.value or not self.choice.enabled:
-            return replace(self, flag=flag)
-        off = replace(self.choice, mode="off", off_reason="flag_off", may_fall_back=False)
-        return replace(self, choice=off, flag=flag)
+        return replace(self if flag.value else self.turned_off("flag_off"), flag=flag)
+
+    def turned_off(self, reason: OffReason) -> "Decision":
+        """Turn off what caller and policy left on."""
+        if not self.choice.enabled:
+            return self
+        return replace(self, choice=replace(self.choice, mode="off", off_reason=reason, may_fall_back=False))
 
 
+_NARROWED: tuple[OffReason, ...] = ("flag_off", "no_proposer")
 ALONE = Terms(mode="on")  # terms of a server without a policy
 
 

@@ -177,7 +177,7 @@ class RolloutTerms(Part):
     """Percent of the requests that stay plain throughout, for comparison."""
     min_samples: Annotated[int, Field(ge=1)] = 20  # requests that each arm needs before anything is decided
     min_step_s: Annotated[Number, Field(ge=0)] = 60.0
-    max_step_s: Annotated[Number, Field(gt=0)] = 86400.0  # after this long without a verdict: `on_inconclusive`
+    max_step_s: Annotated[Number, Field(gt=0)] = 86400.0  # after this long without a judgement: `on_inconclusive`
     gate: Gate = "manual"
     """manual: an operator starts the rollout and approves each next step; automatic: the guardrails do."""
     on_inconclusive: Literal["hold", "rollback"] = "hold"

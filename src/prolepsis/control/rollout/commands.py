@@ -11,7 +11,7 @@ from prolepsis.core.terminal.resource import REASON, Act, Resource, add_commands
 _ROLLOUT_ID = argument("rollout_id", "as `rollout list` shows it", "ID")
 _FORCE = parameter("force", Annotated[bool, typer.Option("--force", help="without evidence")], False)
 _VERDICT = {
-    "verdict.guardrails": (
+    "judgement.guardrails": (
         *("guardrail=name", "outcome", "dry_run", "estimate", "lower", "upper", "allowed"),
         *("canary=num_canary", "control=num_control"),
     ),
@@ -31,7 +31,7 @@ ROLLOUTS = Resource(
     columns={
         "rollouts": (
             *("id", "phase > stage", "share > counted by=unit", "canary=num_canary", "control=num_control"),
-            *("verdict=verdict.outcome > reason=verdict.reason", "since"),
+            *("verdict > stage: outcome=judgement.outcome > reason=judgement.reason", "since"),
         )
     },
     hint="A rollout gives a rule's mode to a growing share of its requests, and takes it back when a guardrail shows"
@@ -41,7 +41,7 @@ ROLLOUTS = Resource(
 )
 ROLLOUT = Resource(
     path="/admin/rollouts/{rollout_id}",
-    help="Show one rollout: its stage, the verdict of its guardrails, and its events.",
+    help="Show one rollout: its stage, the judgement of its guardrails, and its events.",
     command="show",
     parameters=(_ROLLOUT_ID,),
     columns=_VERDICT,

@@ -22,8 +22,10 @@ from prolepsis.control.rollout.machine import (
 from prolepsis.control.rollout.settings import RolloutSettings, settings_of
 from prolepsis.control.rollout.units import unit_of
 from prolepsis.control.statistics.arms import Arm, Histogram
+from prolepsis.control.statistics.guardrail import Outcome
 from prolepsis.control.statistics.judge import Evidence, StageEvidence
 from prolepsis.control.statistics.window import WindowEvidence
+from prolepsis.control.verdict.verdict import Standing
 from prolepsis.core.config import CANDIDATE_HEAD, DRAFT_HEAD
 from prolepsis.core.ended import AssignedArm, Assignment, run_name
 from prolepsis.core.facts import position
@@ -39,7 +41,7 @@ def arm_of(key: str, rollout_id: str, canary: float, holdout: float = 0.05) -> A
 
     The canary grows from below and the holdout stands at the top, so a key that is on the canary at 1 % stays on it at
     5 %, and the holdout never gets it. Another rollout draws independently. Unassigned requests are compared as
-    control. Verdicts count by key (`control.rollout.units`).
+    control. Judgements count by key (`control.rollout.units`).
     """
     assert min(canary, holdout) >= 0.0, "shares are in [0, 1]"
     assert canary + holdout <= 1.0 + 1e-9, "shares are together at most 1"
@@ -111,12 +113,18 @@ class LiveRollout:
         self.others: tuple[StageEvidence | WindowEvidence, ...] = ()
         """Evidence of other replicas, and of earlier starts of this one."""
         self.weights = ""  # versions of the draft heads in use, among the heads that the rule may use
+        self.outcome: Outcome | None = None  # of the guardrails of the present stage, at its last step
+        self.is_harmed = False  # a guardrail's harm took it back, while this server ran
         self._begin(state)
         self.take(state)
 
     @property
     def settings(self) -> RolloutSettings:
         return self.target.settings
+
+    @property
+    def standing(self) -> Standing:
+        return Standing(self.state.rollout_id, self.state.phase == "rolled_back", self.is_harmed, self.outcome or "")
 
     def take(self, state: RolloutState) -> None:
         """Continue from `state`; a new stage begins without evidence."""

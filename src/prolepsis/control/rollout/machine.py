@@ -6,7 +6,7 @@ from typing import Literal, Self, TypeVar
 
 from prolepsis.control.rollout.settings import RolloutSettings, Stage
 from prolepsis.control.statistics.guardrail import Guardrail, Outcome
-from prolepsis.control.statistics.judge import Evidence, Verdict, judge, outcome_of
+from prolepsis.control.statistics.judge import Evidence, Judgement, judge, outcome_of
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.json_value import JsonValue
 
@@ -26,7 +26,7 @@ class RolloutState(JsonValue):
     phase: Phase = "off"
     stage: int = 0
     stage_since: float = 0.0  # when the stage began, moved on by the time that an operator held it
-    held_at: float | None = None  # since when an operator holds it; None if it is held because no verdict came
+    held_at: float | None = None  # since when an operator holds it; None if it is held because no judgement came
     resumes_to: Phase = "running"
     references: Mapping[str, float] = field(default_factory=dict)
     """Values of the control before the stage, by guardrail: all replicas test against the same number."""
@@ -76,7 +76,7 @@ Kind = Literal[
     "completed",
     "rolled_back",
     "stepped_back",  # from on to the last stage, for harm
-    "held",  # by an operator, or because no verdict came in time or is possible: waits for an operator
+    "held",  # by an operator, or because no judgement came in time or is possible: waits for an operator
     "resumed",
 ]
 
@@ -90,7 +90,7 @@ class RolloutEvent(JsonValue):
     kind: Kind
     stage: str  # name of the stage that it happened in
     reason: str
-    verdict: Verdict | None = None  # with the numbers that decided; None for an operator's command
+    judgement: Judgement | None = None  # with the numbers that decided; None for an operator's command
     by: str = ""
     """The operator whose command it was, as the audit log names them; empty: the server acted by itself."""
 
@@ -107,10 +107,10 @@ def change(
     stage: str,
     now: float,
     reason: str,
-    verdict: Verdict | None = None,
+    judgement: Judgement | None = None,
 ) -> Transition:
     """Return `after` with the event of the change, which happened in the stage of `before`."""
-    event = RolloutEvent(now, before.rollout_id, before.policy_version, after.version, kind, stage, reason, verdict)
+    event = RolloutEvent(now, before.rollout_id, before.policy_version, after.version, kind, stage, reason, judgement)
     return after, (event,)
 
 
@@ -128,30 +128,30 @@ def step(state: RolloutState, evidence: Evidence | None, now: float, settings: R
     if state.phase not in JUDGED or not _is_due(state, evidence, now, settings):
         return state, ()
     stage = settings.stages[state.stage]
-    verdict = verdict_on(state, evidence, settings)
-    if verdict is not None and verdict.outcome == "fail":
+    judgement = judgement_on(state, evidence, settings)
+    if judgement is not None and judgement.outcome == "fail":
         if state.phase == "on" and settings.on_harm == "last_stage":
-            reason = ", ".join(verdict.failed)  # as another run: drafting stops in flight, and evidence begins again
+            reason = ", ".join(judgement.failed)  # as another run: drafting stops in flight, and evidence begins again
             after = state.changed("running").at_stage(state.stage, now, run=state.run + 1)
-            return change("stepped_back", state, after, stage=stage.name, now=now, reason=reason, verdict=verdict)
-        return _roll_back(state, stage, now, ", ".join(verdict.failed), verdict)
-    return _run(state, verdict, now, settings) if state.phase == "running" else (state, ())
+            return change("stepped_back", state, after, stage=stage.name, now=now, reason=reason, judgement=judgement)
+        return _roll_back(state, stage, now, ", ".join(judgement.failed), judgement)
+    return _run(state, judgement, now, settings) if state.phase == "running" else (state, ())
 
 
 def promote(
-    state: RolloutState, now: float, settings: RolloutSettings, reason: str, verdict: Verdict | None = None
+    state: RolloutState, now: float, settings: RolloutSettings, reason: str, judgement: Judgement | None = None
 ) -> Transition:
     """Return the state one stage on; after the last stage, on for all but the holdout."""
     name = settings.stages[state.stage].name
     if state.stage + 1 == len(settings.stages):
         after = replace(state.changed("on"), stage_since=now, held_at=None)
-        return change("completed", state, after, stage=name, now=now, reason=reason, verdict=verdict)
+        return change("completed", state, after, stage=name, now=now, reason=reason, judgement=judgement)
     after = state.changed("running").at_stage(state.stage + 1, now)
-    return change("promoted", state, after, stage=name, now=now, reason=reason, verdict=verdict)
+    return change("promoted", state, after, stage=name, now=now, reason=reason, judgement=judgement)
 
 
-def verdict_on(state: RolloutState, evidence: Evidence | None, settings: RolloutSettings) -> Verdict | None:
-    """Return the verdict on the stage with its numbers; None for evidence of another stage."""
+def judgement_on(state: RolloutState, evidence: Evidence | None, settings: RolloutSettings) -> Judgement | None:
+    """Return the judgement on the stage with its numbers; None for evidence of another stage."""
     return _judged(judge, state, evidence, settings)
 
 
@@ -188,30 +188,30 @@ def _is_due(state: RolloutState, evidence: Evidence | None, now: float, settings
     return state.phase == "running" and (passed or unfit or lasted >= stage.maximum_s)
 
 
-def _run(state: RolloutState, verdict: Verdict | None, now: float, settings: RolloutSettings) -> Transition:
+def _run(state: RolloutState, judgement: Judgement | None, now: float, settings: RolloutSettings) -> Transition:
     stage = settings.stages[state.stage]
     lasted = now - state.stage_since
-    if verdict is not None and verdict.outcome == "pass" and lasted >= stage.minimum_s:
-        reason = verdict.reason
+    if judgement is not None and judgement.outcome == "pass" and lasted >= stage.minimum_s:
+        reason = judgement.reason
         if not stage.manual_gate:
-            return promote(state, now, settings, reason, verdict)
+            return promote(state, now, settings, reason, judgement)
         gate = state.changed("gate")
-        return change("gate_reached", state, gate, stage=stage.name, now=now, reason=reason, verdict=verdict)
-    if verdict is not None and verdict.reason in _UNFIT:
-        return _hold(state, stage, now, verdict.reason, verdict)
+        return change("gate_reached", state, gate, stage=stage.name, now=now, reason=reason, judgement=judgement)
+    if judgement is not None and judgement.reason in _UNFIT:
+        return _hold(state, stage, now, judgement.reason, judgement)
     if lasted < stage.maximum_s:
         return state, ()
     end = _roll_back if settings.on_inconclusive == "rollback" else _hold
-    return end(state, stage, now, "no verdict in time", verdict)
+    return end(state, stage, now, "no judgement in time", judgement)
 
 
-def _roll_back(state: RolloutState, stage: Stage, now: float, reason: str, verdict: Verdict | None) -> Transition:
+def _roll_back(state: RolloutState, stage: Stage, now: float, reason: str, judgement: Judgement | None) -> Transition:
     after = state.changed("rolled_back")
-    return change("rolled_back", state, after, stage=stage.name, now=now, reason=reason, verdict=verdict)
+    return change("rolled_back", state, after, stage=stage.name, now=now, reason=reason, judgement=judgement)
 
 
-def _hold(state: RolloutState, stage: Stage, now: float, reason: str, verdict: Verdict | None) -> Transition:
-    return change("held", state, state.changed("held"), stage=stage.name, now=now, reason=reason, verdict=verdict)
+def _hold(state: RolloutState, stage: Stage, now: float, reason: str, judgement: Judgement | None) -> Transition:
+    return change("held", state, state.changed("held"), stage=stage.name, now=now, reason=reason, judgement=judgement)
 
 
 Command = Literal["start", "hold", "resume", "promote", "rollback"]
@@ -232,7 +232,7 @@ def command(
     `by`: the operator, as the audit log names them; empty: the server itself.
 
     Holding stops the stage's clock and all promotion; the canary keeps its share, and harm still rolls back. If a stage
-    was held because no verdict came, resuming grants it its longest time again. Promoting asks for no verdict here
+    was held because no judgement came, resuming grants it its longest time again. Promoting asks for no judgement here
     (`promotion.check`). Starting a rollout that was rolled back begins a new run. Raises `InvalidParameter` if the
     state's phase excludes the command.
     """

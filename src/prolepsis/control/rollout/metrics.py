@@ -12,7 +12,7 @@ _HARM = ("rolled_back", "stepped_back")
 
 
 class RolloutMetrics:
-    """The state of each rollout, its verdicts and changes, and the assignments of requests."""
+    """The state of each rollout, its judgements and changes, and the assignments of requests."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._phase = gauge(
@@ -23,12 +23,12 @@ class RolloutMetrics:
         self._share = gauge(
             registry, "rollout_share", "Share of requests that get the mode of the rule, 0 to 1", "rule"
         )
-        text = "Verdict on the stage: 1 pass, 0 inconclusive, -1 fail"
-        self._verdict = gauge(registry, "rollout_verdict", text, "rule")
+        text = "Judgement on the stage: 1 pass, 0 inconclusive, -1 fail"
+        self._judgement = gauge(registry, "rollout_judgement", text, "rule")
         self._changes = counter(registry, "rollout_changes", "Changes of rollouts by kind", "rule", "kind", most=320)
         text = "Requests by arm and mode given"
         self._requests = counter(registry, "rollout_requests", text, "rule", "arm", "mode", most=150)
-        text = "Requests that no verdict counts, as too many assigned keys wait for the store"
+        text = "Requests that no judgement counts, as too many assigned keys wait for the store"
         self.lost = counter(registry, "rollout_lost_requests", text)
         self.not_kept = counter(registry, "rollout_not_kept", "Changes of rollouts that could not be stored")
 
@@ -42,8 +42,8 @@ class RolloutMetrics:
         self._share.labels(rule).set(share)
 
     def judged(self, rule: str, outcome: str) -> None:
-        """Set the verdict: pass, fail or inconclusive."""
-        self._verdict.labels(rule).set(_OUTCOMES[outcome])
+        """Set the judgement: pass, fail or inconclusive."""
+        self._judgement.labels(rule).set(_OUTCOMES[outcome])
 
     def changed(self, rule: str, kind: str) -> None:
         """Count a change: started, promoted, rolled_back, ..."""

@@ -1,4 +1,4 @@
-"""Rollouts: stages and shares, evidence with its bounds, what a verdict waits for, and an operator's commands."""
+"""Rollouts: stages and shares, evidence with its bounds, what a judgement waits for, and an operator's commands."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -64,7 +64,7 @@ async def _rollout(visit: Visit) -> Page:
 
 def evidence(view: RolloutView) -> list[GuardrailView]:
     """Return the guardrails of the present stage, those that decide first."""
-    results = view.verdict.guardrails if view.verdict else ()
+    results = view.judgement.guardrails if view.judgement else ()
     ordered = sorted(results, key=lambda result: result.dry_run)
     return [GuardrailView(r, interval(r.estimate, r.lower, r.upper, r.allowed)) for r in ordered]
 

@@ -3,10 +3,10 @@
 import math
 from collections.abc import Mapping, Sequence
 
-from prolepsis.control.rollout.machine import RolloutState, guardrails_of, verdict_on
+from prolepsis.control.rollout.machine import RolloutState, guardrails_of, judgement_on
 from prolepsis.control.rollout.settings import RolloutSettings
 from prolepsis.control.statistics.guardrail import Guardrail, GuardrailResult
-from prolepsis.control.statistics.judge import Evidence, Reason, Verdict
+from prolepsis.control.statistics.judge import Evidence, Judgement, Reason
 from prolepsis.control.statistics.means import NUM_STAKES
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.units import duration, figure
@@ -21,22 +21,22 @@ _UNFIT: Mapping[Reason, str] = {
 
 def check(state: RolloutState, evidence: Evidence, settings: RolloutSettings) -> None:
     """Raise `InvalidParameter` with what is missing if the stage has not passed; one that waits at a gate has."""
-    verdict = verdict_on(state, evidence, settings) if state.phase != "gate" else None
-    if state.phase == "gate" or (verdict is not None and verdict.outcome == "pass"):
+    judgement = judgement_on(state, evidence, settings) if state.phase != "gate" else None
+    if state.phase == "gate" or (judgement is not None and judgement.outcome == "pass"):
         return
-    why = "; ".join(missing(state, verdict, settings)) or "no guardrail decides"
+    why = "; ".join(missing(state, judgement, settings)) or "no guardrail decides"
     stage = settings.stages[state.stage].name
     raise InvalidParameter(f"stage {stage!r} has not passed: {why}. `force` promotes it anyway", param="force")
 
 
-def missing(state: RolloutState, verdict: Verdict | None, settings: RolloutSettings) -> list[str]:
-    """Return in words what the verdict on a stage waits for."""
-    if verdict is None or verdict.outcome == "pass":
+def missing(state: RolloutState, judgement: Judgement | None, settings: RolloutSettings) -> list[str]:
+    """Return in words what the judgement on a stage waits for."""
+    if judgement is None or judgement.outcome == "pass":
         return []
-    results = {result.name: result for result in verdict.guardrails}
+    results = {result.name: result for result in judgement.guardrails}
     guardrails = [g for g in guardrails_of(state, settings) if not g.dry_run and g.name in results]
     reasons = [_missing(g, results[g.name]) for g in guardrails if results[g.name].outcome != "pass"]
-    return [*reasons, *([_UNFIT[verdict.reason]] if verdict.reason in _UNFIT else [])]
+    return [*reasons, *([_UNFIT[judgement.reason]] if judgement.reason in _UNFIT else [])]
 
 
 def _missing(guardrail: Guardrail, result: GuardrailResult) -> str:
@@ -53,22 +53,22 @@ def _missing(guardrail: Guardrail, result: GuardrailResult) -> str:
     return f"{guardrail.name} {state}: {figure(result.estimate, 4)} seen, {figure(result.allowed, 4)} allowed"
 
 
-def outlook(state: RolloutState, verdict: Verdict | None, settings: RolloutSettings, now: float) -> list[str]:
+def outlook(state: RolloutState, judgement: Judgement | None, settings: RolloutSettings, now: float) -> list[str]:
     """Return, in words, which guardrails are not expected to decide before the longest time of a stage that runs.
 
     Evidence grows with requests as it did so far. `now` is Unix time in seconds.
     """
-    if state.phase != "running" or verdict is None or verdict.outcome == "pass":
+    if state.phase != "running" or judgement is None or judgement.outcome == "pass":
         return []
     stage, lasted = settings.stages[state.stage], now - state.stage_since
-    results = {result.name: result for result in verdict.guardrails if result.outcome == "inconclusive"}
+    results = {result.name: result for result in judgement.guardrails if result.outcome == "inconclusive"}
     guardrails = [g for g in guardrails_of(state, settings) if not g.dry_run and g.name in results]
     left, outlooks = stage.maximum_s - lasted, []
     for guardrail in guardrails:
         takes = _takes_s(guardrail, results[guardrail.name], guardrails, settings, lasted)
         if takes > left:
             expected = (
-                "no verdict is in sight" if math.isinf(takes) else f"a verdict takes about {duration(takes)} more"
+                "no judgement is in sight" if math.isinf(takes) else f"a judgement takes about {duration(takes)} more"
             )
             outlooks.append(
                 f"{guardrail.name} can neither pass nor fail in the {duration(max(0.0, left))} left, after which "

@@ -21,8 +21,8 @@ from prolepsis.control.rollout.machine import (
     Transition,
     canary_share,
     command,
+    judgement_on,
     outcome_on,
-    verdict_on,
 )
 from prolepsis.control.rollout.metrics import RolloutMetrics
 from prolepsis.control.rollout.observation import observed
@@ -31,8 +31,9 @@ from prolepsis.control.rollout.replicas import ReplicaExchange
 from prolepsis.control.rollout.store import RolloutStore
 from prolepsis.control.rollout.units import UnitKey, Units
 from prolepsis.control.statistics.guardrail import Outcome
-from prolepsis.control.statistics.judge import Verdict
+from prolepsis.control.statistics.judge import Judgement
 from prolepsis.control.statistics.window import MINUTE_S, WINDOW_MINUTES
+from prolepsis.control.verdict.verdict import RuleVerdict, Standing
 from prolepsis.control.web.feature import Feature
 from prolepsis.core.audit_event import SERVER, AuditEvent
 from prolepsis.core.clock import SteadyClock
@@ -65,9 +66,11 @@ class RolloutView:
     unit: str  # the unit that is assigned and counted once: request, tenant, key, or the name of a header
     num_canary: int  # units of the stage that finished, by arm
     num_control: int
-    verdict: Verdict | None
+    verdict: str  # on its rule, in words; empty: none yet
+    rests_on: str
+    judgement: Judgement | None  # on its stage; of one rollout that ended, the last one
     missing: tuple[str, ...]
-    """What the verdict waits for, in words, and which guardrails are not expected to decide in time."""
+    """What the judgement waits for, in words, and which guardrails are not expected to decide in time."""
     events: list[RolloutEvent] | None = None
     """Oldest first; null in the list of all, and where the store is away."""
 
@@ -113,6 +116,8 @@ class Rollouts(Feature):
         self._exchange = ReplicaExchange(store, self._clock)
         self._policy_version = ""
         self._units = Units()
+        self.verdict_of: Callable[[str], RuleVerdict | None] = lambda rule: None
+        """The verdict on a rule; the feature that makes it takes its place here."""
         self._lock = asyncio.Lock()
 
     def listen(self, listener: Callable[[LiveRollout, RolloutEvent], None]) -> None:
@@ -219,13 +224,14 @@ class Rollouts(Feature):
         return await self.view(rollout_id)
 
     async def view(self, rollout_id: str) -> RolloutView:
-        """Return one rollout with the present verdict; raises `RolloutNotFound`."""
+        """Return one rollout with the present judgement; raises `RolloutNotFound`."""
         live = self._find(rollout_id)
         now = self._clock()
         state, settings, evidence = live.state, live.settings, live.all_evidence(now)
         is_judged = state.phase in JUDGED
-        verdict = await asyncio.to_thread(verdict_on, state, evidence, settings) if is_judged else None
+        judgement = await asyncio.to_thread(judgement_on, state, evidence, settings) if is_judged else None
         empty = sorted(name for name in live.target.named_heads if not self._has_head(name))
+        verdict = self.verdict_of(live.target.rule)
         swap = "prolepsis heads swap NAME@VERSION --proposer"
         return RolloutView(
             id=state.rollout_id,
@@ -246,21 +252,29 @@ class Rollouts(Feature):
             unit=live.target.unit,
             num_canary=evidence.num_canary,
             num_control=evidence.num_control,
-            verdict=verdict,
+            verdict=verdict.verdict if verdict is not None else "",
+            rests_on=verdict.rests_on if verdict is not None else "",
+            judgement=judgement,
             missing=(
                 *(
                     f"{name} has no draft head, so the arm that names it drafts without: `{swap} {name}`"
                     for name in empty
                 ),
-                *missing(state, verdict, settings),
-                *outlook(state, verdict, settings, now),
+                *missing(state, judgement, settings),
+                *outlook(state, judgement, settings, now),
                 *live.left_out,
             ),
         )
 
     async def history(self, rollout_id: str) -> RolloutView:
         """Return one rollout with its events; raises `RolloutNotFound` and `StoreUnavailable`."""
-        return replace(await self.view(rollout_id), events=[*await self.events(rollout_id)])
+        view, events = await self.view(rollout_id), [*await self.events(rollout_id)]
+        last = next((event.judgement for event in reversed(events) if event.judgement is not None), None)
+        return replace(view, events=events, judgement=view.judgement or last)
+
+    def standings(self) -> Mapping[str, Standing]:
+        """Return what verdicts need of the rollouts, by rule."""
+        return {rule: live.standing for rule, live in self._live.items()}
 
     async def views(self) -> Sequence[RolloutView]:
         return [await self.view(live.target.rollout_id) for live in list(self._live.values())]
@@ -332,6 +346,7 @@ class Rollouts(Feature):
             outcome = await asyncio.to_thread(outcome_on, live.state, live.all_evidence(now), live.settings)
         self._show(rule, live)
         self._metrics.judged(rule, outcome)
+        live.outcome = outcome
 
     async def _change(self, live: LiveRollout, transition: Transition) -> bool:
         """Store a change and let it take effect; return whether it did."""
@@ -353,6 +368,7 @@ class Rollouts(Feature):
             self._send(StopRun(name))
         live.take(self._ours(after))
         for event in events:
+            live.is_harmed = event.judgement is not None and event.judgement.outcome == "fail"
             self._metrics.changed(live.target.rule, event.kind)
             if self._notify is not None:
                 self._notify(event)
@@ -376,7 +392,7 @@ class Rollouts(Feature):
                         "canary": result.num_canary,
                         "control": result.num_control,
                     }
-                    for result in (event.verdict.guardrails if event.verdict else ())
+                    for result in (event.judgement.guardrails if event.judgement else ())
                 ],
             )
 

@@ -14,7 +14,7 @@ from prolepsis.control.statistics.window import NUM_STARTS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """A stage lasts at least `minimum_s` of time not paused; after `maximum_s` of it without a verdict it is held."""
+    """A stage lasts at least `minimum_s` of time not paused; after `maximum_s` of it without a judgement it is held."""
 
     name: str
     share: float
@@ -83,7 +83,7 @@ def settings_of(terms: Terms) -> RolloutSettings:
 
 
 def guardrail_of(terms: GuardrailTerms, minimum_samples: int) -> Guardrail:
-    """Return the guardrail as verdicts use it."""
+    """Return the guardrail as judgements use it."""
     metric = METRICS[terms.metric]
     return Guardrail(
         name=terms.name,

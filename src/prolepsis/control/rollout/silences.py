@@ -32,7 +32,7 @@ MUTED: Mapping[str, str] = {"cause": "acceptance", "severity": "ticket"}
 """Labels of the alerts that a stage explains. Pages always get through."""
 BEGINS: frozenset[Kind] = frozenset({"started", "promoted", "resumed"})
 """Changes that begin a stage. All others end it, and with it the silence."""
-MOST_S = 4 * 3600.0  # longest silence: a stage that has no verdict by then deserves a look
+MOST_S = 4 * 3600.0  # longest silence: a stage that has no judgement by then deserves a look
 TRIES = 5
 TIMEOUT_S = 5.0
 _PATH = "api/v2/silence"

@@ -58,7 +58,7 @@ class GuardrailResult:
     harm_evidence: float  # natural logarithm of the e-value against "at most the allowed harm"
     safety_evidence: float  # natural logarithm of the e-value against "at least the allowed harm"
     is_clipped: bool = False
-    """Some values were beyond the range of the test: the estimate is of all, the verdict and bounds of clipped values.
+    """Some values were beyond the range of the test: the estimate is of all, judgement and bounds of clipped values.
     A bound gives way to the estimate where it would leave that out."""
 
 

@@ -1,4 +1,4 @@
-"""The verdict on a stage: the evidence of its finished requests, judged over all guardrails.
+"""The judgement on a stage: the evidence of its finished requests, judged over all guardrails.
 
 The error rates of the whole rollout hold, by two arguments.
 
@@ -121,7 +121,7 @@ class Levels:
 
     rollback: float = 0.05
     promotion: float = 0.05
-    num_stages: int = 1  # stages with verdicts in the whole rollout
+    num_stages: int = 1  # stages with judgements in the whole rollout
     num_starts: int = 1  # spans with which bets begin in a stage, in the time for which the levels hold
 
     def fail_alpha(self, guardrails: Sequence[Guardrail]) -> float:
@@ -135,7 +135,7 @@ class Levels:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Judgement:
     """The judgement of a rollout's stage."""
 
     outcome: Outcome
@@ -155,13 +155,13 @@ def judge(
     share: float,
     levels: Levels | None = None,
     consecutive_error_limit: int = 5,
-) -> Verdict:
-    """Return the verdict on a stage whose requests went to the canary with probability `share` (ignored by limits)."""
+) -> Judgement:
+    """Return the judgement on a stage of whose requests the canary got `share` (ignored by limits)."""
     levels = levels or Levels()
     alphas = {"fail_alpha": levels.fail_alpha(guardrails), "pass_alpha": levels.pass_alpha}
     results = tuple(evaluate(g, evidence.scores_of(g), share, **alphas) for g in guardrails)
     unfit = _unfit(evidence, share, levels, consecutive_error_limit)
-    return Verdict(*_combined(guardrails, [result.outcome for result in results], unfit), results)
+    return Judgement(*_combined(guardrails, [result.outcome for result in results], unfit), results)
 
 
 def outcome_of(

@@ -40,7 +40,7 @@ class Contrast:
     shift: float
     ratio: float = 1.0
     centre: float = 0.5
-    """About the control's mean; it decides how soon a verdict comes, not whether it is right."""
+    """About the control's mean; it decides how soon a judgement comes, not whether it is right."""
     share: float = 0.5  # probability that a request goes to the canary
 
     def __post_init__(self) -> None:
@@ -210,7 +210,7 @@ class MeanDifference(Measure):
 class Ratio(Measure):
     """E[canary] / E[control], against 1 + `margin` (lower is better) or 1 - `margin`; values in [0, high].
 
-    `high` None: `RATIO_HEADROOM` times the control's mean before the stage; until that is known there is no verdict.
+    `high` None: `RATIO_HEADROOM` times the control's mean before the stage; until that is known there is no judgement.
     A ratio of means is tested as the difference E[canary] - (1 + margin) E[control], so nothing is divided by an
     estimate.
     """

@@ -1,4 +1,4 @@
-"""Forecasts of the time until a verdict."""
+"""Forecasts of the time until a judgement."""
 
 import math
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class AssumedScores:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Seconds until a verdict: the range of four of five rollouts; infinite if no verdict is expected."""
+    """Seconds until a judgement: the range of four of five rollouts; infinite if no judgement is expected."""
 
     least_s: float
     most_s: float

@@ -13,7 +13,7 @@ class QuantileRatio(Measure):
 
     With x the control's quantile, Q(canary) <= (1 + margin) x says P(canary > (1 + margin) x) <= P(control > x). That
     difference of two rates, the surplus of slow requests, is tested and shown. x is the control's quantile before the
-    stage (`reference`, None: not known yet, no verdict). Where the control has moved since, the same is tested at the
+    stage (`reference`, None: not known yet, no judgement). Where the control has moved since, the same is tested at the
     level where x lies now.
     """
 

@@ -7,7 +7,6 @@ from typing import Literal, Protocol, cast, get_args
 from prolepsis.control.audit.changes import ChangesReply
 from prolepsis.control.controls.kill_switch import KillStatus
 from prolepsis.control.correctness.runtime import CorrectnessReply
-from prolepsis.control.cost.runtime import CostReport
 from prolepsis.control.health.breaker_runtime import BreakersReply
 from prolepsis.control.health.commands import HEALTH, WHY
 from prolepsis.control.health.drift_runtime import DriftReply
@@ -17,6 +16,8 @@ from prolepsis.control.store.store import Store
 from prolepsis.control.traffic.feature import TrafficReply
 from prolepsis.control.traffic.service import ServiceReply
 from prolepsis.control.traffic.timeline import TimelineSpan
+from prolepsis.control.verdict.commands import VERDICTS
+from prolepsis.control.verdict.feature import VerdictsReply
 from prolepsis.control.web.admin_routes import Section
 from prolepsis.control.web.drawing import Chart, Line
 from prolepsis.control.web.page import FeaturePages, Page, PageRoute, Visit
@@ -81,6 +82,7 @@ def overview_pages(
     async def overview(visit: Visit) -> Page:
         traffic, changes = await visit.read(TrafficReply, "/admin/traffic"), await recent_changes(visit)
         judged = cast("HealthParts | None", (await visit.section(object, HEALTH)).value)
+        verdicts = await visit.section(VerdictsReply, VERDICTS.path)
         own = [
             *_of_engine(client.health(), client.info),
             *_of_service(failing(), traffic.service),
@@ -93,11 +95,11 @@ def overview_pages(
             "exactness_reason": client.info.exactness_reason,
             "recent": recent(traffic.spans),
             "service": traffic.service,
-            "cost": await visit.section(CostReport, "/admin/cost"),
+            "verdicts": verdicts,
             "clients": traffic.clients,
             "charts": charts(traffic.spans, changes),
             "changes": changes,
-            "attention": await _attention(visit, own, judged, runbooks),
+            "attention": await _attention(visit, own, judged, verdicts.value, runbooks),
             "alerts": await visit.section(AlertsReply, "/admin/alerts"),
             "runbooks": runbooks,
             "correctness": judged.correctness if judged else None,
@@ -155,7 +157,11 @@ class HealthParts(Protocol):
 
 
 async def _attention(
-    visit: Visit, own: Sequence[Attention], health: HealthParts | None, runbooks: Mapping[str, Runbook]
+    visit: Visit,
+    own: Sequence[Attention],
+    health: HealthParts | None,
+    verdicts: VerdictsReply | None,
+    runbooks: Mapping[str, Runbook],
 ) -> list[Attention]:
     """Return what asks for a person, the most urgent first; parts that the caller may not see are left out.
 
@@ -169,6 +175,7 @@ async def _attention(
         *own,
         *(_of_kill(kill.value) if kill.value else ()),
         *(_of_correctness(health.correctness) if health else ()),
+        *(_of_verdicts(verdicts) if verdicts else ()),
         *(_of_rollouts(rollouts.value) if rollouts.value else ()),
         *(_of_proposers(health.breakers, health.drift) if health else ()),
     ]
@@ -234,6 +241,13 @@ def _of_correctness(reply: CorrectnessReply) -> Iterator[Attention]:
     if wrong := reply.outcomes["structural"]:
         text = f"{wrong} replayed requests had other tokens than plain decoding gives."
         yield Attention("bad", text, "/console/quality", "OutputsDiffer")
+
+
+def _of_verdicts(reply: VerdictsReply) -> Iterator[Attention]:
+    for one in reply.verdicts:
+        if one.answer == "stop":
+            path = f"/console/rollouts/{one.rollout}" if one.rollout else HOME
+            yield Attention("warn", f"Rule {one.rule}: {one.verdict}. {one.rests_on}", path, "SpeculationShouldStop")
 
 
 def _of_rollouts(reply: RolloutsReply) -> Iterator[Attention]:

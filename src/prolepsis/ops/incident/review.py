@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from prolepsis.control.verdict.verdict import RuleVerdict
 from prolepsis.core.config import DAY_S
 from prolepsis.core.traffic_sums import LEAST_REQUESTS as LEAST_SAVED
 from prolepsis.core.traffic_sums import TrafficSums
@@ -85,6 +86,7 @@ class Review:
     budgets: Sequence[ErrorBudget] | None  # None: Prometheus was not asked
     alerts: Sequence[Firing] = ()
     swaps: Sequence[Happening] = ()  # exchanges of draft heads, whenever they were; the last is the newest
+    verdicts: Mapping[str, RuleVerdict] = field(default_factory=dict)  # the last that were stored, by rule
     owners: Mapping[str, str] = field(default_factory=dict)  # of the policy's rules in use, by name
 
     @property

@@ -55,7 +55,7 @@ PANELS: dict[str, dict[str, tuple[str, str]]] = {
         "heads": ("control.drafts.commands:heads", "Show and swap the draft heads of a running server."),
     },
     "Observe servers": {
-        "status": ("control.cost.commands:status", "Say for each route what speculation brings, or why it is off."),
+        "status": ("control.verdict.commands:status", "Say for each rule whether its speculation should be kept."),
         "replicas": ("control.replicas.commands:replicas", "Show the servers that share a store, and their engines."),
         "correctness": (
             "control.correctness.commands:correctness",

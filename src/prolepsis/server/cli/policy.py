@@ -244,7 +244,7 @@ def _usable(file: Path) -> Policy:
 
 
 def _forecasts(policy: Policy, requests_per_s: float) -> list[dict[str, object]]:
-    """Return how long each stage of each rollout takes, in seconds; null if no verdict is expected."""
+    """Return how long each stage of each rollout takes, in seconds; null if no judgement is expected."""
     replay_sample = settings_here().server.replay_sample
     return [
         {"rule": name, "stage": stage.stage, **_expected(stage)}
@@ -266,7 +266,7 @@ def _expected(stage: Forecast) -> dict[str, object]:
     if wait.least_s > longest_s:
         expected = f"can neither pass nor fail in {longest}; needs {duration(wait.least_s)} or more"
     elif wait.most_s > longest_s:
-        expected += f"; ends without a verdict after {longest}"
+        expected += f"; ends without a judgement after {longest}"
     times = {"least_s": wait.least_s, "most_s": wait.most_s}
     finite = {name: None if math.isinf(seconds) else round(seconds, 1) for name, seconds in times.items()}
     return {**finite, "longest_s": longest_s, "expected": expected}

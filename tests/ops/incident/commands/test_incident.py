@@ -120,7 +120,7 @@ def test_a_server_adds_its_metrics_and_states(store: Store, tmp_path: Path) -> N
     assert json.loads(files["server/newest.json"])["requests"]
     assert "Tell me of Ann" not in "".join(files.values())
     assert {
-        f"server/{name}" for name in ("kill.json", "verdicts.json", "rollouts.json", "traffic.json")
+        f"server/{name}" for name in ("kill.json", "judges.json", "rollouts.json", "traffic.json")
     } <= files.keys()
 
 

@@ -32,7 +32,7 @@ def test_a_report_is_text_json_and_a_page(store: Store, tmp_path: Path, monkeypa
         records.add(connection, rows)
     with served(FakeEngine(), store=store, prices=PriceFile(tmp_path / "prices.yaml")) as running:
         text = pilot("--server", running.url, "--html", str(tmp_path / "pilot.html"))
-        document = json.loads(pilot("--server", running.url, "--since", "2d", "--json").stdout)
+        document = json.loads(pilot("--server", running.url, "--since", "2d", "--json").stdout)["report"]
         none = pilot("--server", running.url, "--since", "1m")
         wrong = pilot("--server", running.url, "--since", "lately")
         nowhere = pilot("--server", running.url, "--html", str(tmp_path / "none" / "pilot.html"))

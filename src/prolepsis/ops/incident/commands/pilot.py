@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from prolepsis.control.verdict.commands import VERDICTS
 from prolepsis.control.web.drawing import interval
 from prolepsis.core.files import write_output
 from prolepsis.core.terminal.admin import HERE, Key, ask
@@ -28,11 +29,13 @@ def report(
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="write a page with pictures")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare speculating requests with control requests, and say what the evidence cannot."""
+    """Print the verdict on each rule, the figures of a period behind it, and what the evidence cannot say."""
     start = parse_time(since, datetime.now(UTC), "since").astimezone(UTC)
-    reply = ask(url, key, "GET", f"/admin/pilot?since={start:%Y-%m-%dT%H:%M:%SZ}", timeout_s=120.0)
+    reply = ask(url, key, "GET", f"{VERDICTS.path}?since={start:%Y-%m-%dT%H:%M:%SZ}", timeout_s=120.0)
+    report = reply["report"]
     if html is not None:
-        page = page_alone("ops/incident/templates/pilot.html", place=interval, **reply)
+        page = page_alone("ops/incident/templates/pilot.html", place=interval, verdicts=reply["verdicts"], **report)
         write_output(html, page.encode(), "html")
-    shown = reply if as_json else {**reply, "limits": [{"limit": text} for text in reply["limits"]]}
-    print_reply(shown, {"figures": _FIGURES, "limits": ("what the evidence cannot say=limit",)}, as_json=as_json)
+    shown = {"verdicts": reply["verdicts"], **report, "limits": [{"limit": text} for text in report["limits"]]}
+    columns = {**VERDICTS.columns, "figures": _FIGURES, "limits": ("what the evidence cannot say=limit",)}
+    print_reply(reply if as_json else shown, columns, as_json=as_json)

@@ -13,6 +13,7 @@ from prolepsis.control.audit import chain
 from prolepsis.control.policy import versions
 from prolepsis.control.policy.check import parse_policy
 from prolepsis.control.store.configured import StoreOption, ready_database
+from prolepsis.control.verdict.feature import stored_verdicts
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.files import write_output
 from prolepsis.core.terminal.output import AsJson, note, print_json
@@ -58,7 +59,7 @@ def _review(period: Period, before: Period, prometheus: str | None, store: str |
         happened = timeline(chain.written(connection, period.start, period.end))
         this, former = figures(connection, period), figures(connection, before)
         swaps = [of_entry(entry) for entry in chain.newest(connection, _SWAPS, action="head.swapped")]
-        owners = _owners(connection)
+        owners, verdicts = _owners(connection), stored_verdicts(connection)
     asking = Prometheus(prometheus) if prometheus else None
     return Review(
         period=period,
@@ -68,6 +69,7 @@ def _review(period: Period, before: Period, prometheus: str | None, store: str |
         budgets=budgets(asking.values(_BUDGETS, period.end.timestamp())) if asking else None,
         alerts=asking.firing(period) if asking else (),
         swaps=swaps,
+        verdicts=verdicts,
         owners=owners,
     )
 

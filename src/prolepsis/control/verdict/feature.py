@@ -1,0 +1,224 @@
+"""Verdicts while serving: made each second of the readings that other features have, kept in the store."""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import chain
+from typing import Annotated
+
+import structlog
+from prometheus_client import CollectorRegistry
+from pydantic import AwareDatetime
+from sqlalchemy import Connection
+
+from prolepsis.control.cost.comparison import ArmComparison, ComparedExperiment
+from prolepsis.control.cost.pilot import PilotReport
+from prolepsis.control.health.routes import ProposerHealth
+from prolepsis.control.store.database import Database
+from prolepsis.control.store.documents import Documents, StoredDocument, key
+from prolepsis.control.verdict.commands import VERDICTS
+from prolepsis.control.verdict.verdict import (
+    JudgeReading,
+    LatestModes,
+    RuleReadings,
+    RuleVerdict,
+    Standing,
+    followed,
+    judge_rule,
+)
+from prolepsis.control.web.body_reader import read_query
+from prolepsis.control.web.feature import Feature
+from prolepsis.control.web.fields import Body
+from prolepsis.control.web.routes import READERS, Routes
+from prolepsis.core.audit_event import SERVER, AuditEvent, Emit, discard
+from prolepsis.core.ended import RequestEnded
+from prolepsis.core.errors import StoreUnavailable
+from prolepsis.core.facts import NO_RULE, rule_of_class
+from prolepsis.core.kill_scope import EVERYTHING, kill_scope
+from prolepsis.core.telemetry.declare import gauge
+from prolepsis.core.traffic_sums import RatioSums
+
+KEPT_EVERY_S = 60.0
+"""A verdict whose figures alone changed is stored this often."""
+_RATE_OF = 64  # of the last compared requests is the rate at which they come
+_VERDICTS = Documents.of("verdict", RuleVerdict)
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictsReply:
+    verdicts: list[RuleVerdict]
+    report: PilotReport | None  # of the period that was asked for, from records
+
+
+class VerdictsQuery(Body):
+    since: AwareDatetime | None = None  # compare the requests that ended from then on
+
+
+class VerdictFeature(Feature):
+    """Belongs to one event loop."""
+
+    name = "verdict"
+    period_s = 1.0
+
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        database: Database,
+        *,
+        rules: Callable[[], Sequence[str]],
+        standings: Callable[[], Mapping[str, Standing]],
+        compared: Callable[[], Awaitable[Sequence[ComparedExperiment]]],
+        judged: Callable[[], Sequence[ProposerHealth]] = tuple,
+        killed: Callable[[], Collection[str]] = tuple,
+        report: Callable[[float], PilotReport],
+        emit: Emit = discard,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        """`rules`: of the policy in use, none without one; `standings`: of those that are rolled out; `compared`:
+        the newest stages; `judged`: proposers by traffic class; `killed`: scopes that are stopped; `report`: of the
+        requests since a Unix time.
+        """
+        text = "1: the verdict on a rule of the policy, in words"
+        self._gauge = gauge(registry, "rule_verdict", text, "rule", "verdict", most=256)
+        self._database, self._emit, self._now = database, emit, now
+        self._rules, self._standings, self._compared = rules, standings, compared
+        self._judged, self._killed = judged, killed
+        self._modes = LatestModes()
+        self._predicted: dict[str, RatioSums] = {}
+        self._times: dict[str, deque[float]] = {}
+        self._kept_at = -KEPT_EVERY_S
+        self._stored: dict[str, RuleVerdict] | None = None
+        """As they were last read from the store, or written; None: not yet read."""
+        self.verdicts: dict[str, RuleVerdict] = {}
+        """By rule, in the policy's order."""
+        routes = Routes()
+        self.routes = routes.all
+
+        @routes.get(VERDICTS.path, roles=READERS, summary=VERDICTS.help)
+        async def shown(query: Annotated[VerdictsQuery, read_query(VerdictsQuery)]) -> VerdictsReply:
+            await self._judge()
+            since = query.since
+            made = await asyncio.to_thread(report, since.timestamp()) if since is not None else None
+            return VerdictsReply([*self.verdicts.values()], made)
+
+    def on_request_end(self, ended: RequestEnded) -> None:
+        """Count a request for what its rule's latest requests did."""
+        about = ended.about
+        rule, drawn = about.policy_rule or NO_RULE, about.assignment
+        is_control = drawn is not None and drawn.share > 0.0 and drawn.arm != "canary"
+        for prompt in ended.prompts:
+            if prompt.answer not in ("complete", "cut") or not prompt.stats.num_output_tokens:
+                continue
+            device, mode = prompt.stats.device, prompt.stats.mode
+            if not is_control:
+                self._modes.observe(rule, mode)
+            if mode.mode == "on" and device.predicted_plain:
+                self._predicted.setdefault(rule, RatioSums()).add(device.total, device.predicted_plain)
+            if about.canary_share is not None:
+                self._times.setdefault(rule, deque(maxlen=_RATE_OF)).append(self._now())
+
+    async def tick(self) -> None:
+        """Make the verdicts, and keep those that changed."""
+        if self._stored is None:
+            with suppress(StoreUnavailable):  # without them a verdict holds since now
+                self._stored = await asyncio.to_thread(self._read)
+        await self._judge()
+        if self._now() - self._kept_at >= KEPT_EVERY_S or self._changed():
+            with suppress(StoreUnavailable):  # tried again with the next tick
+                await asyncio.to_thread(self._keep, dict(self.verdicts))
+                self._kept_at = self._now()
+
+    async def _judge(self) -> None:
+        rules = self._rules() or (NO_RULE,)
+        for known in (self._predicted, self._times):
+            for gone in [rule for rule in known if rule not in rules]:
+                del known[gone]
+        self._modes.keep(rules)
+        standings, now = self._standings(), self._now()
+        groups = {experiment.rollout: experiment.groups[0] for experiment in await self._compared()}
+        judged = self._judged()
+        made = dict[str, RuleVerdict]()
+        for rule in rules:
+            before = self.verdicts.get(rule) or (self._stored or {}).get(rule)
+            made[rule] = followed(judge_rule(self._readings(rule, standings.get(rule), groups, judged)), before, now)
+            if before is not None and before.verdict != made[rule].verdict:
+                self._report(made[rule], before)
+        self.verdicts.clear()
+        self.verdicts |= made
+        self._gauge.clear()
+        for rule, verdict in made.items():
+            self._gauge.labels(rule, verdict.verdict).set(1)
+
+    def _readings(
+        self,
+        rule: str,
+        standing: Standing | None,
+        groups: Mapping[str, ArmComparison],
+        judged: Sequence[ProposerHealth],
+    ) -> RuleReadings:
+        killed, predicted = self._killed(), self._predicted.get(rule)
+        before = self.verdicts.get(rule) or (self._stored or {}).get(rule)
+        of_rule = [of for of in judged if rule_of_class(of.traffic_class) == rule]
+        was_harmed = before is not None and before.reason == "harmed"
+        spent = predicted.interval if predicted is not None else None
+        is_killed = EVERYTHING in killed or kill_scope("rule", rule) in killed
+        others = [JudgeReading("guardrails", standing.guardrails)] if standing and standing.guardrails else []
+        return RuleReadings(
+            rule=rule,
+            rollout=standing.rollout if standing else "",
+            compared=groups.get(standing.rollout) if standing else None,
+            harmed=standing is not None and standing.is_rolled_back and (standing.harmed or was_harmed),
+            off="killed" if is_killed else self._modes.off(rule),
+            compared_per_s=_rate(self._times.get(rule, ())),
+            predicted=None if spent is None or spent.estimate is None else 1.0 - spent.estimate,
+            others=[*others, *chain.from_iterable(map(_said, of_rule))],
+        )
+
+    def _report(self, verdict: RuleVerdict, before: RuleVerdict) -> None:
+        log.info("verdict_changed", rule=verdict.rule, verdict=verdict.verdict, rests_on=verdict.rests_on)
+        was, after = ({"verdict": one.verdict, "rests_on": one.rests_on} for one in (before, verdict))
+        self._emit(AuditEvent(actor=SERVER, action="verdict.changed", subject=verdict.rule, before=was, after=after))
+
+    def _changed(self) -> bool:
+        stored = self._stored or {}
+        return {rule: verdict.verdict for rule, verdict in stored.items()} != {
+            rule: verdict.verdict for rule, verdict in self.verdicts.items()
+        }
+
+    def _read(self) -> dict[str, RuleVerdict]:
+        with self._database.read() as connection:
+            return stored_verdicts(connection)
+
+    def _keep(self, verdicts: dict[str, RuleVerdict]) -> None:
+        with self._database.write() as connection:
+            _VERDICTS.remove(connection, key.not_in(verdicts))
+            _VERDICTS.put(connection, [StoredDocument(rule, one, one.since) for rule, one in verdicts.items()])
+        self._stored = verdicts
+
+
+def stored_verdicts(connection: Connection) -> dict[str, RuleVerdict]:
+    """Return the verdicts of the last minute in which a server ran, by rule."""
+    return {document.key: document.value for document in _VERDICTS.list(connection)}
+
+
+def _said(of: ProposerHealth) -> Iterator[JudgeReading]:
+    """Yield what judges hold against a proposer in one traffic class."""
+    where = f"{of.proposer} in {of.traffic_class}"
+    if of.breaker not in (None, "closed"):
+        yield JudgeReading("breaker", str(of.breaker).replace("_", " "), where)
+    if of.drift in ("drifted", "cliff"):
+        yield JudgeReading("drift", str(of.drift), where)
+    if of.benefit_gone:
+        yield JudgeReading("benefit", "gone", where)
+    if of.eligible is False:
+        yield JudgeReading("eligibility", "not met", where)
+
+
+def _rate(times: Sequence[float]) -> float | None:
+    """Return how many come a second."""
+    return (len(times) - 1) / (times[-1] - times[0]) if len(times) > 1 and times[-1] > times[0] else None
