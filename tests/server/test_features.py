@@ -91,7 +91,7 @@ asyncio.run(main())
 def package(tmp_path: Path) -> Iterator[Path]:
     """Give a copy of the package."""
     copy = tmp_path / "prolepsis"
-    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(PACKAGE, copy)  # with what is compiled
     yield copy
     shutil.rmtree(copy)
 
