@@ -20,9 +20,7 @@ from uuid import uuid4
 
 import httpx
 
-from benchmarks.script import options
-from benchmarks.stream_gaps import signed
-from prolepsis.lab.measure.provenance import provenance
+from benchmarks.script import keep, options, signed
 
 _LEAST_FIELDS, _LEAST_STATEMENTS = 6, 4
 _HEAD_LINES = 20
@@ -146,10 +144,9 @@ def _passes(found: list[Mapping[str, Any]]) -> int:
 def main() -> None:
     args = options(__doc__, "url", root=Path("src/prolepsis/core"), prompts=4, tokens=200, wait=5.0, key="")
     files = {str(file): file.read_bytes() for file in sorted(args.root.rglob("*.py"))}
-    result = {"provenance": provenance({}, {}), "tokens_a_pass": asyncio.run(measure(args, files))}
-    print(json.dumps(result["tokens_a_pass"], indent=2))
-    if args.json:
-        args.json.write_text(json.dumps(result, indent=2))
+    found = asyncio.run(measure(args, files))
+    print(json.dumps(found, indent=2))
+    keep(args, tokens_a_pass=found)
 
 
 if __name__ == "__main__":

@@ -13,14 +13,14 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
-from benchmarks.script import options
+from benchmarks.script import keep, options
 from prolepsis.control.health.drift import DriftAlarm, DriftSettings, DriftStream
 from prolepsis.core.stats import JudgedDraft, TrafficClassCounts
 from prolepsis.engine.drafting.acceptance import FIRST_JUDGED
-from prolepsis.lab.measure.provenance import provenance
 from tests.simulation.drift_traffic import (
     CHANGE_S,
     CONCENTRATION,
@@ -82,16 +82,13 @@ def _delays(num_running: int, mean: float, seeds: int) -> dict[str, object]:
 def main() -> None:
     given = options(__doc__, days=30.0, streams=20, seeds=5)
     cases = [(num_running, mean) for num_running in (1, 4, 16) for mean in (0.3, 0.5, 0.8)]
-    result = {
+    result: dict[str, Any] = {
         "fall_by_half": [_fall_by_half(mean) for mean in (0.3, 0.4, 0.5, 0.6, 0.8)],
         "false_alarms": [_false(mean, given.streams, given.days) for mean in (0.3, 0.5, 0.8)],
         "delays_s": [_delays(*case, given.seeds) for case in cases if case[1] > 0.4],
-        "provenance": provenance({"first": 0, "number": given.seeds}, {}),
     }
-    text = json.dumps(result, indent=2)
-    print(text)
-    if given.json:
-        given.json.write_text(text + "\n")
+    print(json.dumps(result, indent=2))
+    keep(given, seeds={"first": 0, "number": given.seeds}, **result)
 
 
 if __name__ == "__main__":

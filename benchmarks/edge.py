@@ -1,6 +1,6 @@
 """What does a client that drafts see, and what does it gain, near a server and far from it?
 
-Usage: python -m benchmarks.edge [--latency-ms 0,20,50] [--prompts 4] [--tokens 128] [--repeats 3] [--json OUT]
+Usage: python -m benchmarks.edge [--latency-ms 0 20 50] [--prompts 4] [--tokens 128] [--repeats 3] [--json OUT]
 
 A server with the default model on loopback is asked through a transport that holds back every request, and every part
 of every reply, for so many milliseconds; a round trip takes twice as long. Five ways of asking take turns prompt by
@@ -21,40 +21,27 @@ provisional tokens that were withdrawn, tokens a second as ratio to `plain` of t
 import argparse
 import asyncio
 import json
-import multiprocessing
 import random
-import socket
 import statistics
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import product
-from pathlib import Path
 
 import httpx
-import uvicorn
 
+from benchmarks.script import keep, options, served
 from prolepsis.adapters.edge.client import EdgeClient
-from prolepsis.control.store.store import unrecorded
-from prolepsis.control.web.context import Context
-from prolepsis.core.audit_event import discard
-from prolepsis.core.config import EngineConfig, ServerConfig
-from prolepsis.core.telemetry.logs import configure_logs
-from prolepsis.core.telemetry.metrics import Metrics
-from prolepsis.engine.build import assemble
+from prolepsis.core.config import EngineConfig
 from prolepsis.engine.drafting.draft import Draft, chain
 from prolepsis.engine.drafting.proposer import Proposer, SequenceView
 from prolepsis.engine.drafting.proposers.prompt_lookup import PromptLookupProposer
-from prolepsis.engine.models.load import load_model
-from prolepsis.engine.thread import ThreadEngineClient
-from prolepsis.lab.measure.provenance import provenance
-from prolepsis.server.app import build
-from prolepsis.server.front.protocol import gateway_protocol
-from prolepsis.server.run import bind
 
 MODEL = EngineConfig().model
-ENGINE = EngineConfig(max_model_len=2048, kv_memory="512MiB", draft_head="none")
+SERVER = (
+    *("--max-model-len", "2048", "--kv-memory", "512MiB", "--draft-head", "none"),
+    *("--replay-sample", "0", "--breaker", "off", "--drift", "off", "--log-level", "error"),
+)
 PASSAGE = (
     "The harbour opens at six. Boats with a permit moor at the north quay, all others at the south quay. "
     "Fuel is sold from eight to noon. Nobody may swim between the quays. The lamp on the mole burns all night, "
@@ -184,31 +171,6 @@ class _Delayed(httpx.AsyncByteStream):
         await self._inner.aclose()
 
 
-def serve(listener: socket.socket) -> None:
-    """Run the server in this process until it is ended."""
-    configure_logs("error")
-    loaded = load_model(ENGINE)
-    config, metrics = ServerConfig(replay_sample=0.0, breaker="off", drift="off"), Metrics()
-    client = ThreadEngineClient(assemble(ENGINE, loaded))
-    context = Context(config=config, client=client, metrics=metrics, store=unrecorded(), emit=discard)
-    app = build(context, loaded.tokenizer)
-    protocol = gateway_protocol(config, app.state.admission.metrics)
-    asyncio.run(uvicorn.Server(uvicorn.Config(app, log_config=None, http=protocol)).serve([listener]))
-
-
-@contextmanager
-def server() -> Iterator[str]:
-    """Run a server in a process of its own; the value is its URL."""
-    listener = bind(ServerConfig(port=0))
-    running = multiprocessing.get_context("fork").Process(target=serve, args=(listener,), daemon=True)
-    running.start()
-    try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    finally:
-        running.terminate()
-        running.join()
-
-
 async def streamed(url: str, body: Mapping[str, object], latency_s: float) -> Seen:
     """Ask for the ordinary stream."""
     asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
@@ -323,27 +285,11 @@ def _spread(values: Iterable[float | None], digits: int = 2) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--latency-ms", type=lambda text: [float(one) for one in text.split(",")], default=[0, 20, 50])
-    parser.add_argument("--prompts", type=int, default=4, help="of each kind")
-    parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
-    with server() as url:
-        with httpx.Client() as http:
-            while True:
-                try:
-                    http.get(f"{url}/health/ready", timeout=600).raise_for_status()
-                    break
-                except httpx.TransportError:
-                    time.sleep(0.1)
+    given = options(__doc__, latency_ms=[0.0, 20.0, 50.0], prompts=4, tokens=128, repeats=3)
+    with served(*SERVER) as url:
         records = asyncio.run(measure(url, given))
     print("\n".join(table(records)))
-    if given.json:
-        given.json.write_text(
-            json.dumps({"provenance": provenance({}, {}), "answers": [asdict(one) for one in records]}, indent=1)
-        )
+    keep(given, answers=[asdict(one) for one in records])
 
 
 if __name__ == "__main__":

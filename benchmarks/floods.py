@@ -7,7 +7,8 @@ strings than are allowed, the largest bodies, many small requests at once that a
 long texts to tokenise, long lists of token ids. "busy" is a process that computes and asks nothing. In life such
 clients have machines of their own, so these run at the lowest priority and take what server and stream leave of the
 processor.
-Rounds visit every case once, so drift of the machine touches all alike.
+Rounds visit every case once, so drift of the machine touches all alike. `--key` is of the client whose stream is
+measured, `--other-key` of the one that floods.
 """
 
 import argparse
@@ -15,8 +16,10 @@ import asyncio
 import json
 import multiprocessing
 import os
+import statistics
+import time
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,12 +27,14 @@ from multiprocessing.synchronize import Event
 
 import httpx
 
-from benchmarks.stream_gaps import first_token_s, gaps, parser_of, report, signed, summary
+from benchmarks.script import keep, options, signed
 from prolepsis.control.web.intake import body_limit
 
 TOO_MANY = {"logit_bias": {str(i): 1 for i in range(49_152)}, "stop": [f"stop {i}" for i in range(10_000)]}
 MANY_AT_ONCE = 500
 NEW_REQUESTS = 8
+NUM_TOKENS = 192
+PROMPT = "Write about rivers, lakes and the sea."
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,13 +169,52 @@ class Seen:
     outcomes: Outcomes = field(default_factory=Outcomes)
 
 
+async def gaps(http: httpx.AsyncClient, model: str, key: str) -> list[float]:
+    """Return the seconds between the chunks of one stream, the first included."""
+    body = {"model": model, "prompt": PROMPT, "max_tokens": NUM_TOKENS, "stream": True, "ignore_eos": True}
+    found, last = [], time.perf_counter()
+    options = {"temperature": 0, "speculation": {"mode": "off"}}
+    async with http.stream("POST", "/v1/completions", json=body | options, headers=signed(key)) as reply:
+        reply.raise_for_status()
+        async for line in reply.aiter_lines():
+            if line.startswith("data: {"):
+                now = time.perf_counter()
+                found.append(now - last)
+                last = now
+    return found[1:]
+
+
+async def first_token_s(url: str, model: str, key: str) -> float:
+    """Return the seconds from a new connection to the first chunk of its stream, which is read to its end."""
+    body = {"model": model, "prompt": PROMPT, "max_tokens": 2, "stream": True, "ignore_eos": True, "temperature": 0}
+    async with httpx.AsyncClient(base_url=url, timeout=600) as http:
+        began, first = time.perf_counter(), None
+        async with http.stream("POST", "/v1/completions", json=body, headers=signed(key)) as reply:
+            reply.raise_for_status()
+            async for line in reply.aiter_lines():
+                if line.startswith("data: {") and first is None:
+                    first = time.perf_counter() - began
+    assert first is not None, "the stream has a chunk"
+    return first
+
+
+def summary(rounds: Sequence[Sequence[float]]) -> dict[str, object]:
+    """Milliseconds; worst gaps of the rounds from the least to the largest."""
+    every = sorted(gap for one in rounds for gap in one)
+    return {
+        "median": round(1e3 * statistics.median(every), 1),
+        "p99": round(1e3 * every[int(0.99 * len(every))], 1),
+        "worst": [round(1e3 * max(one), 1) for one in sorted(rounds, key=max)],
+    }
+
+
 async def measure(args: argparse.Namespace) -> dict[str, object]:
     async with httpx.AsyncClient(base_url=args.url, timeout=600) as http:
         listed = (await http.get("/v1/models", headers=signed(args.key))).raise_for_status().json()
         model = listed["data"][0]["id"]
         asked = await http.post("/tokenize", json={"prompt": "Hi", "model": model}, headers=signed(args.key))
         target = Target(args.url, args.other_key, model, asked.raise_for_status().json()["max_model_len"])
-        cases = {name: Seen() for name in args.cases or FLOODS}
+        cases = {name: Seen() for name in args.cases}
         for _ in range(args.rounds):
             for name, seen in cases.items():
                 await _beside(name, target, seen, partial(_ask, http, model, args.key, seen))
@@ -212,9 +256,10 @@ def _first(found: "multiprocessing.Queue[Outcomes]") -> Outcomes:
 
 
 def main() -> None:
-    parser = parser_of(__doc__)
-    parser.add_argument("--cases", nargs="*", choices=list(FLOODS))
-    report(measure, parser.parse_args())
+    args = options(__doc__, "url", rounds=3, key="", other_key="", cases=list(FLOODS))
+    found = asyncio.run(measure(args))
+    print(json.dumps(found, indent=2))
+    keep(args, gaps_ms=found)
 
 
 if __name__ == "__main__":

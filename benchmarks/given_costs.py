@@ -13,7 +13,6 @@ over `auto` in time, of decoding steps and of all, over orders of the prompts; a
 cost, the same in each run of the same decisions. `--recorded` keeps the answers for the next call.
 """
 
-import json
 import math
 import random
 import statistics
@@ -26,7 +25,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.recorded_answers import LENGTH, Recorder, Recording, mixed
-from benchmarks.script import options
+from benchmarks.script import keep, options
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.engine_client import EngineInfo
 from prolepsis.core.events import Failed, Finished
@@ -61,7 +60,6 @@ from prolepsis.engine.step import Engine, EngineParts
 from prolepsis.engine.timings import Timings
 from prolepsis.engine.verification import Verification
 from prolepsis.lab.measure.prompts import encode_prompts, load_prompts
-from prolepsis.lab.measure.provenance import provenance
 
 ROWS_MS = {
     "amx": {1: 2.2, 4: 3.1, 5: 3.2, 8: 4.9, 12: 6.4, 16: 8.5, 20: 9.7, 24: 10.8, 32: 12.6},
@@ -355,9 +353,7 @@ def main() -> None:
             f"{run:<16} decoding {_shown([e.decoding for e in found])}, all {_shown([e.all for e in found])}",
             flush=True,
         )
-    if args.json:
-        figures = {run: [[each.decoding, each.all] for each in found] for run, found in results.items()}
-        args.json.write_text(json.dumps({"provenance": provenance({}, {}), "ratios": figures}, indent=2))
+    keep(args, ratios={run: [[each.decoding, each.all] for each in found] for run, found in results.items()})
 
 
 def _shown(values: Sequence[float]) -> str:

@@ -1,15 +1,13 @@
 """What does HTTP cost? Milliseconds a request and a streamed chunk over asking the engine in process.
 
-Usage: python -m benchmarks.http_overhead [--requests 400] [--streams 40] [--chunks 256] [--rates 20,50,100] [--keys]
-[--json OUT]
+Usage: python -m benchmarks.http_overhead [--requests 400] [--streams 40] [--chunks 256] [--rates 20,50,100]
+       [--json OUT]
 
 The engine says scripted tokens without delay, one a step, so that all time is the server's. The server is uvicorn in a
 process of its own, asked over one kept connection on loopback by a client that does next to nothing. Rounds alternate
-between asking over HTTP and asking in process. With --keys, requests also go to a second server that knows API keys and
-limits of rate, with a valid key.
+between asking over HTTP and asking in process.
 
 - request: one answer of one token, minus the same request consumed in process.
-- key: that request with a key, minus the one without.
 - among: the request in its whole time over HTTP, where requests come at random times, so many a second, over several
   connections. One after another they keep the server busy, which then reads new requests only in slices of time.
 - chunk: (stream of --chunks chunks - stream of one chunk) / (--chunks - 1), minus the same of the engine in process.
@@ -24,11 +22,10 @@ import socket
 import statistics
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import uvicorn
 
@@ -44,7 +41,6 @@ from prolepsis.core.stats import RequestStats
 from prolepsis.core.telemetry.logs import configure_logs
 from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.server.app import build
-from prolepsis.server.front.key_file import KeyFile, new_key
 from prolepsis.server.front.keys import Keys
 from prolepsis.server.front.protocol import gateway_protocol
 from prolepsis.server.run import bind
@@ -70,24 +66,13 @@ def engine() -> FakeEngineClient:
     return FakeEngineClient(script, replace(INFO, max_model_len=8192))
 
 
-def serve(listener: socket.socket, keys_file: Path | None) -> None:
-    """Run a server of the scripted engine in this process until it is ended."""
-    config, keys = ServerConfig(), Keys(None)
-    if keys_file is not None:
-        config = ServerConfig(requests_per_minute={"key": 10**6}, tokens_per_minute={"key": 10**9})
-        keys = Keys(KeyFile(keys_file))
-    serve_client(listener, lambda _: engine(), config, keys)
-
-
-def serve_client(
-    listener: socket.socket, client: Callable[[Metrics], EngineClient], config: ServerConfig, keys: Keys
-) -> None:
+def serve(listener: socket.socket, client: Callable[[Metrics], EngineClient] = lambda _: engine()) -> None:
     """Run a server of any engine client until it is ended; log lines go nowhere, but are made."""
     with Path("/dev/null").open("w") as nowhere:
         configure_logs("info", stream=nowhere)
-        metrics = Metrics()
+        config, metrics = ServerConfig(), Metrics()
         context = Context(config=config, client=client(metrics), metrics=metrics, store=unrecorded(), emit=discard)
-        app = build(context, ByteTokenizer(chat_template=None), Sources(keys=keys))
+        app = build(context, ByteTokenizer(chat_template=None), Sources(keys=Keys(None)))
         settings = uvicorn.Config(
             app, log_config=None, access_log=False, http=gateway_protocol(config, app.state.admission.metrics)
         )
@@ -119,23 +104,20 @@ def running(serve: Callable[..., None], *arguments: object) -> Iterator[Running]
 class Connection:
     """One kept HTTP/1.1 connection that reads as little of the answers as it can."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key: str | None) -> None:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
-        self._headers = "Host: localhost\r\nContent-Type: application/json"
-        if key is not None:
-            self._headers += f"\r\nAuthorization: Bearer {key}"
 
     async def post(self, body: bytes) -> None:
-        head = f"POST /v1/chat/completions HTTP/1.1\r\n{self._headers}\r\nContent-Length: {len(body)}\r\n\r\n"
-        self._writer.write(head.encode() + body)
-        headers = (await self._reader.readuntil(b"\r\n\r\n")).lower()
-        if not headers.startswith(b"http/1.1 200"):
-            raise RuntimeError(headers.decode())
-        if b"transfer-encoding: chunked" in headers:
+        headers = f"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        self._writer.write(f"POST /v1/chat/completions HTTP/1.1\r\n{headers}".encode() + body)
+        reply = (await self._reader.readuntil(b"\r\n\r\n")).lower()
+        if not reply.startswith(b"http/1.1 200"):
+            raise RuntimeError(reply.decode())
+        if b"transfer-encoding: chunked" in reply:
             await self._reader.readuntil(b"0\r\n\r\n")
         else:
-            length = headers.split(b"content-length: ")[1].split(b"\r\n")[0]
+            length = reply.split(b"content-length: ")[1].split(b"\r\n")[0]
             await self._reader.readexactly(int(length))
 
 
@@ -188,26 +170,22 @@ async def at_random(port: int, body: bytes, rate: float, number: int) -> list[fl
     return times
 
 
-async def connect(port: int, key: str | None = None, wait_s: float = 10.0) -> Connection:
+async def connect(port: int, wait_s: float = 10.0) -> Connection:
     """Return a connection once the server listens."""
     end = time.monotonic() + wait_s
     while time.monotonic() < end:
         try:
-            return Connection(*await asyncio.open_connection("127.0.0.1", port, limit=2**24), key)
+            return Connection(*await asyncio.open_connection("127.0.0.1", port, limit=2**24))
         except ConnectionRefusedError:
             await asyncio.sleep(0.05)
     raise RuntimeError(f"the server did not start within {wait_s:g} s")
 
 
-async def measure(ports: Sequence[int], key: str, args: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """Ask the first port without a key; the second, where there is one, with it."""
-    connection = await connect(ports[0])
+async def measure(port: int, args: argparse.Namespace) -> dict[str, dict[str, float]]:
+    connection = await connect(port)
     client = engine()
     one, short, long = body(1, stream=False), body(1, stream=True), body(args.chunks, stream=True)
     ways: dict[str, Ask] = {"http": lambda: connection.post(one), "engine": in_process(client, 1)}
-    if len(ports) > 1:
-        known = await connect(ports[1], key)
-        ways["key"] = lambda: known.post(one)
     single = await alternate(ways, args.requests)
     asks: dict[str, Ask] = {
         "short": lambda: connection.post(short),
@@ -219,16 +197,11 @@ async def measure(ports: Sequence[int], key: str, args: argparse.Namespace) -> d
     gaps = args.chunks - 1
     chunk = [(a - b) / gaps for a, b in zip(streams["long"], streams["short"], strict=True)]
     step = [(a - b) / gaps for a, b in zip(streams["engine long"], streams["engine short"], strict=True)]
-    among = {rate: await at_random(ports[0], one, float(rate), args.requests) for rate in args.rates.split(",")}
-    with_key = {}
-    if "key" in single:
-        added = [a - b for a, b in zip(single["key"], single["http"], strict=True)]
-        with_key = {"request over HTTP with a key": summary(single["key"]), "overhead of the key": summary(added)}
+    among = {rate: await at_random(port, one, float(rate), args.requests) for rate in args.rates.split(",")}
     return {
         "request over HTTP": summary(single["http"]),
         "request in process": summary(single["engine"]),
         "overhead of a request": summary([a - b for a, b in zip(single["http"], single["engine"], strict=True)]),
-        **with_key,
         **{f"request among {rate} a second": summary(took) for rate, took in among.items()},
         "overhead of a chunk": summary([a - b for a, b in zip(chunk, step, strict=True)]),
     }
@@ -242,14 +215,9 @@ def summary(values: list[float]) -> dict[str, float]:
 
 
 def main() -> None:
-    args = options(__doc__, requests=400, streams=40, chunks=256, rates="20,50,100", keys=False)
-    with TemporaryDirectory() as folder:
-        record, key = new_key("bench")
-        KeyFile(Path(folder) / "keys.json").add(record)
-        files = [None, Path(folder) / "keys.json"] if args.keys else [None]
-        with ExitStack() as servers:
-            ports = [servers.enter_context(running(serve, keys_file)).port for keys_file in files]
-            figures = asyncio.run(measure(ports, key, args))
+    args = options(__doc__, requests=400, streams=40, chunks=256, rates="20,50,100")
+    with running(serve) as server:
+        figures = asyncio.run(measure(server.port, args))
     for name, values in figures.items():
         print(f"{name}: " + ", ".join(f"{figure} {value} ms" for figure, value in values.items()))
     keep(args, figures_ms=figures)

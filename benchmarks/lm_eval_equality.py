@@ -16,13 +16,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from benchmarks.script import options
-from benchmarks.two_servers import served
+from benchmarks.script import keep, options, served
 from prolepsis.core.config import EngineConfig
 from prolepsis.engine.models.files.export import export_model
 from prolepsis.engine.models.files.store import resolve
 from prolepsis.lab.measure.prompts import load_prompts
-from prolepsis.lab.measure.provenance import provenance
 
 BOUND = 1e-2
 FLOAT32 = ("--weights", "f32", "--strict", "off", "--num-speculative-tokens", "0")
@@ -159,7 +157,7 @@ def measure(python: Path, work: Path) -> dict[str, Difference]:
     reference = evaluate(python, work, "hf", {"pretrained": folder, "dtype": "float32"})
     found = dict[str, Difference]()
     for arm, flags in (("float32", ["--model", str(folder), *FLOAT32]), ("default", [])):
-        with served([*flags, "--served-model-name", "under-test"]) as url:
+        with served(*flags, "--served-model-name", "under-test") as url:
             asked = {"model": "under-test", "base_url": f"{url}/v1/completions", "tokenizer": folder}
             limits = {"num_concurrent": 1, "max_retries": 1, "max_length": 2048}
             found[arm] = compared(evaluate(python, work, "local-completions", asked | limits), reference)
@@ -179,9 +177,7 @@ def main() -> None:
             f"{one.mean:.2g}; {one.same_greedy} say alike whether the text is the likeliest; the same choice in "
             f"{one.same_choices} of {questions}; {one.same_texts} of {one.num_texts} texts equal"
         )
-    if arguments.json:
-        report = {"provenance": provenance({}, {}), "arms": {arm: asdict(one) for arm, one in found.items()}}
-        arguments.json.write_text(json.dumps(report, indent=1))
+    keep(arguments, arms={arm: asdict(one) for arm, one in found.items()})
     sys.exit(not found["float32"].is_equal)
 
 

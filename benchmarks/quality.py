@@ -132,7 +132,7 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
     chunks = chunks_of(options.text, load_tokenizer(path), end, options.chunks, options.seed)
     pythons = {name: Path(python) for name, _, python in (pair.partition("=") for pair in _listed(options.python))}
     names = _listed(options.engines) or [*NATIVE]
-    engines = {name: open_engine(name, path, reference, pythons, max_tokens=CHUNK, threads=threads) for name in names}
+    engines = {name: open_engine(name, path, pythons, max_tokens=CHUNK, threads=threads) for name in names}
     figures: dict[str, list[ChunkFigures]] = {name: [] for name in (REFERENCE, *engines)}
     for i, chunk in enumerate(chunks):
         expected = F.log_softmax(reference(chunk), dim=-1)

@@ -10,9 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-import torch.nn.functional as F  # noqa: N812  torch's own convention
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from benchmarks.peers.process import LOOP
 from prolepsis.core.errors import ConfigError, EngineError
@@ -67,50 +65,6 @@ class Native:
         return logits_of(self.model, token_ids)
 
 
-class RoundedInputs(TorchFunctionMode):
-    """While it is active, the inputs of linears are rounded to 8 bits in groups with a scale each.
-
-    x -> round(127 x / m) * m / 127 for a group of largest magnitude m. `group` is its length along the row (None: the
-    whole row), and `only` leaves out the layers ("head") or the head ("layers"), which has `vocab` rows.
-    """
-
-    def __init__(self, group: int | None, only: str, vocab: int) -> None:
-        super().__init__()
-        self._group, self._only, self._vocab = group, only, vocab
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func is F.linear:
-            x, weight, *rest = args
-            if self._only in ("", "head" if len(weight) == self._vocab else "layers"):
-                args = (rounded(x, self._group or x.shape[-1]), weight, *rest)
-        return func(*args, **(kwargs or {}))
-
-
-def rounded(x: Tensor, group: int) -> Tensor:
-    """Return `x` [..., K] rounded to 8 bits in groups of `group` along K; the last one may be shorter."""
-    size = x.shape[-1]
-    padded = F.pad(x, (0, -size % group))
-    groups = padded.view(*padded.shape[:-1], -1, group)
-    scale = groups.abs().amax(-1, keepdim=True) / 127
-    codes = (groups / scale.clamp_min(torch.finfo(x.dtype).tiny)).round()
-    return (codes * scale).view(padded.shape)[..., :size]
-
-
-@dataclass(frozen=True, slots=True)
-class Rounded:
-    """The reference with rows rounded to 8 bits, and nothing else."""
-
-    reference: Float32
-    group: int | None
-    only: str = ""
-
-    def __call__(self, token_ids: list[int]) -> Tensor:
-        with RoundedInputs(self.group, self.only, self.reference.model.info.vocab_size):
-            return self.reference(token_ids)
-
-
 @dataclass(slots=True)
 class PeerEngine:
     """Another engine, in a process of its own."""
@@ -157,27 +111,13 @@ NATIVE: Final = {
     "native q4 bf16": ("q4", False),
 }
 """Name, then setting `weights`, and whether rows are in 8 bits."""
-ROUNDED: Final[dict[str, tuple[int | None, str]]] = {
-    "int8 by 32": (32, ""),
-    "int8 by 64": (64, ""),
-    "int8 by 128": (128, ""),
-    "int8 by 256": (256, ""),
-    "int8 by row": (None, ""),
-    "int8 by 32 in the head": (32, "head"),
-    "int8 by 32 in the layers": (32, "layers"),
-}
-"""Name, then length of a group, and which linears."""
 
 
-def open_engine(
-    name: str, path: Path, reference: Float32, pythons: dict[str, Path], *, max_tokens: int, threads: int
-) -> Engine:
+def open_engine(name: str, path: Path, pythons: dict[str, Path], *, max_tokens: int, threads: int) -> Engine:
     """Return the engine called `name` on the model file `path`; raises `ConfigError` for an unknown one."""
     if name in NATIVE:
         weights, int8 = NATIVE[name]
         return Native(path, weights, int8=int8, threads=threads)
-    if name in ROUNDED:
-        return Rounded(reference, *ROUNDED[name])
     if name in PEERS:
         if name not in pythons:
             raise ConfigError(f"peer {name} needs a Python with its packages: --python {name}=PATH", param="python")
@@ -187,4 +127,4 @@ def open_engine(
 
 def all_engines() -> Sequence[str]:
     """Return the names of all engines."""
-    return [*NATIVE, *ROUNDED, *PEERS]
+    return [*NATIVE, *PEERS]

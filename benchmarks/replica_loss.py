@@ -30,8 +30,7 @@ from functools import partial
 
 import httpx
 
-from benchmarks.script import options
-from prolepsis.lab.measure.provenance import provenance
+from benchmarks.script import keep, options
 from tests.adapters.ray.processes import replica_processes
 
 SCHEMA = {
@@ -228,9 +227,7 @@ def main() -> None:
         print(f"round {i + 1}: {summary(found, len(asked))}")
         rounds += found
     print(f"all: {summary(rounds, len(asked))}")
-    if arguments.json:
-        figures = [asdict(one) for one in rounds]
-        arguments.json.write_text(json.dumps({"provenance": provenance({}, {}), "rounds": figures}, indent=1))
+    keep(arguments, rounds=[asdict(one) for one in rounds])
 
 
 if __name__ == "__main__":

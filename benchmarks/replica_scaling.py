@@ -9,8 +9,8 @@ machine with the default model (--curve keeps them for other runs). --request-ms
 takes of one core, as `benchmarks.router_overhead` finds.
 
 Told are, by number of replicas and router: output tokens a second, time to the first token, prompt tokens from the
-cache, the busiest replica over the mean, and how much of the front end's time is taken; and what else there is only
-one of: a report of a replica at the front end, and records a second of a store in SQLite.
+cache, the busiest replica over the mean, and how much of the front end's time is taken, of which a replica's reports
+take what is measured first.
 
 Left out: the network, failures, drafts, answers in the prefix cache, and users who wait for an answer before they go
 on.
@@ -20,15 +20,12 @@ import argparse
 import json
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry
-
-from prolepsis.control.store.store import open_store
+from benchmarks.script import keep, options
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.engine_client import EngineHealth
 from prolepsis.core.figures import Figure, RequestDone, StepDone
@@ -37,12 +34,11 @@ from prolepsis.engine.drafting.cost import CostCurve
 from prolepsis.engine.models.load import load_model
 from prolepsis.engine.profile import measure
 from prolepsis.engine.timings import PHASES
-from prolepsis.lab.measure.provenance import provenance
 from prolepsis.remote.channel import TO_FRONT_END
 from prolepsis.remote.host import STATUS_S
 from prolepsis.remote.messages import Status
 from prolepsis.remote.prefixes import PrefixRouter, ReplicaRouter
-from tests.control.store.fakes import STATS, record
+from tests.control.store.fakes import STATS
 from tests.fake_client import INFO
 from tests.simulation.replicas import Door, Machine, Outcome, RoundRobin, simulate
 from tests.simulation.shared_prefixes import mooncake
@@ -51,7 +47,6 @@ ROUTERS: dict[str, Callable[[], ReplicaRouter]] = {"round robin": RoundRobin, "p
 PASS_TOKENS = (1, 2, 4, 8, 16, 32, 64, 256)
 TRACE_RATE = 3.4
 """Requests a second of the trace as it was recorded."""
-NUM_RECORDS = 5000
 STEPS_PER_S = 100
 """Of a busy replica; each is counted at the front end."""
 
@@ -92,21 +87,6 @@ def report_ms() -> float:
     return statistics.median(times)
 
 
-def records_per_s() -> float:
-    """Return how many records of requests the store's writer puts into SQLite in a second."""
-    with tempfile.TemporaryDirectory() as folder:
-        store = open_store(f"sqlite:///{folder}/store.db", CollectorRegistry())
-        assert store is not None
-        records = [record(request_id=f"cmpl-{i}") for i in range(NUM_RECORDS)]
-        began = time.monotonic()
-        for one in records:
-            store.writer.offer(one)
-        store.writer.flush(60.0)
-        seconds = time.monotonic() - began
-        store.close()
-    return NUM_RECORDS / seconds
-
-
 def curve_of(file: Path | None) -> CostCurve:
     """Return the curve that `file` keeps, else measure the default model on one thread."""
     if file is not None and file.exists():
@@ -136,7 +116,7 @@ def simulated(arguments: argparse.Namespace, machine: Machine, times: Door) -> l
     rows = []
     for num_replicas in map(int, arguments.replicas.split(",")):
         speed = arguments.rate * num_replicas / TRACE_RATE
-        calls = list(mooncake(arguments.trace, speed, arguments.calls))
+        calls = list(mooncake(Path(arguments.trace), speed, arguments.calls))
         for name, make in ROUTERS.items():
             routers = [make() for _ in range(arguments.front_ends)]
             rows.append(row(num_replicas, name, simulate(calls, machine, num_replicas, routers, times)))
@@ -146,30 +126,27 @@ def simulated(arguments: argparse.Namespace, machine: Machine, times: Door) -> l
 
 def main() -> None:
     """Measure, simulate and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("trace", type=Path)
-    parser.add_argument("--replicas", default="1,4,16,64")
-    parser.add_argument("--rate", type=float, default=1.0)
-    parser.add_argument("--pages", type=int, default=2048)
-    parser.add_argument("--outside-ms", type=float, default=0.6)
-    parser.add_argument("--front-ends", type=int, default=1)
-    parser.add_argument("--request-ms", type=float, default=0.0)
-    parser.add_argument("--chunk-ms", type=float, default=0.0)
-    parser.add_argument("--curve", type=Path)
-    parser.add_argument("--calls", type=int)
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
+    arguments = options(
+        __doc__,
+        "trace",
+        replicas="1,4,16,64",
+        rate=1.0,
+        pages=2048,
+        outside_ms=0.6,
+        front_ends=1,
+        request_ms=0.0,
+        chunk_ms=0.0,
+        curve=Path,
+        calls=int,
+    )
     machine = Machine(curve_of(arguments.curve), arguments.pages, arguments.outside_ms)
-    limits = {"report_ms": report_ms(), "records_per_s": records_per_s()}
-    print(", ".join(f"{name} {value:.3g}" for name, value in limits.items()))
-    times = Door(arguments.request_ms, arguments.chunk_ms, limits["report_ms"], 1 / STATUS_S)
+    print(f"report_ms {(report := report_ms()):.3g}")
+    times = Door(arguments.request_ms, arguments.chunk_ms, report, 1 / STATUS_S)
     rows = simulated(arguments, machine, times)
     print("| " + " | ".join(asdict(rows[0])) + " |")
     for one in rows:
         print("| " + " | ".join(str(value) for value in asdict(one).values()) + " |")
-    if arguments.json:
-        report = {"provenance": provenance({}, {}), "limits": limits, "curve": machine.curve.to_json()}
-        arguments.json.write_text(json.dumps(report | {"rows": [asdict(one) for one in rows]}, indent=1))
+    keep(arguments, report_ms=report, curve=machine.curve.to_json(), rows=[asdict(one) for one in rows])
 
 
 if __name__ == "__main__":

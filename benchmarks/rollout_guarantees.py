@@ -8,15 +8,13 @@ margin. Rates come with Clopper-Pearson intervals (95 %). The arithmetic is that
 rollout in fifty is replayed through `judge` itself and has to say the same at the same request.
 """
 
-import json
 import statistics
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from benchmarks.script import options
-from prolepsis.lab.measure.provenance import provenance
+from benchmarks.script import keep, options
 from tests.simulation.guarantees import SHARES, clopper_pearson, simulate
 from tests.simulation.rollout_traffic import REQUESTS_PER_S, Damage
 
@@ -55,13 +53,7 @@ def main() -> None:
         for share in SHARES
     ]
     print(f"{time.perf_counter() - began:.0f} s")
-    if arguments.json:
-        document = {
-            "rates": [asdict(r) for r in rates],
-            "detections": detections,
-            "provenance": provenance({"seed": arguments.seed}, {}),
-        }
-        arguments.json.write_text(json.dumps(document, indent=1) + "\n")
+    keep(arguments, seeds={"seed": arguments.seed}, rates=[asdict(rate) for rate in rates], detections=detections)
     sys.exit(any(rate.low > rate.level for rate in rates if rate.promised))
 
 

@@ -1,17 +1,14 @@
-"""What does a hop to one of N replicas cost? Milliseconds a request and a chunk over asking one plain server.
+"""What does a hop to one of N replicas cost? Processor time of a request, beside asking one plain server.
 
-Usage: python -m benchmarks.router_overhead [--replicas 2] [--requests 300] [--streams 20] [--chunks 64]
-       [--at-once 16] [--smg PROGRAM] [--json OUT]
+Usage: python -m benchmarks.router_overhead [--replicas 2] [--at-once 16] [--rounds 5] [--smg PROGRAM] [--json OUT]
 
 Engines say scripted tokens without delay, so that all time is the servers'. Plain servers are those of
 `benchmarks.http_overhead`, each in a process of its own. In the same run they are asked directly, through HAProxy and,
 with --smg, through the Shepherd Model Gateway (`smg launch`); and so is our front end, with as many engines in
-replicas of Ray Serve behind it. All ways are asked in turn, over one kept connection each.
+replicas of Ray Serve behind it. All ways are asked in turn, 100 requests of one token over each connection.
 
-- request: one answer of one token, minus the direct one of the same round.
-- chunk: (stream of --chunks chunks - stream of one chunk) / (--chunks - 1), minus the direct one.
 - processor: time of all processes on the way, by request; unlike a wall clock it minds little what else runs.
-- at once: requests a second with --at-once connections.
+- per second: requests, with --at-once connections.
 """
 
 import argparse
@@ -21,24 +18,22 @@ import socket
 import statistics
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import which
 
-from benchmarks.http_overhead import Connection, alternate, body, connect, engine, running, serve, serve_client, summary
+from benchmarks.http_overhead import Connection, body, connect, engine, running, serve
 from benchmarks.script import keep, options
 from prolepsis.adapters.ray.autoscaling import Scaling
 from prolepsis.adapters.ray.hosts import RayHosts
 from prolepsis.adapters.ray.replica import EngineReplica
 from prolepsis.adapters.ray.start import engines_at
-from prolepsis.core.config import ServerConfig
 from prolepsis.core.engine_client import EngineClient
 from prolepsis.core.extras import RAY
 from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.remote.host import KeptFigures
-from prolepsis.server.front.keys import Keys
 from tests import commands
 from tests.adapters.ray.processes import replica_processes
 from tests.commands import free_port
@@ -61,7 +56,6 @@ backend engines
 """
 START_S = 120.0
 TICKS_PER_MS = os.sysconf("SC_CLK_TCK") / 1000
-DIRECT = "direct"
 Figures = dict[str, dict[str, float]]
 
 
@@ -103,7 +97,7 @@ def serve_replicas(listener: socket.socket, num_replicas: int) -> None:
         return engines_at(RayHosts(handle, metrics), info, metrics)
 
     try:
-        serve_client(listener, client, ServerConfig(), Keys(None))
+        serve(listener, client)
     finally:
         stop_on(cluster)
 
@@ -136,9 +130,9 @@ def ways(arguments: argparse.Namespace) -> Iterator[dict[str, Way]]:
     """Start all servers."""
     found: dict[str, Way] = {}
     with ExitStack() as open_:
-        plain = [open_.enter_context(running(serve, None)) for _ in range(arguments.replicas)]
+        plain = [open_.enter_context(running(serve)) for _ in range(arguments.replicas)]
         ports, processes = [one.port for one in plain], [one.process for one in plain]
-        found[DIRECT] = Way(ports[0], lambda: processes)
+        found["direct"] = Way(ports[0], lambda: processes)
         if path := which("haproxy", path=f"{os.environ['PATH']}:/usr/sbin"):
             port, process = open_.enter_context(haproxy(path, ports))
             found["haproxy"] = Way(port, lambda: [*processes, process])
@@ -166,67 +160,41 @@ async def answering(way: Way, asked: bytes) -> Connection:
             return connection
 
 
-async def one_at_a_time(found: Mapping[str, Way], arguments: argparse.Namespace) -> dict[str, Figures]:
-    """Ask all ways in turn; return what each adds to the direct one."""
-    one, short, long = body(1, stream=False), body(1, stream=True), body(arguments.chunks, stream=True)
-    for way in found.values():
-        await answering(way, one)
-    connections = {name: await connect(way.port) for name, way in found.items()}  # one that waited long is closed
-
-    def asks(asked: bytes) -> dict[str, Callable[[], Awaitable[None]]]:
-        return {name: lambda to=connection: to.post(asked) for name, connection in connections.items()}  # type: ignore[misc]
-
-    single = await alternate(asks(one), arguments.requests)
-    streams = {length: await alternate(asks(asked), arguments.streams) for length, asked in ((1, short), (2, long))}
-    gaps = arguments.chunks - 1
-    chunk = {name: [(b - a) / gaps for a, b in zip(streams[1][name], streams[2][name], strict=True)] for name in found}
-    return {name: _beside(single, chunk, name) for name in found}
-
-
-def _beside(single: Mapping[str, list[float]], chunk: Mapping[str, list[float]], name: str) -> Figures:
-    if name == DIRECT:
-        return {"request": summary(single[name]), "chunk": summary(chunk[name])}
-    added = [a - b for a, b in zip(single[name], single[DIRECT], strict=True)]
-    more = [a - b for a, b in zip(chunk[name], chunk[DIRECT], strict=True)]
-    return {"added to a request": summary(added), "added to a chunk": summary(more)}
-
-
-async def at_once(way: Way, arguments: argparse.Namespace) -> dict[str, float]:
-    """Ask over many connections; return requests a second and processor time of a request."""
-    asked, left = body(1, stream=False), list(range(100 * arguments.at_once))
-    connections = [await answering(way, asked) for _ in range(arguments.at_once)]
+async def at_once(way: Way, number: int) -> dict[str, float]:
+    """Ask over so many connections; return requests a second and processor time of a request."""
+    asked, left = body(1, stream=False), list(range(100 * number))
+    connections = [await answering(way, asked) for _ in range(number)]
 
     async def ask(connection: Connection) -> None:
         while left:
             left.pop()
             await connection.post(asked)
 
-    number, began, before = len(left), time.perf_counter(), way.processor_ms()
+    total, began, before = len(left), time.perf_counter(), way.processor_ms()
     await asyncio.gather(*(ask(connection) for connection in connections))
     seconds = time.perf_counter() - began
-    return {"per second": number / seconds, "processor ms": (way.processor_ms() - before) / number}
+    return {"per second": total / seconds, "processor ms": (way.processor_ms() - before) / total}
 
 
 async def measure(found: Mapping[str, Way], arguments: argparse.Namespace) -> dict[str, Figures]:
-    figures = await one_at_a_time(found, arguments)
+    """Ask all ways in turn; return the figures of each, over rounds."""
     loads: dict[str, list[dict[str, float]]] = {name: [] for name in found}
     for _ in range(arguments.rounds):
         for name, way in found.items():
-            loads[name].append(await at_once(way, arguments))
-    for name, rounds in loads.items():
-        for figure in rounds[0]:
-            values = [one[figure] for one in rounds]
-            figures[name][figure] = {
-                "p50": round(statistics.median(values), 3),
-                "min": round(min(values), 3),
-                "max": round(max(values), 3),
-            }
-    return figures
+            loads[name].append(await at_once(way, arguments.at_once))
+    return {
+        name: {figure: _spread([one[figure] for one in rounds]) for figure in rounds[0]}
+        for name, rounds in loads.items()
+    }
+
+
+def _spread(values: Sequence[float]) -> dict[str, float]:
+    return {"p50": round(statistics.median(values), 3), "min": round(min(values), 3), "max": round(max(values), 3)}
 
 
 def main() -> None:
     """Measure and print."""
-    arguments = options(__doc__, replicas=2, requests=300, streams=20, chunks=64, at_once=16, rounds=5, smg=str)
+    arguments = options(__doc__, replicas=2, at_once=16, rounds=5, smg=str)
     with ways(arguments) as found:
         figures = asyncio.run(measure(found, arguments))
     for name, parts in figures.items():

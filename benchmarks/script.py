@@ -1,12 +1,17 @@
-"""What all scripts have: options, and a file of JSON with figures and where they come from."""
+"""What scripts have in common: options, a server of ours, and a file of JSON with figures and where they come from."""
 
 import argparse
 import json
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from prolepsis.lab.measure.provenance import provenance
+from tests.commands import free_port, prolepsis, serving
+
+LOAD_S = 120.0
 
 
 def options(usage: str | None, *positional: str, **defaults: Any) -> argparse.Namespace:
@@ -43,3 +48,20 @@ def keep(
     if args.json is not None:
         found = {"provenance": provenance(seeds or {}, versions or {}), **figures}
         args.json.write_text(json.dumps(found, indent=2) + "\n")
+
+
+@contextmanager
+def served(*options: str) -> Iterator[str]:
+    """Run a server without a store; yield its URL once it is ready."""
+    url = f"http://127.0.0.1:{(port := free_port())}"
+    command = prolepsis("serve", "--port", str(port), "--store", "none", *options)
+    with (
+        tempfile.NamedTemporaryFile() as log,
+        serving(command, f"{url}/health/ready", Path(log.name), wait_s=LOAD_S),
+    ):
+        yield url
+
+
+def signed(key: str) -> dict[str, str]:
+    """Return the headers of a client with this key; empty: it has none."""
+    return {"authorization": f"Bearer {key}"} if key else {}

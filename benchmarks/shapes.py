@@ -21,6 +21,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.random_gguf import SHAPES, weight_bytes, write_random
+from benchmarks.script import keep, options
+from prolepsis.core.ask import TimedAnswer, ask
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.engine_client import EngineClient
 from prolepsis.core.errors import MemoryPlanError
@@ -35,8 +37,6 @@ from prolepsis.engine.models.protocol import SequenceInput, TargetModel, pack
 from prolepsis.engine.native.bandwidth import read_bandwidth
 from prolepsis.engine.native.processor import default_threads
 from prolepsis.engine.start import EngineStart
-from prolepsis.lab.measure.provenance import provenance
-from prolepsis.server.cli.ask import TimedAnswer, ask
 from tests.commands import prolepsis, serving
 
 Figures = dict[str, object]
@@ -141,25 +141,19 @@ def _spoilt(tokens: tuple[int, ...]) -> tuple[int, ...]:
 
 def main() -> None:
     """Measure the shapes that are named, by default all of them, one after another."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shapes", default=",".join(SHAPES))
-    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
-    parser.add_argument("--limit", type=parse_bytes, default=parse_bytes("14GiB"))
-    parser.add_argument("--tokens", type=int, default=48)
-    parser.add_argument("--port", type=int, default=8399)
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    options.compiled = cache_directory() / "native"  # of the cache that stays
-    options.compiled.mkdir(parents=True, exist_ok=True)
+    args = options(
+        __doc__, shapes=",".join(SHAPES), folder=Path(tempfile.gettempdir()), limit="14GiB", tokens=48, port=8399
+    )
+    args.limit = parse_bytes(args.limit)
+    args.compiled = cache_directory() / "native"  # of the cache that stays
+    args.compiled.mkdir(parents=True, exist_ok=True)
     figures: dict[str, Figures] = {}
-    for name in options.shapes.split(","):
-        with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-            figures[name] = measure(name, Path(folder), options)
+    for name in args.shapes.split(","):
+        with tempfile.TemporaryDirectory(dir=args.folder) as folder:
+            figures[name] = measure(name, Path(folder), args)
         gc.collect()
         print(name, json.dumps(figures[name]), flush=True)
-        if options.json:
-            document = {"provenance": provenance({"weights": 0}, {}), "figures": figures}
-            options.json.write_text(json.dumps(document, indent=1))
+        keep(args, seeds={"weights": 0}, figures=figures)
 
 
 if __name__ == "__main__":

@@ -8,11 +8,9 @@ Damage comes after an hour of good service and is judged by the code that serves
 of the seconds to the alarm, and how often none came within four hours.
 """
 
-import json
 import statistics
 
-from benchmarks.script import options
-from prolepsis.lab.measure.provenance import provenance
+from benchmarks.script import keep, options
 from tests.simulation.guarantees import clopper_pearson
 from tests.simulation.rollout_traffic import Damage
 from tests.simulation.watching import alarms, peak_evidence, seconds_to_alarm
@@ -38,14 +36,7 @@ def main() -> None:
         seen = [delay for delay in found if delay is not None]
         shown = f"{statistics.median(seen):.0f} s ({min(seen)} to {max(seen)})" if seen else "none"
         print(f"{name}: {shown}, {len(found) - len(seen)} of {len(found)} not seen", flush=True)
-    if given.json:
-        document = {
-            "peaks": peaks,
-            "false_alarms": false,
-            "delays_s": delays,
-            "provenance": provenance({"first": 0}, {}),
-        }
-        given.json.write_text(json.dumps(document, indent=1) + "\n")
+    keep(given, seeds={"first": 0}, peaks=peaks, false_alarms=false, delays_s=delays)
 
 
 if __name__ == "__main__":

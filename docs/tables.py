@@ -7,17 +7,20 @@ import html
 import logging
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from functools import cache
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from prolepsis.control.web.foreign_fields import FOREIGN_FIELDS
+from prolepsis.control.web.routes import Route
 from prolepsis.core.config import EngineConfig, ServerConfig
 from prolepsis.core.request_figures import FIGURES
 from prolepsis.core.telemetry.labels import MetricFamily
 from prolepsis.engine.text.answer_formats.formats import REASONING_FORMATS
+from prolepsis.engine.text.answer_formats.table import TOOL_FORMATS
 from prolepsis.lab.doctor.checks import all_checks
 from prolepsis.ops.monitoring.burn_rates import burn_rate_groups
 from prolepsis.ops.monitoring.files import alert_groups, shipped
@@ -30,15 +33,15 @@ MARKER = re.compile(r"^<!-- table: (\w+)((?: [\w*]+)*) -->$", re.MULTILINE)
 
 
 @cache
-def families() -> Mapping[str, MetricFamily]:
-    """Return all families of series, of a server with every feature."""
+def everything() -> tuple[Sequence[object], Mapping[str, MetricFamily]]:
+    """Return all routes and all families of series, of a server with every feature."""
     logging.getLogger("alembic").setLevel(logging.WARNING)
     with (
         redirect_stdout(StringIO()),  # its log
         TemporaryDirectory() as folder,
-        server_with_everything(Path(folder)) as (_, metrics),
+        server_with_everything(Path(folder)) as (application, metrics),
     ):
-        return metrics.registry.families
+        return application.routes, metrics.registry.families
 
 
 def _table(head: str, rows: Iterable[Iterable[str]]) -> str:
@@ -48,8 +51,9 @@ def _table(head: str, rows: Iterable[Iterable[str]]) -> str:
 
 def series(*beginnings: str) -> str:
     """Return the families whose names begin so, behind `prolepsis_`."""
-    chosen = sorted(name for name in families() if name.removeprefix("prolepsis_").startswith(beginnings))
-    rows = ((f"`{name}`", ", ".join(families()[name].labels), families()[name].text) for name in chosen)
+    families = everything()[1]
+    chosen = sorted(name for name in families if name.removeprefix("prolepsis_").startswith(beginnings))
+    rows = ((f"`{name}`", ", ".join(families[name].labels), families[name].text) for name in chosen)
     return _table("| series | labels | |", rows)
 
 
@@ -102,9 +106,40 @@ def reasoning_formats() -> str:
     return _table("| name | begins with | ends with |", rows)
 
 
+def tool_calls() -> str:
+    """Return the forms of tool calls, with one call each."""
+    forms = TOOL_FORMATS.values()
+    calls = (form.written([("f", form.arguments.write({"a": "x", "n": 2}), "id")]) for form in forms)
+    several = ("several" if form.parallel else "one" for form in forms)
+    names = (f"`{form.name}`" for form in forms)
+    shown = (_code(call.replace("\n", "⏎")) for call in calls)
+    return _table("| name | calls | one call |", zip(names, several, shown, strict=True))
+
+
 def _code(text: str) -> str:
     shown = html.escape(text.strip(), quote=False).replace("|", r"\|")
     return f"<code>{shown}</code>"
+
+
+def roles() -> str:
+    """Return the routes that ask for a key, by the roles of which each takes any."""
+    routes: dict[str, list[str]] = {}
+    for route in everything()[0]:
+        if isinstance(route, Route) and route.roles:
+            allowed = "any role" if "admin" in route.roles and len(route.roles) > 1 else ", ".join(sorted(route.roles))
+            routes.setdefault(allowed, []).append(f"`{min(route.methods or ())} {route.path}`")
+    return _table("| roles | routes |", ((allowed, ", ".join(found)) for allowed, found in routes.items()))
+
+
+def refused_fields() -> str:
+    """Return the fields of other servers that change the answer and are not served, by what means the same."""
+    fields: dict[str, list[str]] = {}
+    for name, field in sorted(FOREIGN_FIELDS.items()):
+        if field.changes_answer and field.read_as is None:
+            use = ", ".join(f"`{other}`" for other in field.instead) or "nothing means the same"
+            fields.setdefault(use, []).append(f"`{name}`")
+    rows = sorted(((", ".join(names), use) for use, names in fields.items()), key=lambda row: "`" not in row[1])
+    return _table("| field | use |", rows)
 
 
 def doctor_checks() -> str:
@@ -154,8 +189,8 @@ def codes_of_errors() -> str:
 TABLES: Mapping[str, Callable[..., str]] = {
     made.__name__: made
     for made in (
-        *(series, request_figures, settings, reasoning_formats, doctor_checks, alerts),
-        *(audit_acts, codes_of_errors),
+        *(series, request_figures, settings, reasoning_formats, tool_calls, doctor_checks, alerts),
+        *(roles, refused_fields, audit_acts, codes_of_errors),
     )
 }
 

@@ -10,7 +10,6 @@ once more with the answer and one more message. Columns: `anew`, the share of th
 The next turn is to have under 5 % anew, the edit 3 tokens a pass. Exits 1 where a request is refused.
 """
 
-import argparse
 import json
 import sys
 from collections.abc import Iterator
@@ -19,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+
+from benchmarks.script import keep, options
 
 Json = dict[str, Any]
 Figures = tuple[int, int, int]
@@ -181,22 +182,15 @@ def show(turn: Turn) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("url")
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--most", type=int, default=400, help="tokens of an edit")
-    parser.add_argument("--only", default="", help="agents whose names have this text")
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
+    args = options(__doc__, "url", "folder", most=400, only="")
     server = Server(args.url)
     found: list[Turn] = []
     print(f"{'agent':<8} {'turn':<6} {'status':>6} {'prompt':>7} {'anew':>7} {'again':>7} {'output':>7} {'a pass':>7}")
-    for file in (one for one in sorted(args.folder.glob("*.json")) if args.only in one.stem):
+    for file in (one for one in sorted(Path(args.folder).glob("*.json")) if args.only in one.stem):
         for turn in turns(server, file.stem, json.loads(file.read_text()), args.most):
             found.append(turn)
             show(turn)
-    if args.json:
-        args.json.write_text(json.dumps({"model": server.model, "turns": [asdict(one) for one in found]}, indent=2))
+    keep(args, model=server.model, turns=[asdict(one) for one in found])
     sys.exit(any(turn.status != OK for turn in found))
 
 

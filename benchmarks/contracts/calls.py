@@ -1,9 +1,14 @@
-"""137 calls of openai-python, as data: what a text server can meet, with default and edge values."""
+"""137 calls of openai-python: what a text server can meet, with default and edge values.
+
+`calls.jsonl` has those that say all in their body; here are the others, and what results must hold.
+"""
 
 import io
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -24,33 +29,6 @@ WEATHER = {
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
     },
 }
-FLAT_WEATHER = {"type": "function", "strict": False, **WEATHER["function"]}  # type: ignore[dict-item]
-WITH_CALL = [
-    *HI,
-    {
-        "role": "assistant",
-        "content": None,
-        "tool_calls": [
-            {"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Rome"}'}}
-        ],
-    },
-    {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "Sunny."}]},
-]
-CITY = {
-    "type": "object",
-    "properties": {"name": {"type": "string", "maxLength": 8}},
-    "required": ["name"],
-    "additionalProperties": False,
-}
-PIXEL = (
-    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAQAAAC1HAwCAAAAC0lEQVR42mNk+A8AAQUBAScY42YAAAAASUVORK5CYII="
-)
-
-
-class City(BaseModel):
-    """A city that the model names."""
-
-    name: str
 
 
 class Answer(BaseModel):
@@ -69,10 +47,6 @@ class Call:
     changes: str = ""
 
 
-def _messages(*parts: object) -> Fields:
-    return {"messages": [{"role": "user", "content": list(parts)}]}
-
-
 def _text(result: Any) -> bool:
     return result.choices[0].message.content is not None
 
@@ -85,237 +59,34 @@ def _calls(result: Any) -> bool:
     return bool(result.choices[0].message.tool_calls[0].function.name == "get_weather")
 
 
-# What each call adds to a chat of one message; then what the result must hold, or how the answer would change.
-CHAT: Sequence[tuple[str, Fields, Check | str]] = (
-    ("plain", {}, _text),
-    ("max_completion_tokens", {"max_completion_tokens": 4}, lambda r: r.usage.completion_tokens <= 4),
-    ("max_tokens past the context", {"max_tokens": 1_000_000}, "the answer would end earlier"),
-    ("temperature 0", {"temperature": 0}, _text),
-    ("temperature 2", {"temperature": 2}, _text),
-    ("top_p 0", {"top_p": 0}, _text),
-    ("n 3", {"n": 3, "temperature": 1}, lambda r: len(r.choices) == 3),
-    ("seed", {"seed": 7}, _text),
-    ("seed -1", {"seed": -1}, _text),
-    ("seed 2^63 - 1", {"seed": 2**63 - 1}, _text),
-    ("frequency_penalty 2", {"frequency_penalty": 2}, _text),
-    ("presence_penalty -2", {"presence_penalty": -2.0}, _text),
-    ("logit_bias", {"logit_bias": {"17": -100, "18": 100}}, _text),
-    ("logit_bias empty", {"logit_bias": {}}, _text),
-    ("stop text", {"stop": "hi"}, lambda r: "hi" not in r.choices[0].message.content),
-    ("stop four texts", {"stop": ["a", "b", "\n", "."]}, _text),
-    ("stop empty list", {"stop": []}, _text),
-    ("logprobs", {"logprobs": True}, _has_logprobs),
-    (
-        "top_logprobs 20",
-        {"logprobs": True, "top_logprobs": 20},
-        lambda r: len(r.choices[0].logprobs.content[0].top_logprobs) == 20,
-    ),
-    ("top_logprobs 0", {"logprobs": True, "top_logprobs": 0}, _has_logprobs),
-    ("user", {"user": "u1"}, _text),
-    ("safety_identifier, prompt_cache_key", {"safety_identifier": "s", "prompt_cache_key": "k"}, _text),
-    ("metadata", {"metadata": {"job": "1"}}, _text),
-    ("store", {"store": True, "metadata": {"job": "1"}}, _text),
-    ("service_tier flex", {"service_tier": "flex"}, _text),
-    ("service_tier priority", {"service_tier": "priority"}, _text),
-    ("modalities text", {"modalities": ["text"]}, _text),
-    (
-        "modalities audio",
-        {"modalities": ["text", "audio"], "audio": {"voice": "alloy", "format": "wav"}},
-        "it would have no audio",
-    ),
-    ("reasoning_effort low", {"reasoning_effort": "low"}, _text),
-    ("verbosity low", {"verbosity": "low"}, _text),
-    ("web_search_options", {"web_search_options": {}}, "it would know nothing of the web"),
-    ("prediction", {"prediction": {"type": "content", "content": "hi"}}, _text),
-    ("prompt_cache_retention", {"prompt_cache_retention": "24h"}, _text),
-    ("response_format text", {"response_format": {"type": "text"}}, _text),
-    (
-        "response_format json_object",
-        {"response_format": {"type": "json_object"}, "max_tokens": 40},
-        lambda r: r.choices[0].message.content.lstrip().startswith("{"),
-    ),
-    (
-        "response_format json_schema",
-        {
-            "response_format": {"type": "json_schema", "json_schema": {"name": "c", "strict": True, "schema": CITY}},
-            "max_tokens": 40,
-        },
-        lambda r: "name" in json.loads(r.choices[0].message.content),
-    ),
-    ("tools auto", {"tools": [WEATHER]}, lambda r: r.choices[0].message is not None),
-    ("tools required", {"tools": [WEATHER], "tool_choice": "required", "max_tokens": 60}, _calls),
-    (
-        "tools named",
-        {
-            "tools": [WEATHER],
-            "tool_choice": {"type": "function", "function": {"name": "get_weather"}},
-            "max_tokens": 60,
-        },
-        _calls,
-    ),
-    ("tools none", {"tools": [WEATHER], "tool_choice": "none"}, _text),
-    (
-        "tools allowed",
-        {
-            "tools": [WEATHER],
-            "tool_choice": {
-                "type": "allowed_tools",
-                "allowed_tools": {
-                    "mode": "required",
-                    "tools": [{"type": "function", "function": {"name": "get_weather"}}],
-                },
-            },
-            "max_tokens": 60,
-        },
-        _calls,
-    ),
-    ("tools one at a time", {"tools": [WEATHER], "parallel_tool_calls": False}, lambda r: True),
-    ("tools empty list", {"tools": []}, _text),
-    ("tool without parameters", {"tools": [{"type": "function", "function": {"name": "now"}}]}, lambda r: True),
-    (
-        "tools custom",
-        {"tools": [{"type": "custom", "custom": {"name": "patch", "description": "Edits."}}]},
-        "the model could not call it",
-    ),
-    (
-        "functions, before tools",
-        {"functions": [WEATHER["function"]], "function_call": "auto"},
-        "the model could not call them",
-    ),
-    ("history with calls", {"messages": WITH_CALL}, _text),
-    ("content of parts", _messages({"type": "text", "text": "Say"}, {"type": "text", "text": " hi."}), _text),
-    ("content empty", {"messages": [{"role": "user", "content": ""}]}, _text),
-    ("content empty list", _messages(), _text),
-    ("developer role", {"messages": [{"role": "developer", "content": "Be brief."}, *HI]}, _text),
-    (
-        "system parts, names",
-        {
-            "messages": [
-                {"role": "system", "content": [{"type": "text", "text": "Be brief."}]},
-                {"role": "user", "name": "ann", "content": "Hi"},
-            ]
-        },
-        _text,
-    ),
-    ("assistant last", {"messages": [*HI, {"role": "assistant", "content": "Hi"}]}, _text),
-    (
-        "image",
-        _messages({"type": "image_url", "image_url": {"url": PIXEL}}, {"type": "text", "text": "What is it?"}),
-        "the model would not see it",
-    ),
-    (
-        "file",
-        _messages({"type": "file", "file": {"file_data": "data:application/pdf;base64,AA==", "filename": "a.pdf"}}),
-        "the model would not read it",
-    ),
-    (
-        "audio",
-        _messages({"type": "input_audio", "input_audio": {"data": "AA==", "format": "wav"}}),
-        "the model would not hear it",
-    ),
-)
-
-TEXTS: Sequence[tuple[str, Fields, Check | str]] = (
-    ("plain", {}, lambda r: r.choices[0].text is not None),
-    ("two prompts", {"prompt": ["Once", "Twice"]}, lambda r: len(r.choices) == 2),
-    ("token ids", {"prompt": [10, 11, 12]}, lambda r: r.usage.prompt_tokens == 3),
-    ("lists of token ids", {"prompt": [[10, 11], [12]]}, lambda r: len(r.choices) == 2),
-    ("empty prompt", {"prompt": ""}, "there is nothing to continue"),
-    ("echo", {"echo": True}, lambda r: r.choices[0].text.startswith("Once")),
-    (
-        "echo, logprobs, max_tokens 0",
-        {"echo": True, "logprobs": 1, "max_tokens": 0},
-        lambda r: r.choices[0].logprobs.token_logprobs[0] is None,
-    ),
-    ("max_tokens 0", {"max_tokens": 0}, lambda r: r.choices[0].text == ""),
-    ("logprobs 5", {"logprobs": 5}, lambda r: len(r.choices[0].logprobs.top_logprobs[0]) >= 5),
-    ("n 2", {"n": 2, "temperature": 1}, lambda r: len(r.choices) == 2),
-    ("best_of equal to n", {"n": 2, "best_of": 2, "temperature": 1}, lambda r: len(r.choices) == 2),
-    ("best_of above n", {"n": 1, "best_of": 3, "temperature": 1}, "another sample would be shown"),
-    ("suffix null", {"suffix": None}, lambda r: True),
-    ("suffix", {"suffix": " and they lived."}, "the model would not know what follows"),
-    (
-        "penalties, bias, stop, seed, user",
-        {"frequency_penalty": 1, "presence_penalty": 1, "logit_bias": {"17": 1}, "stop": ["."], "seed": 1, "user": "u"},
-        lambda r: True,
-    ),
-)
-
-RESPONSES: Sequence[tuple[str, Fields, Check | str]] = (
-    ("plain", {}, lambda r: r.output_text is not None),
-    ("input of messages", {"input": HI}, lambda r: r.status in {"completed", "incomplete"}),
-    (
-        "input of parts",
-        {"input": [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hi"}]}]},
-        lambda r: True,
-    ),
-    ("instructions", {"instructions": "Be brief."}, lambda r: True),
-    (
-        "metadata, user, safety_identifier",
-        {"metadata": {"a": "b"}, "user": "u", "safety_identifier": "s"},
-        lambda r: r.metadata == {"a": "b"},
-    ),
-    ("store false", {"store": False}, lambda r: True),
-    ("include encrypted reasoning", {"include": ["reasoning.encrypted_content"], "store": False}, lambda r: True),
-    (
-        "include logprobs",
-        {"include": ["message.output_text.logprobs"], "top_logprobs": 2},
-        lambda r: len(r.output[-1].content[0].logprobs) > 0,
-    ),
-    ("truncation auto", {"truncation": "auto"}, "the oldest items would stay"),
-    ("reasoning", {"reasoning": {"effort": "low", "summary": "auto"}}, lambda r: True),
-    ("text format text, verbosity", {"text": {"format": {"type": "text"}, "verbosity": "low"}}, lambda r: True),
-    (
-        "text format json_schema",
-        {
-            "text": {"format": {"type": "json_schema", "name": "c", "strict": True, "schema": CITY}},
-            "max_output_tokens": 40,
-        },
-        lambda r: "name" in json.loads(r.output_text),
-    ),
-    (
-        "text format json_object",
-        {"text": {"format": {"type": "json_object"}}, "max_output_tokens": 40},
-        lambda r: r.output_text.lstrip().startswith("{"),
-    ),
-    ("tools auto", {"tools": [FLAT_WEATHER]}, lambda r: True),
-    (
-        "tools required",
-        {"tools": [FLAT_WEATHER], "tool_choice": "required", "max_output_tokens": 60},
-        lambda r: r.output[-1].name == "get_weather",
-    ),
-    ("tools custom", {"tools": [{"type": "custom", "name": "patch"}]}, lambda r: True),
-    ("tools web_search", {"tools": [{"type": "web_search"}]}, lambda r: True),
-    ("max_tool_calls", {"tools": [FLAT_WEATHER], "max_tool_calls": 1}, lambda r: True),
-    ("parallel_tool_calls false", {"tools": [FLAT_WEATHER], "parallel_tool_calls": False}, lambda r: True),
-    (
-        "history with calls",
-        {
-            "input": [
-                {"role": "user", "content": "Weather?"},
-                {"type": "function_call", "call_id": "c1", "name": "get_weather", "arguments": "{}"},
-                {"type": "function_call_output", "call_id": "c1", "output": "Sunny."},
-            ]
-        },
-        lambda r: True,
-    ),
-    ("service_tier flex", {"service_tier": "flex"}, lambda r: True),
-    ("prompt_cache_key, retention", {"prompt_cache_key": "k", "prompt_cache_retention": "24h"}, lambda r: True),
-    ("prompt of a template", {"prompt": {"id": "pmpt_1"}}, "the prompt would be another"),
-    ("conversation", {"conversation": "conv_1"}, "the conversation would be missing"),
-    (
-        "image",
-        {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": PIXEL, "detail": "auto"}]}]},
-        "the model would not see it",
-    ),
-)
-
-
-def _row(prefix: str, row: tuple[str, Fields, Check | str], run: Callable[[openai.OpenAI, str, Fields], Any]) -> Call:
-    name, fields, expected = row
-    changes = expected if isinstance(expected, str) else ""
-    holds = (lambda result: True) if isinstance(expected, str) else expected
-    return Call(f"{prefix}: {name}", lambda client, model: run(client, model, fields), holds, changes)
+CHECKS: Mapping[str, Check] = {
+    "chat: max_completion_tokens": lambda r: r.usage.completion_tokens <= 4,
+    "chat: n 3": lambda r: len(r.choices) == 3,
+    "chat: stop text": lambda r: "hi" not in r.choices[0].message.content,
+    "chat: logprobs": _has_logprobs,
+    "chat: top_logprobs 0": _has_logprobs,
+    "chat: top_logprobs 20": lambda r: len(r.choices[0].logprobs.content[0].top_logprobs) == 20,
+    "chat: response_format json_object": lambda r: r.choices[0].message.content.lstrip().startswith("{"),
+    "chat: response_format json_schema": lambda r: "name" in json.loads(r.choices[0].message.content),
+    "chat: tools required": _calls,
+    "chat: tools named": _calls,
+    "chat: tools allowed": _calls,
+    "completions: two prompts": lambda r: len(r.choices) == 2,
+    "completions: lists of token ids": lambda r: len(r.choices) == 2,
+    "completions: n 2": lambda r: len(r.choices) == 2,
+    "completions: best_of equal to n": lambda r: len(r.choices) == 2,
+    "completions: token ids": lambda r: r.usage.prompt_tokens == 3,
+    "completions: echo": lambda r: r.choices[0].text.startswith("Once"),
+    "completions: echo, logprobs, max_tokens 0": lambda r: r.choices[0].logprobs.token_logprobs[0] is None,
+    "completions: max_tokens 0": lambda r: r.choices[0].text == "",
+    "completions: logprobs 5": lambda r: len(r.choices[0].logprobs.top_logprobs[0]) >= 5,
+    "responses: metadata, user, safety_identifier": lambda r: r.metadata == {"a": "b"},
+    "responses: include logprobs": lambda r: len(r.output[-1].content[0].logprobs) > 0,
+    "responses: text format json_schema": lambda r: "name" in json.loads(r.output_text),
+    "responses: text format json_object": lambda r: r.output_text.lstrip().startswith("{"),
+    "responses: tools required": lambda r: r.output[-1].name == "get_weather",
+}
+"""What a result must hold beyond an answer, by call."""
 
 
 def chat(client: openai.OpenAI, model: str, fields: Fields) -> Any:
@@ -531,9 +302,26 @@ OTHERS: Sequence[Call] = (
     Call("images.generate", lambda client, model: client.images.generate(model=model, prompt="Hi"), changes="no text"),
 )
 
-CALLS: Sequence[Call] = (
-    *(_row("chat", row, chat) for row in CHAT),
-    *(_row("completions", row, text) for row in TEXTS),
-    *(_row("responses", row, response) for row in RESPONSES),
-    *OTHERS,
-)
+MAKERS: Mapping[str, tuple[Callable[[openai.OpenAI, str, Fields], Any], Check]] = {
+    "chat": (chat, lambda r: r.choices[0].message.content is not None or r.choices[0].message.tool_calls),
+    "completions": (text, lambda r: r.choices[0].text is not None),
+    "responses": (response, lambda r: r.status in {"completed", "incomplete"}),
+}
+"""By the beginning of a call's name: what makes it, and what its result holds in any case."""
+
+
+def _listed() -> Iterator[Call]:
+    """Yield the calls of `calls.jsonl`: what each adds to the plainest one, and how the answer would change without."""
+    for line in Path(__file__).with_suffix(".jsonl").read_text().splitlines():
+        one = json.loads(line)
+        make, holds = MAKERS[one["call"].partition(":")[0]]
+        run = partial(_made, make, one["fields"])
+        changes = one.get("changes", "")
+        yield Call(one["call"], run, (lambda r: True) if changes else CHECKS.get(one["call"], holds), changes)
+
+
+def _made(make: Callable[[openai.OpenAI, str, Fields], Any], fields: Fields, client: openai.OpenAI, model: str) -> Any:
+    return make(client, model, fields)
+
+
+CALLS: Sequence[Call] = (*_listed(), *OTHERS)

@@ -4,22 +4,20 @@ Usage: python -m benchmarks.contracts.openai_calls URL [--model NAME] [--key KEY
 
 A call works if the SDK returns what was asked for, warns if the server says in the header `warning` that something
 has no effect, or ends with a status. Of each refused call the table says why the server must not take it: the answer
-would be another. `calls.py` has the calls. Exits 1 if fewer than 115 work or warn, more than 20 get a 400, more than
-2 a 404, or a 400 is for what would not change the answer.
+would be another. Exits 1 if fewer than 115 work or warn, more than 20 get a 400, more than 2 a 404, or a 400 is for
+what would not change the answer.
 """
 
-import argparse
-import json
 import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import httpx2
 import openai
 
 from benchmarks.contracts.calls import CALLS, Call
+from benchmarks.script import keep, options
 
 LEAST_SERVED, MOST_REFUSED, MOST_MISSING = 115, 20, 2
 ORDER = ("works", "warns", "400", "404", "other")
@@ -77,22 +75,14 @@ def show(outcomes: Sequence[Outcome]) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("url")
-    parser.add_argument("--model", help="default: the first one of the server")
-    parser.add_argument("--key", default="none")
-    parser.add_argument("--only", default="", help="calls whose names have this text")
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
+    args = options(__doc__, "url", model=str, key="none", only="")
     recorder = Recorder()
     http = openai.DefaultHttpxClient(event_hooks={"response": [recorder.note]}, timeout=120)
     client = openai.OpenAI(base_url=f"{args.url.rstrip('/')}/v1", api_key=args.key, max_retries=0, http_client=http)
     model = args.model or client.models.list().data[0].id
     outcomes = [outcome(call, client, model, recorder) for call in CALLS if args.only in call.name]
     reached = show(outcomes)
-    if args.json:
-        found = [asdict(one) for one in outcomes]
-        args.json.write_text(json.dumps({"openai": openai.__version__, "model": model, "calls": found}, indent=2))
+    keep(args, versions={"openai": openai.__version__}, model=model, calls=[asdict(one) for one in outcomes])
     sys.exit(not (reached or args.only))
 
 

@@ -59,7 +59,7 @@ def test_assembled_engine_serves_and_says_what_it_is() -> None:
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({}, "no head is recorded for these weights"),
+        ({}, "no head for these weights"),
         ({"draft_head": "none"}, "draft_head is none"),
         ({"num_speculative_tokens": 0}, "the settings let no head draft"),
     ],

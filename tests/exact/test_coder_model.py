@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from prolepsis.core.ask import TimedAnswer, ask
 from prolepsis.core.client_draft import ClientDraft
 from prolepsis.core.config import EngineConfig, RemoteProposerTerms
 from prolepsis.core.events import Tokens
@@ -19,7 +20,6 @@ from prolepsis.engine.models.load import LoadedModel
 from prolepsis.engine.thread import ThreadEngineClient
 from prolepsis.remote.propose.served import served_model
 from prolepsis.remote.propose.server import ProposeServer
-from prolepsis.server.cli.ask import TimedAnswer, ask
 from tests.coder_model import CONFIG, SLOW_S, needs_coder
 from tests.remote.propose.servers import serving
 

@@ -10,6 +10,7 @@ import torch.nn.functional as F  # noqa: N812  torch's own convention
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.initialization import no_init_weights
 
+from prolepsis.core.ask import ask
 from prolepsis.core.config import DEFAULT_MODEL
 from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
@@ -29,7 +30,6 @@ from prolepsis.engine.thread import ThreadEngineClient
 from prolepsis.lab.exact import first_difference
 from prolepsis.lab.measure.arrivals import in_flight
 from prolepsis.lab.measure.prompts import encode_prompts, load_prompts
-from prolepsis.server.cli.ask import ask
 from tests.default_model import CONFIG
 from tests.exact.oracle import at_any_price
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 import jsonschema
 import pytest
 
+from prolepsis.core.ask import TimedAnswer, ask
 from prolepsis.core.errors import InvalidGrammar
 from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams, SpeculationChoice
 from prolepsis.engine.build import assemble
 from prolepsis.engine.models.load import LoadedModel
 from prolepsis.engine.thread import ThreadEngineClient
-from prolepsis.server.cli.ask import TimedAnswer, ask
 from tests.default_model import CONFIG
 
 pytestmark = pytest.mark.real_model

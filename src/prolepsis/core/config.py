@@ -229,7 +229,7 @@ class EngineConfig(BaseModel):
     )
     draft_model: str | None = Field(default=None, description="model that the draft_model proposer drafts with")
     draft_head: str = Field(
-        default="auto", description="draft head: auto (one trained for this model, if any), none, a name or a folder"
+        default="auto", description="draft head: auto (champion or shipped for this model), none, a name or a folder"
     )
     early_exit_layer: int | None = Field(
         default=None,

@@ -131,6 +131,7 @@ class InstalledHead:
     misfit: str | None  # reason why it cannot draft for the engine's target
     size: int  # bytes of its weights
     chain_of_3: float | None  # tokens of a step with a chain of three drafted tokens, on held-out text
+    auto: str = ""  # whether and why `draft_head: auto` takes it, or why not; empty for a misfit
 
     @computed_field  # type: ignore[prop-decorator]
     @property

@@ -52,7 +52,7 @@ from prolepsis.engine.memory import Loaded, check_head, plan_memory
 from prolepsis.engine.models.draft_models import warn_of_other_target
 from prolepsis.engine.models.heads.aliases import HeadAliases
 from prolepsis.engine.models.heads.base import DraftHead
-from prolepsis.engine.models.heads.registry import chosen_head, head_for, list_heads, misfit_of
+from prolepsis.engine.models.heads.registry import chosen_head, head_for, list_heads, misfit_of, seen_by_auto
 from prolepsis.engine.models.load import LoadedModel, build_of, load_model, machine_of
 from prolepsis.engine.models.protocol import ArgmaxModel, KVCache, ThreadedModel
 from prolepsis.engine.models.targets.early_exit import make_exit
@@ -215,6 +215,7 @@ def _installed_heads(target: LoadedModel, root: Path | None) -> list[InstalledHe
             misfit=misfit_of(entry, target),
             size=entry.size,
             chain_of_3=entry.provenance.chain_of_3,
+            auto=seen_by_auto(entry, target.identity, root),
         )
         for entry in list_heads(root)
     ]

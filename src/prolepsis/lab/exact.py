@@ -11,6 +11,7 @@ import typer
 
 from prolepsis.control.audit.commands.acts import actor, record_act
 from prolepsis.control.correctness.replay import replay
+from prolepsis.core.ask import TimedAnswer, ask
 from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.engine_client import EngineClient, EngineInfo
@@ -24,7 +25,6 @@ from prolepsis.core.terminal.output import FAILED, OK, AsJson, note, stdout
 from prolepsis.engine.text.tokenizer import ChatTokenizer
 from prolepsis.lab.measure.arrivals import in_flight
 from prolepsis.lab.measure.prompts import EncodedPrompt, Prompt, encode_prompts, load_prompts
-from prolepsis.server.cli.ask import TimedAnswer, ask
 
 PLAIN_SHARE = 4
 """In the mixed run every fourth request decodes plainly, so that batches hold both."""

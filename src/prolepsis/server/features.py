@@ -39,7 +39,6 @@ from prolepsis.server.status.metrics import MetricsFeature
 FEATURES: Sequence[Callable[[Context], Feature]] = (
     audit.waiting_acts,
     audit.anchors,
-    heads.feature,
     alerts.feature,
     recent.feature,
     lambda context: cast(Feature, named("lab.rehearsal.traffic_recording:RecordingFeature")(context)),
@@ -88,6 +87,7 @@ def services_of(context: Context, sources: Sources, tokenizer: Tokenizer, intake
         MetricsFeature(context.metrics, config, client, policy=lambda: control.policies.version, health=gate.health),
         TrafficFeature(gate.health, context.wall),
         corpora,
+        heads.feature(context, partial(named("lab.measure.prompts:shipped_token_ids"), tokenizer)),
         cast(Feature, named("lab.drills.feature:Drills")(context, gate)),
         *(feature(context) for feature in FEATURES),
     )

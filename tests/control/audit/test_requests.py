@@ -1,5 +1,6 @@
 """Requests in the audit log: what is kept of each, who may read it, and that it can be decoded again."""
 
+import asyncio
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,6 +32,7 @@ from tests.control.rollout.test_observation import ended
 from tests.fake_client import INFO
 from tests.remote.scripted_engines import ELSEWHERE, LENGTH, Speaker
 from tests.server.fakes import ByteTokenizer, FakeEngine
+from tests.waiting import until
 from tests.world.site import Site
 
 ASKED = {"model": "tiny", "prompt": "Say hi", "max_tokens": 40, "seed": 7, "stop": ["@@"]}
@@ -255,6 +257,20 @@ async def test_a_recorded_request_is_decoded_again_by_hand(connect: Any, store: 
     assert replayed.details is not None
     assert (replayed.details.actor, replayed.details.tenant) == (auditor.headers["x-key"], "acme")
     await client.close()
+
+
+async def test_a_busy_server_refuses_a_replay_at_once_and_says_when_to_try_again(connect: Any, store: Store) -> None:
+    engine = FakeEngine()
+    http = connect(engine, "client", "auditor", limits={"replay_beside": 0})
+    assert (await http.post("/v1/completions", json=ASKED)).status_code == 200
+    [entry] = kept(store)
+    engine.hold_after = 0
+    asking = asyncio.create_task(http.post("/v1/completions", json=ASKED))
+    await until(lambda: len(engine.requests) == 2)
+    refused = await http.post(f"/admin/audit/{entry.seq}/replay")
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
+    assert "make way" in refused.json()["error"]["message"]
+    asking.cancel()
 
 
 async def test_another_answer_than_was_recorded_is_found(connect: Any, store: Store) -> None:

@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 
 from prolepsis.control.policy.source import PolicyFile
 from prolepsis.control.store.store import Store
-from prolepsis.control.verdict.feature import VerdictFeature, stored_verdicts
+from prolepsis.control.verdict.feature import VerdictFeature
+from prolepsis.control.verdict.stored import stored_verdicts
 from prolepsis.core.telemetry.logs import configure_logs
 from prolepsis.server.cli.main import app
 from tests.control.cost.test_runtime import BODY, Charging

@@ -76,12 +76,6 @@ def test_the_output_of_print_config_is_a_configuration_file(app: typer.Typer, tm
     assert (settings.engine.strict, settings.engine.proposers) == ("on", ())
 
 
-def test_a_misspelt_variable_is_warned_of(app: typer.Typer) -> None:
-    result = CliRunner().invoke(app, [], env={"PROLEPSIS_THREDS": "2"})
-    assert result.exit_code == 0
-    assert "PROLEPSIS_THREDS has no effect; did you mean PROLEPSIS_THREADS?" in result.stderr
-
-
 def test_commands_of_few_flags_read_the_same_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PROLEPSIS_MODEL", "from-environment")

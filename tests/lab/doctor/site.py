@@ -119,7 +119,7 @@ def _replies(url: str) -> dict[str, Any]:
         for one in group["rules"]
         if "alert" in one
     ]
-    burning = {"name": "BudgetBurns", "labels": {"sloth_slo": "availability"}, "annotations": {}}
+    burning = {"name": "slo:period_error_budget_remaining:ratio", "labels": {"sloth_slo": "availability"}}
     store = {"ok": True, "num_queued": 0, "written": {}, "dropped": {}}
     ready = {"ready": True, "detail": "", "store": store, "exactness": "strict", "exactness_reason": "one order"}
     outcomes = {"match": 9, "near_tie": 0, "structural": 0, "failed": 0}

@@ -7,7 +7,11 @@ from typing import Any
 
 import pytest
 
+from prolepsis.control.controls.file import ControlsFile
+from prolepsis.control.controls.kill_switch import KILL
+from prolepsis.control.store.controls import Control, control_key
 from prolepsis.core.config import EngineConfig, ServerConfig
+from prolepsis.core.kill_scope import EVERYTHING
 from prolepsis.lab.doctor.checks import BY_NAME, TESTS, Check, all_checks
 from prolepsis.server.cli.main import COMMANDS
 from prolepsis.server.front.key_file import KeyFile, new_key
@@ -81,20 +85,43 @@ def alerts_without(name: str) -> Change:
     return change
 
 
+def only_here(change: Change) -> Change:
+    def both(site: Site) -> None:
+        no_server(site)
+        change(site)
+
+    return both
+
+
+def settings_file(text: str) -> Change:
+    return only_here(lambda site: (site.folder / "prolepsis.yaml").write_text(text))
+
+
+def no_server(site: Site) -> None:
+    site.names_server = False
+
+
 def replicas(**changes: object) -> Change:
     return reply("/admin/replicas", replicas=[replica(here=True), replica(**changes)])
 
 
 HEAD = {"name": "mine", "version": 2, "misfit": "trained for another model"}
+KILLED = Control("2026-01-01T00:00:00+00:00", 1.0)
 STORE = {"ok": False, "num_queued": 9, "written": {}, "dropped": {}}
 FAILING: Mapping[str, tuple[Change, ...]] = {
+    "settings": tuple(map(settings_file, ("nonsense: 1", "port: many", "policy: away.yaml", "prices: away.yaml"))),
+    "speculation": (
+        setting("num_speculative_tokens", 0),
+        lambda site: site.engine.update(proposers=[], draft_head="none"),
+        reply("/admin/policy", content={"default": {"mode": "off"}, "rules": [rule(mode="off")]}),
+    ),
     "native-kernels": (machine("kernels", (False, "no C++ compiler")),),
     "cost-curve": (old_file("cache/profiles/1.json"), no_file("cache/profiles/1.json")),
     "self-check": (old_file("cache/self-checks/1.json"), no_file("cache/self-checks/1.json")),
     "memory": (machine("free_memory", 2**30 - 1),),
     "disk": (machine("free_disk", 2**30),),
     "open-files": (machine("open_files", 1024),),
-    "key-roles": (add_key("client", "admin"), no_file("keys.json")),
+    "key-roles": (add_key("client", "admin"),),
     "backup": (old_file("backup.sqlite", 1.6), no_file("backup.sqlite")),
     "breaker": (setting("breaker", "off"), setting("breaker", "metrics_only")),
     "replays": (setting("replay_sample", 0.0),),
@@ -130,7 +157,10 @@ FAILING: Mapping[str, tuple[Change, ...]] = {
     "replays-match": (reply("/admin/health", correctness={"match_rate": 0.5, "outcomes": {"structural": 1}}),),
     "head-fits": (reply("/admin/heads", heads=[HEAD]),),
     "chat-template": (reply("/tokenizer_info", chat_template=None),),
-    "kill-off": (reply("/admin/kill", killed=["everything"]),),
+    "kill-off": (
+        reply("/admin/kill", killed=["everything"]),
+        only_here(lambda site: ControlsFile(site.folder / "controls.json").set(control_key(KILL, EVERYTHING), KILLED)),
+    ),
     "guardrails": (policy(guardrails=[]), policy(rollout=None), policy(rollout={"holdout": 0.0})),
     "clock": (lambda site: setattr(site, "ahead_s", 6.0), lambda site: setattr(site, "ahead_s", -6.0)),
     "replicas": (replicas(version="0.1"), replicas(exact_group="b2")),
@@ -139,10 +169,6 @@ FAILING: Mapping[str, tuple[Change, ...]] = {
     "runbooks": (lambda site: site.replies.update({"/runbooks/latency": 404}), alerts_without("annotations")),
 }
 """By check: changes of a good site, each of which makes it fail."""
-
-
-def no_server(site: Site) -> None:
-    site.names_server = False
 
 
 def no_prometheus(site: Site) -> None:
@@ -163,7 +189,8 @@ UNKNOWN: Mapping[str, Change] = {
     **{name: lambda site: site.machine.clear() for name in ("native-kernels", "memory", "disk", "open-files")},
     **dict.fromkeys(("objectives", "alerts-loaded", "runbooks"), no_prometheus),
     **dict.fromkeys(("kill-tried", "drill", "exact-run", "rehearsal"), refused),
-    "tls": no_act("server.started"),
+    **dict.fromkeys(("settings", "speculation", "tls"), no_act("server.started")),
+    "kill-off": lambda site: site.replies.update({"/admin/kill": 403}),
     "replays-match": reply("/admin/health", correctness={"match_rate": None}),
     "guardrails": reply("/admin/policy", content=None),
     "clock": no_server,
@@ -212,6 +239,29 @@ def test_it_is_unknown_with_the_reason_where_facts_lack(site: Site, name: str) -
     (UNKNOWN.get(name) or usual[kind])(site)
     result = found(CHECKS[name], site)
     assert (result["state"], bool(result["finding"])) == ("unknown", True), result
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "finding"),
+    [
+        ("settings", settings_file("nonsense: 1"), "prolepsis.yaml sets 'nonsense', which is unknown"),
+        ("speculation", setting("num_speculative_tokens", 0), "num_speculative_tokens: 0"),
+        ("queue-limits", setting("request_timeout_s", None), "request_timeout_s is not set"),
+        ("breaker", setting("breaker", "off"), "breaker: off"),
+        ("objectives", alerts_without("labels"), "by the label sloth_slo"),
+        ("key-roles", no_file("keys.json"), "there are no keys in"),
+    ],
+)
+def test_a_finding_names_its_cause(site: Site, name: str, change: Change, finding: str) -> None:
+    change(site)
+    assert found(CHECKS[name], site)["finding"].startswith(finding)
+
+
+def test_what_needs_settings_that_are_refused_is_unknown(site: Site) -> None:
+    settings_file("nonsense: 1")(site)
+    needing = {name for name, check in CHECKS.items() if check.looks_at.startswith("settings")} | {"key-roles"}
+    states = {name: found(CHECKS[name], site)["state"] for name in needing}
+    assert states == dict.fromkeys(needing, "unknown") | {"settings": "fail"}
 
 
 def test_a_server_that_is_down_is_no_pass(site: Site) -> None:

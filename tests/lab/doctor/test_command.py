@@ -33,6 +33,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("COLUMNS", "250")
     for name, value in environment(tmp_path).items():
         monkeypatch.setenv(name, value)
+    KeyFile(tmp_path / "keys.json").add(new_key("acme", roles=("client",))[0])  # one that is named has to be there
     configure_logs("error")
     return tmp_path
 
@@ -67,7 +68,8 @@ def test_a_server_with_default_settings(served: tuple[str, str]) -> None:
     result = doctor("--server", url, "--key", key, "--json")
     found = states(result)
     assert found.keys() == {check.id for check in all_checks()}
-    passing = {"ready", "deep", "keys", "tls", "store", "exactness", "breaker", "chat-template", "kill-off", "clock"}
+    passing = {"settings", "speculation", "ready", "deep", "keys", "tls", "store"}
+    passing |= {"exactness", "breaker", "chat-template", "kill-off", "clock"}
     assert {name: found[name] for name in passing} == dict.fromkeys(passing, "pass")
     failing = {"quotas", "queue-limits", "anchors", "kill-tried", "drill", "exact-run", "cost-curve", "alertmanager"}
     assert {name: found[name] for name in failing} == dict.fromkeys(failing, "fail")
@@ -92,6 +94,15 @@ def test_a_failing_must_ends_with_1_and_says_what_to_do(here: Path) -> None:
     text = " ".join(result.stdout.split())
     for said in ("breaker: off", "set `breaker: on`", "no server is named: --server URL"):
         assert said in text
+    assert result.stdout.splitlines()[-1].startswith("do not: 1 must fail; first breaker (breaker: off): set `breaker")
+
+
+def test_settings_that_serve_refuses_are_the_one_that_fails(here: Path) -> None:
+    (here / "prolepsis.yaml").write_text("nonsense: 1\n")
+    result = doctor("--json")
+    document = json.loads(result.stdout)
+    assert (result.exit_code, document["counts"]["must"]["fail"]) == (FAILED, 1)
+    assert document["must"][0]["finding"].startswith("prolepsis.yaml sets 'nonsense'")
 
 
 def test_without_a_server_its_checks_are_not_told(here: Path) -> None:
@@ -100,10 +111,12 @@ def test_without_a_server_its_checks_are_not_told(here: Path) -> None:
 
 
 def test_checks_of_other_levels_do_not_change_the_status(here: Path) -> None:
-    result = doctor("--json", "--only", "cost-curve", "--only", "breaker")
+    words = ("--only", "cost-curve", "--only", "breaker")
+    result = doctor("--json", *words)
     assert (states(result), result.exit_code) == ({"cost-curve": "fail", "breaker": "pass"}, 0)
+    assert doctor(*words).stdout.splitlines()[-1] == "go on: 1 must pass, 0 unknown"
 
 
 def test_a_check_that_there_is_not_is_refused(here: Path) -> None:
     result = doctor("--only", "breakers")
-    assert (result.exit_code, "only is breakers; allowed: native-kernels" in result.stderr) == (BAD_INPUT, True)
+    assert (result.exit_code, "only is breakers; allowed: settings" in result.stderr) == (BAD_INPUT, True)

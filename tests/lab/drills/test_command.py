@@ -1,20 +1,23 @@
 """`prolepsis drill` against servers in this process: each drill gives the verdict that the documentation says."""
 
 import json
-from collections.abc import Iterator
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import uvicorn
 from typer.testing import CliRunner
 
 from prolepsis.control.store.store import opened_store
-from prolepsis.core.config import DRAFT_HEAD, ServerConfig
+from prolepsis.core.config import DRAFT_HEAD, EngineConfig, ServerConfig
 from prolepsis.core.telemetry.metrics import Metrics
-from prolepsis.core.terminal.output import BAD_INPUT, OK, UNPROVEN
+from prolepsis.core.terminal.output import BAD_INPUT, INTERRUPTED, OK, UNPROVEN
 from prolepsis.engine.drafting.call_watch import CallWatch
 from prolepsis.engine.drafting.proposer import Proposer
 from prolepsis.engine.sampling.sampler import Sampler
@@ -22,8 +25,9 @@ from prolepsis.engine.verification import Verification
 from prolepsis.lab.drills import command as drill
 from prolepsis.lab.drills.command import DrillVerdict, Site
 from prolepsis.lab.drills.drills import BY_NAME, DRILLS
+from prolepsis.server.cli.engine import start_configured
 from prolepsis.server.cli.main import app
-from prolepsis.server.run import bind
+from prolepsis.server.run import StartedEngine, application, bind
 from tests.control.store.databases import migrated_setting
 from tests.engine.test_faults import right
 from tests.fakes import EOS, VOCAB, EngineSetup
@@ -32,6 +36,7 @@ from tests.load.server import TableServer, serving
 from tests.server.application import build
 from tests.server.fakes import ByteTokenizer, FakeEngine
 from tests.server_thread import running
+from tests.waiting import wait_for
 
 
 def config(folder: Path) -> ServerConfig:
@@ -124,12 +129,82 @@ def run(*words: str) -> tuple[int, dict[str, Any]]:
     return result.exit_code, json.loads(result.stdout or "{}")
 
 
+def test_an_interrupt_takes_the_fault_back_and_shows_the_verdicts_of_what_ended(tmp_path: Path) -> None:
+    server = TableServer(config=config(tmp_path), setup=setup())
+    proposers = server.engine.speculation.proposers.contained
+
+    def interrupt() -> None:
+        wait_for(lambda: all(one.fault for one in proposers))  # not of the first drill, which is of free ones only
+        signal.raise_signal(signal.SIGINT)
+
+    with serving(server), ThreadPoolExecutor(1) as pool:
+        interrupted = pool.submit(interrupt)
+        status, reply = run("run", "all", "--server", server.url, "--drain")
+        interrupted.result()
+        assert server.gate.drilled_by is None
+        wait_for(lambda: not any(one.fault for one in proposers))
+    verdicts = [(one["drill"], one["verdict"]) for one in reply["verdicts"]]
+    assert verdicts == [("proposer-hang", "passed"), ("proposer-slow", "broken off")]
+    assert status == INTERRUPTED
+
+
+def test_a_drill_ends_where_requests_of_others_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drill, "MOST_S", 0.2)
+    server = TableServer(config=config(tmp_path))
+    with serving(server):
+        server.gate.num_inside = 1
+        verdict = judged(server.url, "burst")
+    assert verdict.verdict == "not here: 1 requests of others did not end within 0.2 s"
+
+
+@pytest.fixture(scope="module")
+def modelled(tmp_path_factory: pytest.TempPathFactory, tiny_family: Callable[[str, str], Path]) -> Iterator[str]:
+    """Give the URL of a server of a small random model, with its policy in a store."""
+    folder = tmp_path_factory.mktemp("modelled")
+    engine = EngineConfig(model=str(tiny_family("sentencepiece", "hermes")), max_model_len=512)
+    own = config(folder).model_copy(update={"store": f"sqlite:///{folder}/store.sqlite"})
+    listener = bind(ServerConfig(port=0))
+
+    def start(of: EngineConfig, metrics: Metrics) -> StartedEngine:
+        running_engine = start_configured(of, metrics)
+        return StartedEngine(running_engine.client, running_engine.tokenizer)
+
+    with (
+        application(engine, own, start) as made,
+        running(uvicorn.Config(made, log_config=None, lifespan="on"), listener),
+    ):
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+PINNED = "not here: speculation.mode is 'always', but the policy's rule 'default' pins it to off"
+
+
+@pytest.mark.parametrize(
+    ("default", "killed", "status", "verdict"),
+    [
+        ("{mode: off}", False, OK, "passed"),
+        ("{mode: off, pinned: true}", False, UNPROVEN, PINNED),
+        ("{mode: on}", True, UNPROVEN, "not here: the kill switch stops it"),
+    ],
+)
+def test_a_drill_drafts_under_any_default_or_says_why_it_cannot(
+    modelled: str, default: str, killed: bool, status: int, verdict: str
+) -> None:
+    """Faults are noticed also where the policy keeps requests plain that do not insist."""
+    [newest, *_] = httpx.get(f"{modelled}/admin/policy/versions").json()["versions"] or [{"version": 0}]
+    policy = {"text": f"version: drilled\ndefault: {default}\n", "reason": "a drill", "expect": newest["version"]}
+    assert httpx.put(f"{modelled}/admin/policy", json=policy).status_code == 200
+    assert httpx.put(f"{modelled}/admin/kill", json={"on": killed}).status_code == 200
+    given, reply = run("run", "proposer-raise", "--drain", "--server", modelled)
+    assert (given, reply["verdicts"][0]["verdict"]) == (status, verdict), reply
+
+
 def test_what_cannot_be_here_is_no_success(tmp_path: Path) -> None:
     with kept(tmp_path) as url:
         status, reply = run("run", "network-partition", "--server", url, "--drain")
     assert status == UNPROVEN
     [verdict] = reply["verdicts"]
-    assert verdict["verdict"].startswith("not here, because the server lacks a way to do it")
+    assert verdict["verdict"].startswith("not here: the server lacks a way to do it")
 
 
 def test_a_refusal_ends_the_run(tmp_path: Path) -> None:

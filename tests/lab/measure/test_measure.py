@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prolepsis.control.statistics.percentile import percentile
+from prolepsis.core.ask import ask
 from prolepsis.core.errors import DeadlineExceeded, EngineError
 from prolepsis.core.events import Aborted, Failed
 from prolepsis.core.requests import GenerateRequest, SamplingParams
@@ -25,7 +26,6 @@ from prolepsis.lab.measure.contenders import (
 )
 from prolepsis.lab.measure.prompts import EncodedPrompt
 from prolepsis.lab.measure.report import Figures, rate, spread
-from prolepsis.server.cli.ask import ask
 from tests.fake_client import FakeEngineClient
 from tests.lab.measure.fakes import NUM_TOKENS, PROPOSERS, table_client
 from tests.virtual_time import virtual_time

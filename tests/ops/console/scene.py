@@ -77,6 +77,8 @@ INFO = EngineInfo(
     draft_head="mine@2",
     paying_loads="drafts cannot pay on this model here beyond 24 at once",
 )
+DAMAGED = "mine@1"
+"""A head none of whose drafts is right."""
 _FITS = InstalledHead(
     name="mine", version=2, aliases=("champion",), target="tiny", misfit=None, size=10_400_000, chain_of_3=2.24
 )
@@ -129,7 +131,11 @@ class SceneEngine(FakeEngineClient):
         device = DeviceSeconds(0.01, 0.03 * spread, 0.012 if on else 0.0, 0.006 if on else 0.0, 0.002, 0.08 * spread)
         proposers = {
             "suffix": ProposerCounts(3, 8, 6, [[3, 3], [3, 2], [2, 1]]),
-            "draft_head": ProposerCounts(3, 14, 8, [[3, 2], [3, 2], [3, 2], [3, 1], [2, 1]]),
+            "draft_head": (
+                ProposerCounts(3, 14, 0, [[3, 0]] * 4)
+                if self.info.draft_head == DAMAGED
+                else ProposerCounts(3, 14, 8, [[3, 2], [3, 2], [3, 2], [3, 1], [2, 1]])
+            ),
         }
         return RequestStats(
             num_prompt_tokens=len(request.prompt_token_ids),

@@ -155,9 +155,15 @@ async def test_a_pasted_request_is_explained(open_scene: Scene, browse: Browse) 
 async def test_heads_are_swapped_and_breakers_set(open_scene: Scene, browse: Browse) -> None:
     http = browse(open_scene)
     await open_scene.tick()
-    assert "trained for big" in (await http.get("/console/proposers")).text
+    page = (await http.get("/console/proposers")).text
+    assert "trained for big" in page
+    row = page.split('id="proposer-draft_head"')[1].split("</tr>")[0]
+    assert "900 300 33.3 % of asked" in " ".join(re.sub(r"<[^>]+>", " ", row).split())
     swapped = await press(http, "head", head="mine@1", proposer="draft_head", reason="compare")
-    assert "draft_head drafts with mine@1 now." in swapped.text
+    assert "draft_head drafts with mine@1 now. 1.00 tokens a pass" in swapped.text
+    worse = "draft_head drafts with mine@1, which brings next to nothing or much less than the one before: 1.00 tokens"
+    for path in ("/console", "/console/proposers"):
+        assert worse in (await http.get(path)).text, path
     fields = {"proposer": "suffix", "traffic_class": CHAT}
     assert "Type a reason" in (await press(http, "breaker", state="forced_open", **fields)).text
     await press(http, "breaker", state="forced_open", reason="odd drafts", **fields)

@@ -217,6 +217,13 @@ OTHERS = [
         ({"rule": "chat"},),
     ),
     Case("RolloutRolledBack", {'prolepsis_rollout_changes_total{rule="chat", kind="promoted"}': "0x3 1x3"}, 5, ()),
+    Case(
+        "SpeculationShouldStop",
+        {'prolepsis_rule_verdict{rule="chat", verdict="stop: it costs more than it brings"}': "1x15"},
+        12,
+        ({"rule": "chat", "verdict": "stop: it costs more than it brings"},),
+    ),
+    Case("SpeculationShouldStop", {'prolepsis_rule_verdict{rule="chat", verdict="keep: it pays"}': "1x15"}, 12, ()),
     Case("BenefitGone", {f"prolepsis_drift_benefit_gone{{{OF}}}": "0x3 1x3"}, 5, (HEAD,)),
     Case("BenefitGone", {f"prolepsis_drift_benefit_gone{{{OF}}}": "1x3 0x3"}, 5, ()),
     Case("StoreDown", {'prolepsis_store_up{instance="a"}': "1 0x5"}, 5, ({"instance": "a"},)),

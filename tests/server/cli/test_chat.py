@@ -57,7 +57,7 @@ def test_an_answer_comes_in_pieces_of_one_origin(server: Served) -> None:
 
 
 def test_without_drafts_nothing_has_an_origin(server: Served) -> None:
-    assert {piece.by for piece in talk(server, drafts=False).say("hi")} == {""}
+    assert {piece.by for piece in talk(server, speculation={"mode": "off"}).say("hi")} == {""}
 
 
 @pytest.mark.parametrize("path", ["chat/completions", "completions"])

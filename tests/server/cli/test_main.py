@@ -122,6 +122,12 @@ def test_a_wrong_value_of_an_option_is_told_in_our_words(option: str, value: str
     assert f"Invalid value for '{option}': {message}" in " ".join(result.stderr.replace("│", " ").split())
 
 
+def test_a_misspelt_variable_is_warned_of_once() -> None:
+    words = ["doctor", "--only", "breaker", "--only", "kill-tried", "--only", "drill"]  # each reads settings
+    result = CliRunner().invoke(app, words, env={"PROLEPSIS_THREDS": "2"})
+    assert result.stderr.count("PROLEPSIS_THREDS has no effect; did you mean PROLEPSIS_THREADS?") == 1
+
+
 def test_a_misspelt_command_is_answered_with_the_nearest() -> None:
     assert "generate" in CliRunner().invoke(app, ["genrate"]).stderr
 

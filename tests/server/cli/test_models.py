@@ -140,6 +140,7 @@ def test_pull_names_the_head_that_drafts_for_the_model(root: Path) -> None:
     assert json.loads(run(root, "pull", "owner/whole", "--json").stdout)["draft_head"] is None
     shape = LeanShape.from_config(open_checkpoint(folder).config)
     save_random_head(head_folder(root) / "mine@3", shape, {"target_fingerprint": identity_of(folder)})
+    assert run(root, "alias", "mine@3", "champion").exit_code == 0
     assert json.loads(run(root, "pull", "owner/whole", "--json").stdout)["draft_head"] == "mine@3"
     assert "draft head mine@3 drafts for it" in run(root, "pull", "owner/whole").stderr
 

@@ -20,8 +20,8 @@ AREAS = frozenset({"flags", "head", "kill", "policy", "prices", "rollout", "serv
 """Actions of these areas can make drafts better or worse, or requests slower or more expensive."""
 _BY_PEOPLE = frozenset({"breaker", "drift"})
 """Areas in which the server acts by itself too, which is an effect and no cause."""
-_NO_CHANGE = frozenset({"flags.loaded", "policy.loaded", "prices.loaded"})
-"""At a start, which has an entry of its own."""
+_NO_CHANGE = frozenset({"flags.loaded", "policy.loaded", "prices.loaded", "head.tried"})
+"""At a start or after a swap, which have entries of their own."""
 _NUM_TOLD = 2
 _FOLLOWED_S = 5.0  # servers follow the controls file within a second
 

@@ -30,7 +30,7 @@ from prolepsis.core.stored_text import storable
 
 _Read = TypeVar("_Read")
 MAX_ENTRIES = 500
-REPLAY_TIMEOUT_S = 60.0  # how long a replay may wait for capacity and take
+REPLAY_TIMEOUT_S = 60.0  # how long a replay may wait for another one and take
 
 
 class AuditQuery(Body):

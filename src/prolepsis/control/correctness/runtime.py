@@ -18,6 +18,7 @@ from prolepsis.control.controls.kill_switch_runtime import KillSwitch
 from prolepsis.control.correctness.queue import DROPS, ReplayDrop, ReplayQueue, ServedRequest
 from prolepsis.control.correctness.replay import replay
 from prolepsis.control.web.context import Context
+from prolepsis.control.web.errors import RequestRefused
 from prolepsis.control.web.feature import Feature
 from prolepsis.core.audit_event import SERVER, AuditEvent, Emit
 from prolepsis.core.config import ServerConfig
@@ -177,19 +178,22 @@ class ReplayFeature(Feature):
             self.queue.close()
 
     async def replay_now(self, recorded: Recording, timeout_s: float) -> Replayed:
-        """Replay one recording as soon as there is capacity; raises the engine's errors and `DeadlineExceeded`."""
+        """Replay one recording; raises the engine's errors, `DeadlineExceeded`, `RequestRefused` without capacity."""
         try:
-            async with asyncio.timeout(timeout_s), self._running:
-                while True:
-                    await self._wait_for_capacity()
-                    replayed = await self._attempt(recorded)
+            async with asyncio.timeout(timeout_s):
+                while self._has_capacity():
+                    async with self._running:
+                        replayed = await self._attempt(recorded)
                     if replayed is not None:
                         return replayed
         except TimeoutError:
-            raise DeadlineExceeded(f"the engine had no capacity for a complete replay within {timeout_s:g} s") from None
+            raise DeadlineExceeded(f"the replay did not end within {timeout_s:g} s") from None
+        message = "Requests of clients take the engine's capacity, and replays make way for them; try again later."
+        raise RequestRefused(message, code="overloaded", status=503)
 
     async def _next(self) -> None:
-        await self._wait_for_capacity()
+        while not self._has_capacity():  # noqa: ASYNC110
+            await asyncio.sleep(POLL_PERIOD_S)
         served = self.queue.pop()
         try:
             began = time.monotonic()
@@ -212,10 +216,6 @@ class ReplayFeature(Feature):
         except Exception:  # contained: one failed replay must not end the others
             log.exception("replay_failed", request_id=served.request_id)
             self._ended("failed")
-
-    async def _wait_for_capacity(self) -> None:
-        while not self._has_capacity():  # noqa: ASYNC110
-            await asyncio.sleep(POLL_PERIOD_S)
 
     async def _attempt(self, recorded: Recording) -> Replayed | None:
         """Return the result of a replay, None if it made way for other requests."""

@@ -16,9 +16,9 @@ HEADS = Resource(
     path="/admin/heads",
     help="List the installed heads, and those in use.",
     columns={
-        "heads": ("head=label", "aliases", "trained for=target", "misfit", "chain_of_3", "size=size:bytes"),
+        "heads": ("head=label", "aliases", "target", "misfit > auto", "chain_of_3 > tried", "size=size:bytes"),
     },
-    hint="Chain of 3: tokens a step with three drafted tokens. A head goes in between two steps; no answer changes.",
+    hint="Chain of 3: recorded tokens a step with three drafted tokens. A head that goes in is tried at once.",
     empty="No draft head is installed. `prolepsis train head` makes one for the target.",
     acts={
         "head": Act(
@@ -31,7 +31,7 @@ HEADS = Resource(
                 parameter("proposer", Annotated[HeadProposerName, _PLACE], DRAFT_HEAD),
                 REASON,
             ),
-            done="{proposer} drafts with {head} now.",
+            done="{proposer} drafts with {head} now. {reply.tried}",
             button="Swap in",
             row={"head": "{label}"},
             unless="misfit",

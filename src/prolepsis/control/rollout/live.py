@@ -25,7 +25,7 @@ from prolepsis.control.statistics.arms import Arm, Histogram
 from prolepsis.control.statistics.guardrail import Outcome
 from prolepsis.control.statistics.judge import Evidence, StageEvidence
 from prolepsis.control.statistics.window import WindowEvidence
-from prolepsis.control.verdict.verdict import Standing
+from prolepsis.control.verdict.verdict import RolloutStanding
 from prolepsis.core.config import CANDIDATE_HEAD, DRAFT_HEAD
 from prolepsis.core.ended import AssignedArm, Assignment, run_name
 from prolepsis.core.facts import position
@@ -123,8 +123,10 @@ class LiveRollout:
         return self.target.settings
 
     @property
-    def standing(self) -> Standing:
-        return Standing(self.state.rollout_id, self.state.phase == "rolled_back", self.is_harmed, self.outcome or "")
+    def standing(self) -> RolloutStanding:
+        return RolloutStanding(
+            self.state.rollout_id, self.state.phase == "rolled_back", self.is_harmed, self.outcome or ""
+        )
 
     def take(self, state: RolloutState) -> None:
         """Continue from `state`; a new stage begins without evidence."""

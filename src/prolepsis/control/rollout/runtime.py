@@ -33,7 +33,7 @@ from prolepsis.control.rollout.units import UnitKey, Units
 from prolepsis.control.statistics.guardrail import Outcome
 from prolepsis.control.statistics.judge import Judgement
 from prolepsis.control.statistics.window import MINUTE_S, WINDOW_MINUTES
-from prolepsis.control.verdict.verdict import RuleVerdict, Standing
+from prolepsis.control.verdict.verdict import RolloutStanding, RuleVerdict
 from prolepsis.control.web.feature import Feature
 from prolepsis.core.audit_event import SERVER, AuditEvent
 from prolepsis.core.clock import SteadyClock
@@ -272,7 +272,7 @@ class Rollouts(Feature):
         last = next((event.judgement for event in reversed(events) if event.judgement is not None), None)
         return replace(view, events=events, judgement=view.judgement or last)
 
-    def standings(self) -> Mapping[str, Standing]:
+    def standings(self) -> Mapping[str, RolloutStanding]:
         """Return what verdicts need of the rollouts, by rule."""
         return {rule: live.standing for rule, live in self._live.items()}
 

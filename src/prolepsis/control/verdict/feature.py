@@ -12,20 +12,20 @@ from typing import Annotated
 import structlog
 from prometheus_client import CollectorRegistry
 from pydantic import AwareDatetime
-from sqlalchemy import Connection
 
 from prolepsis.control.cost.comparison import ArmComparison, ComparedExperiment
 from prolepsis.control.cost.pilot import PilotReport
 from prolepsis.control.health.routes import ProposerHealth
 from prolepsis.control.store.database import Database
-from prolepsis.control.store.documents import Documents, StoredDocument, key
+from prolepsis.control.store.documents import StoredDocument, key
 from prolepsis.control.verdict.commands import VERDICTS
+from prolepsis.control.verdict.stored import VERDICTS_KEPT, stored_verdicts
 from prolepsis.control.verdict.verdict import (
     JudgeReading,
     LatestModes,
+    RolloutStanding,
     RuleReadings,
     RuleVerdict,
-    Standing,
     followed,
     judge_rule,
 )
@@ -44,7 +44,6 @@ from prolepsis.core.traffic_sums import RatioSums
 KEPT_EVERY_S = 60.0
 """A verdict whose figures alone changed is stored this often."""
 _RATE_OF = 64  # of the last compared requests is the rate at which they come
-_VERDICTS = Documents.of("verdict", RuleVerdict)
 
 log = structlog.get_logger(__name__)
 
@@ -71,7 +70,7 @@ class VerdictFeature(Feature):
         database: Database,
         *,
         rules: Callable[[], Sequence[str]],
-        standings: Callable[[], Mapping[str, Standing]],
+        standings: Callable[[], Mapping[str, RolloutStanding]],
         compared: Callable[[], Awaitable[Sequence[ComparedExperiment]]],
         judged: Callable[[], Sequence[ProposerHealth]] = tuple,
         killed: Callable[[], Collection[str]] = tuple,
@@ -157,7 +156,7 @@ class VerdictFeature(Feature):
     def _readings(
         self,
         rule: str,
-        standing: Standing | None,
+        standing: RolloutStanding | None,
         groups: Mapping[str, ArmComparison],
         judged: Sequence[ProposerHealth],
     ) -> RuleReadings:
@@ -196,14 +195,9 @@ class VerdictFeature(Feature):
 
     def _keep(self, verdicts: dict[str, RuleVerdict]) -> None:
         with self._database.write() as connection:
-            _VERDICTS.remove(connection, key.not_in(verdicts))
-            _VERDICTS.put(connection, [StoredDocument(rule, one, one.since) for rule, one in verdicts.items()])
+            VERDICTS_KEPT.remove(connection, key.not_in(verdicts))
+            VERDICTS_KEPT.put(connection, [StoredDocument(rule, one, one.since) for rule, one in verdicts.items()])
         self._stored = verdicts
-
-
-def stored_verdicts(connection: Connection) -> dict[str, RuleVerdict]:
-    """Return the verdicts of the last minute in which a server ran, by rule."""
-    return {document.key: document.value for document in _VERDICTS.list(connection)}
 
 
 def _said(of: ProposerHealth) -> Iterator[JudgeReading]:

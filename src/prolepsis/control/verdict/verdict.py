@@ -45,7 +45,7 @@ class JudgeReading:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class RolloutStanding:
     """A rule's rollout, as verdicts need it."""
 
     rollout: str

@@ -13,15 +13,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from prolepsis.core.config import SettingTerms
-from prolepsis.core.terminal.config import (
-    Settings,
-    environment_name,
-    flag_name,
-    is_terms,
-    load_settings,
-    misspelt_variables,
-)
-from prolepsis.core.terminal.output import show_settings, warn
+from prolepsis.core.terminal.config import Settings, environment_name, flag_name, is_terms, load_settings
+from prolepsis.core.terminal.output import show_settings
 
 Command = Callable[..., None]
 Kind = TypeVar("Kind")
@@ -53,7 +46,7 @@ def configured(*sections: type[BaseModel]) -> Callable[[Command], Command]:
 
         def run(**arguments: Any) -> None:
             flags = {name: arguments.pop(name) for name in fields}
-            settings = _settings(flags, arguments.pop("config"))
+            settings = load_settings(flags, os.environ, arguments.pop("config"))
             if arguments.pop("print_config"):
                 show_settings(settings)
                 raise typer.Exit()
@@ -115,13 +108,7 @@ def with_options(settings: Kind, values: Mapping[str, object]) -> Kind:
 def settings_here(**flags: object) -> Settings:
     """Return the settings of a command with few flags: from `flags`, environment, ./prolepsis.yaml and defaults."""
     config = os.environ.get("PROLEPSIS_CONFIG")
-    return _settings(flags, Path(config) if config else None)
-
-
-def _settings(flags: Mapping[str, object], config: Path | None) -> Settings:
-    for variable, near in misspelt_variables(os.environ):
-        warn(f"environment variable {variable} has no effect; did you mean {near}?")
-    return load_settings(flags, os.environ, config)
+    return load_settings(flags, os.environ, Path(config) if config else None)
 
 
 def _flag_parameters(fields: dict[str, FieldInfo], panels: dict[str, str]) -> list[inspect.Parameter]:

@@ -18,6 +18,8 @@ import httpx
 
 from prolepsis.control.audit.commands.log import opened_log
 from prolepsis.control.audit.entry import AuditEntry
+from prolepsis.control.controls.commands.kill import status_here
+from prolepsis.control.controls.file import ControlsFile
 from prolepsis.core.config import DAY_S
 from prolepsis.core.errors import ConfigError, ProlepsisError
 from prolepsis.core.files import cache_directory, data_directory
@@ -31,6 +33,7 @@ from prolepsis.ops.incident.sources import Server
 from prolepsis.ops.monitoring.files import alert_groups
 from prolepsis.server.front.key_file import KeyFile, default_key_file
 from prolepsis.server.front.listener import is_loopback
+from prolepsis.server.sources import read_sources
 
 
 def known(value: Any, reason: str) -> Any:
@@ -69,17 +72,19 @@ class Facts:
         return Server(known(self.url, "no server is named: --server URL"), self.key)
 
     @cached_property
-    def alerts(self) -> Sequence[Mapping[str, Any]]:
-        """The rules of alerts that Prometheus has loaded."""
+    def rules(self) -> Sequence[Mapping[str, Any]]:
+        """The rules that Prometheus has loaded, of alerts and of what is recorded."""
         prometheus = Server(known(self.prometheus_url, "no Prometheus is named: --prometheus URL"), None)
-        groups = prometheus.document("/api/v1/rules?type=alert")["data"]["groups"]
+        groups = prometheus.document("/api/v1/rules")["data"]["groups"]
         return [rule for group in groups for rule in group["rules"]]
 
     @cached_property
     def settings(self) -> Mapping[str, Any]:
         """Those of the server's last start, by its audit log; without a server those of this machine."""
         if self.url is None:
-            parts = [part.model_dump(mode="json") for part in settings_here().sections()]
+            settings = settings_here()
+            read_sources(settings.server)
+            parts = [part.model_dump(mode="json") for part in settings.sections()]
         else:
             [here] = [replica for replica in self.server.document("/admin/replicas")["replicas"] if replica["here"]]
             starts: list[Any] = [entry.details.after for entry in self.acts("server.started", 20) if entry.details]
@@ -119,7 +124,8 @@ class Check:
             state = "pass" if passes else "fail"
         except Exception as error:  # a source that fails, or replies as another version does, costs only its checks
             reason = str(error) if isinstance(error, ProlepsisError) else f"{type(error).__name__}: {error}"
-            state, finding = "unknown", reason
+            is_refused = self.id == "settings" and facts.url is None and isinstance(error, ProlepsisError)
+            state, finding = "fail" if is_refused else "unknown", reason
         return {**asdict(self), "state": state, "finding": finding}
 
 
@@ -133,10 +139,22 @@ def _none_of(what: str, present: Iterable[str]) -> Found:
     return not names, f"{what}: {names or 'none'}"
 
 
+def _speculates(facts: Facts) -> Found:
+    own, named = facts.settings, ("proposers", "synthetic", "draft_model", "early_exit_layer", "remote_proposer")
+    if own["num_speculative_tokens"] == 0:
+        return False, "num_speculative_tokens: 0"
+    if own["draft_head"] == "none" and not any(own[name] for name in named):
+        return False, "proposers: none, draft_head: none"
+    content = facts.server.document("/admin/policy")["content"] or {"default": {"mode": "on"}, "rules": ()}
+    modes = {rule["mode"] for rule in (content["default"], *content["rules"])}
+    return modes != {"off"}, f"modes of the policy's default and rules: {', '.join(sorted(modes))}"
+
+
 def _roles(_: Facts) -> Found:
-    keys = KeyFile(settings_here().server.keys_file or default_key_file()).read()
-    wide = [key.id for key in keys if "client" in key.roles and len(key.roles) > 1]
-    return bool(keys) and not wide, f"{len(keys)} keys; of clients with further roles: {', '.join(wide) or 'none'}"
+    file = KeyFile(settings_here().server.keys_file or default_key_file())
+    keys = known(file.read() or None, f"there are no keys in {file.path}")
+    wide = (key.id for key in keys if "client" in key.roles and len(key.roles) > 1)
+    return _none_of(f"{len(keys)} keys; of clients with further roles", wide)
 
 
 def _recent(what: str, times: Iterable[float], facts: Facts, most_s: float = 90 * DAY_S) -> Found:
@@ -158,8 +176,11 @@ def _did(action: str) -> Test:
 def _on(*names: str) -> Test:
     def test(facts: Facts) -> Found:
         values = {name: facts.settings[name] for name in names}
-        finding = ", ".join(f"{name}: {shown(name, value)}" for name, value in values.items())
-        return all(value not in _NOT_ENOUGH for value in values.values()), finding
+        lacking = {name: value for name, value in values.items() if value in _NOT_ENOUGH}
+        return not lacking, ", ".join(
+            f"{name} is not set" if value in (None, [], {}) else f"{name}: {shown(name, value)}"
+            for name, value in (lacking or values).items()
+        )
 
     return test
 
@@ -202,20 +223,28 @@ def _alike(reply: Any) -> Found:
     return len(kinds) == 1, f"version and exact group: {', '.join(sorted(kinds))}"
 
 
+def _not_killed(facts: Facts) -> Found:
+    if facts.url is not None:
+        return _none_of("stopped", facts.server.document("/admin/kill")["killed"])
+    return _none_of("stopped", status_here(ControlsFile(settings_here().server.controls_file).read()).killed)
+
+
 def _alerts(facts: Facts) -> Found:
     groups: Any = alert_groups()
     shipped = {rule["alert"] for group in groups for rule in group["rules"] if "alert" in rule}
-    return _none_of("not loaded", sorted(shipped - {rule["name"] for rule in facts.alerts}))
+    return _none_of("not loaded", sorted(shipped - {rule["name"] for rule in facts.rules}))
 
 
 def _runbooks(facts: Facts) -> Found:
-    urls = {rule["annotations"].get("runbook_url", "") for rule in facts.alerts} - {""}
+    urls = {rule.get("annotations", {}).get("runbook_url", "") for rule in facts.rules} - {""}
     gone = sorted(url for url in urls if httpx.get(url).status_code >= 400)
     return bool(urls) and not gone, f"of {len(urls)} runbooks, not found: {', '.join(gone) or 'none'}"
 
 
 BY_NAME: Mapping[str, Callable[..., Test]] = {"settings": _on, "act": _did}
 TESTS: Mapping[str, Test] = {
+    "settings": lambda facts: (bool(facts.settings), "`prolepsis serve` starts with them"),
+    "speculation": _speculates,
     "native-kernels": lambda facts: facts.machine["kernels"],
     "cost-curve": lambda facts: _file(cache_directory() / "profiles", facts),
     "self-check": lambda facts: _file(cache_directory() / "self-checks", facts),
@@ -236,11 +265,14 @@ TESTS: Mapping[str, Test] = {
     "replays-match": _said("/admin/health", lambda health: _replays(health["correctness"])),
     "head-fits": _said("/admin/heads", _misfits),
     "chat-template": _said("/tokenizer_info", lambda info: (bool(info["chat_template"]), "by /tokenizer_info")),
-    "kill-off": _said("/admin/kill", lambda kill: _none_of("stopped", kill["killed"])),
+    "kill-off": _not_killed,
     "guardrails": _said("/admin/policy", _rules),
     "clock": _clock,
     "replicas": _said("/admin/replicas", _alike),
-    "objectives": lambda facts: (any("sloth_slo" in rule["labels"] for rule in facts.alerts), "by the label sloth_slo"),
+    "objectives": lambda facts: (
+        any("sloth_slo" in rule.get("labels", ()) for rule in facts.rules),
+        f"by the label sloth_slo, of {len(facts.rules)} rules",
+    ),
     "alerts-loaded": _alerts,
     "runbooks": _runbooks,
 }

@@ -9,7 +9,7 @@ import typer
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.terminal.admin import Key
 from prolepsis.core.terminal.documents import print_reply
-from prolepsis.core.terminal.output import FAILED, OK, UNPROVEN, AsJson
+from prolepsis.core.terminal.output import FAILED, OK, UNPROVEN, AsJson, stdout
 from prolepsis.ops.incident.commands.incident import PrometheusUrl
 
 LEVELS = ("must", "should", "could")
@@ -38,4 +38,9 @@ def doctor(
     counts = {level: Counter(result["state"] for result in of_level) for level, of_level in rows.items()}
     to_do = [result for of_level in rows.values() for result in of_level if result["state"] == "fail"]
     print_reply({"counts": counts, **rows, "to_do": to_do}, _COLUMNS | _TO_DO, as_json=as_json)
+    verdict = "go on: {pass} must pass, {unknown} unknown".format_map(must := counts["must"])
+    if must["fail"]:
+        verdict = f"do not: {must['fail']} must fail; first {{id}} ({{finding}}): {{fix}}".format_map(to_do[0])
+    if not as_json:
+        stdout().print(verdict, soft_wrap=True, markup=False)
     raise typer.Exit(FAILED if counts["must"]["fail"] else UNPROVEN if counts["must"]["unknown"] else OK)

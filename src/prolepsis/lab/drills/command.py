@@ -6,22 +6,23 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import cycle, islice
-from typing import Annotated
+from typing import Annotated, get_args
 
 import httpx
 import typer
 
 from prolepsis.core.config import DRAFT_HEAD
 from prolepsis.core.errors import InvalidParameter
+from prolepsis.core.reasons import IN_WORDS, STOPPED, OffReason
 from prolepsis.core.terminal.admin import HERE, Key, NoServer, ask
 from prolepsis.core.terminal.documents import print_reply
-from prolepsis.core.terminal.output import EPILOG, FAILED, UNPROVEN, AsJson, command_group, note
-from prolepsis.lab.drills.drills import BY_NAME, DRILLS, NOT_HERE, Drill
+from prolepsis.core.terminal.output import EPILOG, FAILED, INTERRUPTED, OK, UNPROVEN, AsJson, command_group, note
+from prolepsis.lab.drills.drills import BY_NAME, DRILLS, NEED_DRAFTS, NOT_HERE, Drill
 from prolepsis.server.cli.chat import ChatSession
 
 PROMPTS = ("Repeat: the old mill stands by the river.", "Count from one to twenty.", "Tell a story.", "Add 2 to 3.")
 MOST_S = 240.0
-"""Longest time of a fault."""
+"""Longest time of a fault, and of a wait for requests of others."""
 Answers = list[tuple[str, str | None]]
 """Prompt and text; None: the request was refused, or did not end once and without an error."""
 app = command_group("Inject faults on purpose into a drained server, and judge how it takes them.")
@@ -50,15 +51,20 @@ class Site:
         self._server, self._key, self._call = server, key, partial(ask, server, key)
         self._prompts = [f"{prompt} {drill.poison}".strip() for prompt in PROMPTS]
         self._signs = {name: sign for name, sign in (("alarm_s", drill.alarm), ("safe_mode_s", drill.safe)) if sign}
+        self._insists = {"mode": "always"} if drill.needs in NEED_DRAFTS else {}
+        self._insists |= {"proposer": DRAFT_HEAD} if drill.fault == "damage" else {}
         self._model = ""
+        self.verdict = DrillVerdict(drill.name)
 
     def judge(self) -> DrillVerdict:
         """Run the drill; raises `InvalidParameter` where the server refuses it."""
-        verdict = DrillVerdict(self._drill.name)
+        verdict = self.verdict
         try:
-            while self._hold():
-                time.sleep(self._look_s)
+            self._hold()
             self._model = self._call("GET", "/v1/models")["data"][0]["id"]
+            if reason := self._lacking():
+                verdict.verdict = f"{NOT_HERE} {reason}"
+                return verdict
             for entry in self._call("GET", "/admin/health")["breakers"]["breakers"]:
                 if entry["state"] in ("open", "half_open"):
                     body = {"proposer": entry["proposer"], "traffic_class": entry["traffic_class"], "state": "closed"}
@@ -76,22 +82,37 @@ class Site:
             self._hold(verdict=asdict(verdict))
         return verdict
 
+    def _lacking(self) -> str:
+        """Return why the drill cannot be here: its requests have no drafts, or those of others do not end; else ""."""
+        message = {"role": "user", "content": self._prompts[0]}
+        body = {"model": self._model, "messages": [message], "max_tokens": 4, "speculation": self._insists}
+        try:
+            reply = self._call("POST", "/v1/chat/completions", body, timeout_s=MOST_S, read=lambda reply: reply)
+        except InvalidParameter as refusal:
+            return str(refusal).partition(": ")[2]
+        began, reason = time.monotonic(), reply.headers["x-spec-effective"].partition("reason=")[2].partition(";")[0]
+        if self._insists and reason in {*STOPPED, *get_args(OffReason)}:  # whatever proposers do
+            return str(IN_WORDS[reason])
+        while (inside := self._hold()) and time.monotonic() - began < MOST_S:
+            time.sleep(self._look_s)
+        return f"{inside} requests of others did not end within {MOST_S:g} s" if inside else ""
+
     def _with_fault(self, verdict: DrillVerdict) -> Answers:
         """Return what was answered until the signs of the fault held; note in the verdict when that was."""
         places, prompts, metrics, waiting = self._drill.at_once, cycle(self._prompts), self._metrics(), {**self._signs}
         work: list[tuple[str, Future[str | None]]] = []
         began = time.monotonic() + self._look_s  # the first requests are there before
-        with ThreadPoolExecutor(places) as pool:
-            while len(work) <= places or (waiting and time.monotonic() - began < MOST_S):
-                num_free = places - sum(not answer.done() for _, answer in work)
-                work += [(prompt, pool.submit(self._ask, prompt)) for prompt in islice(prompts, num_free)]
-                time.sleep(self._look_s)
-                self._hold(inject=True)
-                now = self._metrics()
-                for name in [name for name, sign in waiting.items() if sign.holds(metrics, now)]:
-                    setattr(verdict, name, round(time.monotonic() - began, 2))
-                    sign = waiting.pop(name)
-                    verdict.alert = sign.alert if name == "alarm_s" else verdict.alert
+        pool = ThreadPoolExecutor(places)  # an interrupt does not wait for its answers: the fault is taken back before
+        while len(work) <= places or (waiting and time.monotonic() - began < MOST_S):
+            num_free = places - sum(not answer.done() for _, answer in work)
+            work += [(prompt, pool.submit(self._ask, prompt)) for prompt in islice(prompts, num_free)]
+            time.sleep(self._look_s)
+            self._hold(inject=True)
+            now = self._metrics()
+            for name in [name for name, sign in waiting.items() if sign.holds(metrics, now)]:
+                setattr(verdict, name, round(time.monotonic() - began, 2))
+                sign = waiting.pop(name)
+                verdict.alert = sign.alert if name == "alarm_s" else verdict.alert
         return [(prompt, answer.result()) for prompt, answer in work]
 
     def _round(self) -> Answers:
@@ -103,7 +124,7 @@ class Site:
 
     def _ask(self, prompt: str) -> str | None:
         session = ChatSession(self._server, self._key, self._model, max_tokens=48, temperature=0.0)
-        session.proposer = DRAFT_HEAD if self._drill.fault == "damage" else None
+        session.speculation = self._insists
         with suppress(InvalidParameter, NoServer):
             text = "".join(piece.text for piece in session.say(prompt))
             return text if session.usage else None
@@ -139,14 +160,20 @@ def run(
     if name not in (*BY_NAME, "all"):
         raise InvalidParameter(f"drill is {name!r}; allowed: all, {', '.join(BY_NAME)}", param="name")
     verdicts = []
-    for drill in DRILLS if name == "all" else [BY_NAME[name]]:
-        try:
-            note(f"{drill.name}: {drill.fails}")
-            verdicts.append(Site(server, key, drill, drain=drain).judge())
-        except InvalidParameter as refusal:
-            if NOT_HERE not in str(refusal):
-                raise
-            verdicts.append(DrillVerdict(drill.name, str(refusal).partition(": ")[2]))
+    with suppress(KeyboardInterrupt):  # what ended keeps its verdict
+        for drill in DRILLS if name == "all" else [BY_NAME[name]]:
+            site = Site(server, key, drill, drain=drain)
+            verdicts.append(site.verdict)
+            signs = dict.fromkeys(sign.alert for sign in (drill.alarm, drill.safe) if sign)
+            note(f"{drill.name}: {drill.fails}; waits for {', '.join(signs) or 'its answers'}, at most {MOST_S:g} s")
+            try:
+                site.judge()
+            except InvalidParameter as refusal:
+                if NOT_HERE not in str(refusal):
+                    raise
+                site.verdict.verdict = str(refusal).partition(": ")[2]
+            note(f"{drill.name}: {site.verdict.verdict}")
     print_reply({"verdicts": list(map(asdict, verdicts))}, as_json=as_json)
-    if (outcomes := {verdict.verdict for verdict in verdicts} & {"passed", "failed"}) != {"passed"}:
-        raise typer.Exit(FAILED if outcomes else UNPROVEN)
+    statuses = {"failed": FAILED, "broken off": INTERRUPTED, "passed": OK}
+    outcomes = {verdict.verdict for verdict in verdicts}
+    raise typer.Exit(next((statuses[outcome] for outcome in statuses if outcome in outcomes), UNPROVEN))

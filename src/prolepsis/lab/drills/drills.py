@@ -8,7 +8,7 @@ from prolepsis.core.messages import EngineFault
 
 Fault = Literal["requests", "store away", "disk full", "outside"] | EngineFault
 """requests: no more than those of the drill. outside: it is done by hand."""
-NOT_HERE = "not here, because the server lacks"
+NOT_HERE = "not here:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,7 @@ _STORE = Sign("StoreDown", "prolepsis_store_up", falls=True)
 _AGAIN = Sign("EngineRestarted", "prolepsis_engine_restarts_total")
 _POISON = "the key red the key blue the key green the key white the key black the key grey"  # a bad guess each time
 _HEAD, _STORED = "a draft head", "a store"
+NEED_DRAFTS = ("proposers", _HEAD, "replays")
 _BY_HAND = "a way to do it itself: docs/how-to/drills.md has the steps"
 DRILLS = (
     Drill("proposer-hang", "JVMChaos", "free proposers do not come back", "hang", "proposers", _FAILS, _OPEN),

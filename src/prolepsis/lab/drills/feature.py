@@ -74,7 +74,8 @@ class Drills(Feature):
         self._is_clear |= not self._gate.num_inside
         if body.verdict is not None:
             self._end("it is over")
-            self._emit(drill, caller.actor, "drill.run", body.verdict)
+            if not str(body.verdict.get("verdict")).startswith(NOT_HERE):
+                self._emit(drill, caller.actor, "drill.run", body.verdict)
         elif not body.inject:
             self._take_back("its holder asked")
         elif self._undo is None and self._is_clear:
@@ -87,7 +88,7 @@ class Drills(Feature):
         if (drill := BY_NAME.get(body.drill)) is None:
             raise _refused("unknown_drill", f"drill is {body.drill!r}; allowed: {', '.join(BY_NAME)}")
         if not self._has(drill.needs):
-            raise _refused("not_here", f"{NOT_HERE} {drill.needs}")
+            raise _refused("not_here", f"{NOT_HERE} the server lacks {drill.needs}")
         if self._held not in (None, (drill, caller.actor)):
             raise _refused("drill_running", "Another drill runs.")
         if not body.drain:

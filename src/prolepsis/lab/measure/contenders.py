@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
+from prolepsis.core.ask import ask
 from prolepsis.core.engine_client import EngineClient
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.messages import ApplyPlan
@@ -15,7 +16,6 @@ from prolepsis.core.terminal.config import listed
 from prolepsis.engine.timings import Timings
 from prolepsis.lab.measure.arrivals import in_flight
 from prolepsis.lab.measure.prompts import EncodedPrompt
-from prolepsis.server.cli.ask import ask
 
 PLAIN, AUTO = "plain", "auto"
 Notify = Callable[[str], None]

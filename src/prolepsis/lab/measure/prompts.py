@@ -65,6 +65,11 @@ def encode_prompts(prompts: Sequence[Prompt], tokenizer: ChatTokenizer) -> tuple
     )
 
 
+def shipped_token_ids(tokenizer: ChatTokenizer) -> Sequence[Sequence[int]]:
+    """Return the shipped prompts as token ids."""
+    return [prompt.token_ids for prompt in encode_prompts(load_prompts(None), tokenizer)]
+
+
 def _prompt(line: str, where: str) -> Prompt:
     try:
         record = json.loads(line)

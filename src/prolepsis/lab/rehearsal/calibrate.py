@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count, islice
 
+from prolepsis.core.ask import ask
 from prolepsis.core.messages import ApplyPlan
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest, SamplingParams, SpecMode, SpeculationChoice
@@ -22,7 +23,6 @@ from prolepsis.lab.rehearsal.record import BlockNumbers, trace_line
 from prolepsis.lab.rehearsal.trace import Trace, TraceLine
 from prolepsis.lab.virtual_engine.machine import Machine
 from prolepsis.lab.virtual_engine.measure import MeasuredSteps, StepMeter
-from prolepsis.server.cli.ask import ask
 
 PASS_TOKENS = (1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33, 64, 128, 256, 512)
 """The engine's own profile ends with 64: it need not predict how long prompts take."""

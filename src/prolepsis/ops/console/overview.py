@@ -7,6 +7,7 @@ from typing import Literal, Protocol, cast, get_args
 from prolepsis.control.audit.changes import ChangesReply
 from prolepsis.control.controls.kill_switch import KillStatus
 from prolepsis.control.correctness.runtime import CorrectnessReply
+from prolepsis.control.drafts.heads import HeadsReply
 from prolepsis.control.health.breaker_runtime import BreakersReply
 from prolepsis.control.health.commands import HEALTH, WHY
 from prolepsis.control.health.drift_runtime import DriftReply
@@ -170,6 +171,7 @@ async def _attention(
     kill = await visit.section(KillStatus, "/admin/kill")
     rollouts = await visit.section(RolloutsReply, "/admin/rollouts")
     policy = await visit.section(PolicyReply, "/admin/policy")
+    heads = (await visit.section(HeadsReply, "/admin/heads")).value
     alerts = await visit.section(AlertsReply, "/admin/alerts")
     items = [
         *own,
@@ -178,6 +180,7 @@ async def _attention(
         *(_of_verdicts(verdicts) if verdicts else ()),
         *(_of_rollouts(rollouts.value) if rollouts.value else ()),
         *(_of_proposers(health.breakers, health.drift) if health else ()),
+        *(Attention("warn", f"{text}.", "/console/proposers#heads") for text in (heads.warnings if heads else ())),
     ]
     if policy.value is not None and policy.value.fault:
         items.append(Attention("warn", f"The policy's source is not in use: {policy.value.fault}", "/console/policy"))

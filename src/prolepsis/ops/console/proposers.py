@@ -1,4 +1,4 @@
-"""Proposers: what they draft with, their breakers and memory, and draft heads to swap in."""
+"""Proposers: what they draft with and bring, their breakers and memory, and draft heads to swap in."""
 
 from collections.abc import Mapping
 
@@ -19,6 +19,8 @@ def proposer_pages(client: EngineClient) -> FeaturePages:
             "swaps": last_swaps(changes),
             "slots": (DRAFT_HEAD, CANDIDATE_HEAD),
             "memory": {memory.proposer: memory for memory in cost.value.memory} if cost.value else {},
+            "saved": {usage.value: usage.saved_s for usage in cost.value.by_proposer} if cost.value else {},
+            "counts": client.proposer_counts(),
             "loaded": client.info.proposers,
             "may_swap": visit.may("PUT", HEADS.path),
         }

@@ -14,26 +14,27 @@ Holds = Literal["ours", "tenant", "key", "person", "text", "written", "left out"
 redacted. written: what people wrote, with all that is in it; there a number may be a password or a card. left out:
 names that clients chose, and what checks a guess at a text."""
 _FIELDS: Mapping[Holds, str] = {
-    "ours": "action arm breaker client condition currency drift event exactness feature killed_by kind level loss "
-    "metric mode off on_fault outcome phase proposer route severity source sources state status term terminal tier "
-    "traffic_class unit",
+    "ours": "action answer arm breaker client condition currency drift event exactness feature judge killed_by kind "
+    "level loss metric mode off on_fault outcome phase proposer route severity source sources state status "
+    "term terminal tier traffic_class unit",
     "tenant": "tenant tenants metrics_tenants",
     "key": "key_id",
     "person": "actor by author",
     "written": "before after configuration content definition labels match targeting text variants",
     "left out": "http_request_id answer_id trace_id hash salt digest_salt prompt_digest output_digests details_digest",
-    "text": "about address alert aliases allowed assumes at batch blocks bound candidate_head chain compiler consumer "
-    "control current dashboard decision default_sampling describe description detail details device digest "
-    "direction draft_head draft_head_reason draft_model eligible ended_at engine engine_request_id entry error "
-    "exact_group exactness_reason exception expected expr failure fault file files finding finding_of fingerprint "
-    "finish_reason flag flags folder forward fp frames free given head id in_use install instead instructions "
-    "item items kept_in kernel key keys killed kv_cache label legend line lines logger machine misfit missing "
-    "model model_limit name named names not_saved note number on_words open_files owner owners pages panel part "
-    "parts paying_loads place plan platform policy policy_rule policy_version pool position prepared previous "
-    "price prices_version prolepsis proposers python rates reason record_id region replica request request_id "
-    "response result rollout rollout_id rollout_run row rule rules sample scope sentence seq signature stack "
-    "stage stages started step store stored subject subjects summary target title to tokenizer trained_for uid "
-    "url value values variant version versions warnings weights what why",
+    "text": "about address alert aliases allowed assumes at auto batch blocks bound candidate_head chain "
+    "changed_by compiler consumer control current dashboard decision default_sampling describe description detail "
+    "details device digest direction draft_head draft_head_reason draft_model eligible ended_at engine "
+    "engine_request_id entry error exact_group exactness_reason exception expected expr failure fault file "
+    "files finding finding_of fingerprint figure finish_reason flag flags folder forward fp frames free given head "
+    "id in_use install instead instructions item items kept_in kernel key keys killed kv_cache label legend "
+    "limits line lines logger machine misfit missing model model_limit name named names not_saved note number "
+    "on_words open_files owner owners pages panel part parts paying_loads place plan platform policy "
+    "policy_rule policy_version pool position prepared previous price prices_version prolepsis proposers "
+    "python rates reason record_id region replica request request_id response rests_on result rollout "
+    "rollout_id rollout_run row rule rules sample says scope seq signature stack stage stages started step "
+    "store stored subject subjects summary target title to tokenizer trained_for tried uid url value values variant "
+    "verdict version versions warnings weights what where why",
 }
 FIELDS: Mapping[str, Holds] = {name: holds for holds, names in _FIELDS.items() for name in names.split()}
 OF_TENANTS = re.compile(r"metrics_tenants|tenants|(?:\w+_)?by_tenant")

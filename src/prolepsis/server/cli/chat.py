@@ -39,8 +39,7 @@ class ChatSession:
     max_tokens: int | None
     temperature: float | None
     messages: list[dict[str, str]] = field(default_factory=list)
-    drafts: bool = True
-    proposer: str | None = None  # the only one that drafts, at any cost; None: any
+    speculation: dict[str, str] = field(default_factory=dict)  # what is asked of it
     usage: dict[str, Any] = field(default_factory=dict)  # usage of the last answer
 
     def say(self, text: str) -> Iterator[DraftedText]:
@@ -61,7 +60,6 @@ class ChatSession:
         self.messages.append({"role": "assistant", "content": "".join(answer)})
 
     def _chunks(self) -> Iterator[dict[str, Any]]:
-        insisted = {"mode": "always", "proposer": self.proposer} if self.proposer else {}
         body = {
             "model": self.model,
             "messages": self.messages,
@@ -69,7 +67,7 @@ class ChatSession:
             "stream_options": {"include_usage": True},
             "max_tokens": self.max_tokens,
             "temperature": self.temperature,
-            "speculation": {"mode": "auto" if self.drafts else "off", "origins": True, **insisted},
+            "speculation": {"origins": True, **self.speculation},
         }
         given = {name: value for name, value in body.items() if value is not None}
         headers = {"authorization": f"Bearer {self.key}"} if self.key else {}
@@ -157,7 +155,7 @@ def _asked(out: Console) -> str | None:
 def _obeyed(said: str, conversation: ChatSession) -> bool:
     """Return whether `said` was a command."""
     if said in ("/plain", "/draft"):
-        conversation.drafts = said == "/draft"
+        conversation.speculation = {"mode": "auto" if said == "/draft" else "off"}
     elif said == "/new":
         conversation.messages = [message for message in conversation.messages if message["role"] == "system"]
     elif said.startswith("/") and " " not in said:

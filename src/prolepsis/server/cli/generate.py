@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from prolepsis.core.ask import ask as ask_engine
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.engine_client import EngineClient
 from prolepsis.core.errors import InvalidParameter
@@ -23,7 +24,6 @@ from prolepsis.core.terminal.output import print_facts, print_json, print_table,
 from prolepsis.core.traffic_sums import ratio
 from prolepsis.engine.text.stream import StopStrings, TextStream
 from prolepsis.engine.text.tokenizer import ChatTokenizer, encode_message
-from prolepsis.server.cli.ask import ask as ask_engine
 
 
 def figures(stats: RequestStats) -> dict[str, object]:

@@ -1,5 +1,6 @@
 """The `prolepsis` command: a table of commands, each imported when it runs, and the place where errors end."""
 
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +12,7 @@ from prolepsis import __version__
 from prolepsis.core.errors import ProlepsisError
 from prolepsis.core.extras import named, not_installed
 from prolepsis.core.memory_failures import memory_failure
-from prolepsis.core.terminal.output import EPILOG, HELP_FLAGS, INTERRUPTED, exit_status, print_error
+from prolepsis.core.terminal.output import EPILOG, HELP_FLAGS, INTERRUPTED, exit_status, print_error, warn
 
 if TYPE_CHECKING:
     from prolepsis.core.engine_client import EngineClient
@@ -155,7 +156,11 @@ def root(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="print the version and exit")
     ] = False,
 ) -> None:
-    """Take the flags in front of a command; the context's object runs an engine for commands of features."""
+    """Warn of variables that set nothing; the context's object runs an engine for commands of features."""
+    from prolepsis.core.terminal.config import misspelt_variables
+
+    for variable, near in misspelt_variables(os.environ):
+        warn(f"environment variable {variable} has no effect; did you mean {near}?")
     context.obj = context.obj or _engine
 
 

@@ -9,8 +9,7 @@ import typer
 
 from prolepsis.control.audit.commands.acts import actor, record_act
 from prolepsis.core.audit_event import AuditEvent
-from prolepsis.core.errors import InvalidParameter, ModelLoadError, ModelNotFound, ProlepsisError
-from prolepsis.core.extras import named
+from prolepsis.core.errors import InvalidParameter, ModelLoadError, ModelNotFound
 from prolepsis.core.terminal.documents import print_reply
 from prolepsis.core.terminal.flags import settings_here
 from prolepsis.core.terminal.output import (
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from prolepsis.engine.models.draft_models import DraftModelEntry
     from prolepsis.engine.models.files.store import Manifest, ModelStore
     from prolepsis.engine.models.heads.registry import HeadEntry
-    from prolepsis.lab.head_trial import Trial
 
 _COLUMNS = {
     "models": ("name", "size=size:bytes", "licence", "source"),
@@ -132,17 +130,12 @@ def export(
 def import_(
     folder: Annotated[Path, typer.Argument(help="folder of an EAGLE-3 head in the speculators format")],
     name: Annotated[str, typer.Option("--as", help="NAME for its next version, or NAME@VERSION")],
-    *,
-    is_tried: Annotated[
-        bool, typer.Option("--try/--no-try", help="see how many of its drafts are accepted, where it does not say")
-    ] = True,
     model_dir: Directory = None,
     as_json: AsJson = False,
 ) -> None:
     """Check a draft head from other software and copy it into the model directory.
 
-    One that does not say how many of its draft tokens are accepted drafts for the first model that it fits, on the
-    shipped prompts.
+    A server tries it as soon as it is swapped in; it drafts by default once it has the alias champion.
     """
     from prolepsis.engine.models.heads.exchange import fitting_models, import_head
 
@@ -150,31 +143,14 @@ def import_(
     root = settings_here(model_dir=model_dir).engine.model_dir
     entry = import_head(folder, name, root)
     fits = fitting_models(entry, root)
-    is_unknown = bool(fits) and not entry.provenance.acceptance
-    trial = _trial(entry.label, fits[0], model_dir) if is_tried and is_unknown else None
     if as_json:
-        print_json({**describe_drafter(entry, root), "fits": fits, "trial": trial and asdict(trial)})
+        print_json({**describe_drafter(entry, root), "fits": fits})
         return
     stdout().print(f"{entry.label} is in {entry.folder}", soft_wrap=True)
     proof = "by fingerprint" if entry.target_fingerprint else "by its sizes; it does not name its target's weights"
     note(f"fits {', '.join(fits)} ({proof})" if fits else "fits no model that is here")
-    if trial is not None:
-        note(trial.describe())
     note(f"serve with it: prolepsis serve --draft-head {entry.label}")
-
-
-def _trial(head: str, model: str, model_dir: Path | None) -> "Trial | None":
-    """Return what the head's drafts come to; None where that cannot be seen: it is imported all the same."""
-    import asyncio
-
-    try:
-        trial: Trial = asyncio.run(
-            named("lab.head_trial:tried")(settings_here(model=model, draft_head=head, model_dir=model_dir))
-        )
-        return trial
-    except ProlepsisError as error:
-        note(f"not tried with {model}: {error}")
-        return None
+    note(f"let it draft by default: prolepsis models alias {entry.label} champion")
 
 
 @app.command(epilog=EPILOG)

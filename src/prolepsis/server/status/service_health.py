@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from uuid import uuid4
 
@@ -13,9 +13,9 @@ from prometheus_client import CollectorRegistry
 from prolepsis.control.web.context import Context
 from prolepsis.control.web.errors import describe_error
 from prolepsis.control.web.feature import Feature
+from prolepsis.core.ask import ask
 from prolepsis.core.ended import FAILED, RequestEnded
 from prolepsis.core.engine_client import EngineClient
-from prolepsis.core.events import Failed, Finished, Tokens
 from prolepsis.core.requests import UNCOUNTED_CLASS, GenerateRequest, SamplingParams
 from prolepsis.core.telemetry.declare import gauge
 
@@ -47,9 +47,17 @@ class DeepCheck:
         async with self._asking:
             if self._last is None or time.monotonic() - self._last[0] > self._cached_s:
                 started, detail, num_tokens = time.monotonic(), "", 0
+                request = GenerateRequest(
+                    request_id=f"health-{uuid4().hex}",
+                    prompt_token_ids=(0,),
+                    params=SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True),
+                    priority=-(2**31),
+                    cache_salt=SCOPE,
+                    traffic_class=UNCOUNTED_CLASS,
+                )
                 try:
                     async with asyncio.timeout(self._timeout_s):
-                        num_tokens = await self._count_tokens()
+                        num_tokens = len((await ask(self._client, request)).token_ids)
                 except TimeoutError:
                     detail = f"not {NUM_TOKENS} tokens within {self._timeout_s:g} s"
                 except Exception as error:  # a health check reports every failure
@@ -60,29 +68,6 @@ class DeepCheck:
                 health = DeepHealth(not detail, detail or f"{num_tokens} tokens were generated", ms)
                 self._last = (time.monotonic(), health)
             return self._last[1]
-
-    async def _count_tokens(self) -> int:
-        """Return how many tokens the engine generated; 0 if it did not finish. Raises the error that it failed with."""
-        request = GenerateRequest(
-            request_id=f"health-{uuid4().hex}",
-            prompt_token_ids=(0,),
-            params=SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True),
-            priority=-(2**31),
-            cache_salt=SCOPE,
-            traffic_class=UNCOUNTED_CLASS,
-        )
-        num_tokens, finished = 0, False
-        events = self._client.generate(request)
-        try:
-            async for event in events:
-                if isinstance(event, Failed):
-                    raise event.error
-                num_tokens += len(event.token_ids) if isinstance(event, Tokens) else 0
-                finished = isinstance(event, Finished)
-        finally:
-            if isinstance(events, AsyncGenerator):
-                await events.aclose()
-        return num_tokens if finished else 0
 
 
 WINDOW_S = 60.0

@@ -24,6 +24,7 @@ from prolepsis.engine.models.heads.registry import (
     head_for,
     list_heads,
     open_head,
+    seen_by_auto,
 )
 from prolepsis.engine.models.load import LoadedModel
 from prolepsis.engine.models.targets.lean import LeanModel
@@ -89,20 +90,48 @@ def test_the_users_head_comes_before_a_shipped_one_of_its_label(root: Path, targ
     assert not entry.shipped
 
 
-def test_auto_takes_the_best_measured_head_of_exactly_this_target(root: Path, target: LoadedModel) -> None:
+def seen(root: Path, target: LoadedModel) -> dict[str, str]:
+    return {entry.label: seen_by_auto(entry, target.identity, root) for entry in own(root)}
+
+
+def test_auto_takes_the_best_measured_champion_of_exactly_this_target(root: Path, target: LoadedModel) -> None:
     fits = {"target_fingerprint": target.identity}
-    report = {"all": {"hits": [5], "trials": [10]}}
     put(root, target, "plain", **fits)
-    put(root, target, "measured@1", **fits, acceptance={"all": {"hits": [9], "trials": [10]}})
-    put(root, target, "measured@2", **fits, acceptance=report)
+    put(root, target, "measured@1", **fits, acceptance={"all": {"hits": [5], "trials": [10]}})
+    put(root, target, "measured@2", **fits, acceptance={"all": {"hits": [9], "trials": [10]}})
     put(root, target, "other", target_fingerprint="other", acceptance={"all": {"hits": [9], "trials": [9]}})
-    entry = fitting_entry(target.identity, root)
-    assert entry is not None
-    assert entry.label == "measured@2"
-    head = head_for("auto", target, root)
+    assert head_for("auto", target, root) is None, "what was only imported, perhaps for a trial, does not draft"
+    assert "alias measured@2 champion` adopts it" in seen(root, target)["measured@2"]
+    for name in ("plain", "measured", "other"):
+        HeadAliases(root).set(name, "champion", 1)
+    head, reason = chosen_head("auto", target, root)
     assert head is not None
-    assert head.info.name == "measured@2"
+    assert (head.info.name, reason) == ("measured@1", f"champion for these weights ({target.identity})")
+    found = seen(root, target)
+    assert (found["measured@1"], found["plain@1"]) == ("takes it: champion", "measured@1 comes before it")
+    assert "only imported" in found["measured@2"]
     assert head_for("none", target, root) is None
+
+
+def test_a_champion_comes_before_a_shipped_head(root: Path, target: LoadedModel) -> None:
+    shipped = list_heads(root)[0]
+    assert fitting_entry(shipped.target_fingerprint, root) == shipped
+    assert seen_by_auto(shipped, shipped.target_fingerprint, root) == "takes it: shipped"
+    put(root, target, "mine", target_fingerprint=shipped.target_fingerprint)
+    assert fitting_entry(shipped.target_fingerprint, root) == shipped
+    HeadAliases(root).set("mine", "champion", 1)
+    taken = fitting_entry(shipped.target_fingerprint, root)
+    assert taken is not None
+    assert taken.label == "mine@1"
+    assert seen_by_auto(shipped, shipped.target_fingerprint, root) == "mine@1 comes before it"
+
+
+def test_auto_does_without_where_the_aliases_are_damaged(root: Path, target: LoadedModel) -> None:
+    put(root, target, "a", target_fingerprint=target.identity)
+    (head_folder(root) / "aliases.json").write_text("{")
+    head, reason = chosen_head("auto", target, root)
+    assert head is None
+    assert "aliases.json is damaged" in reason
 
 
 def test_a_misfit_names_the_difference(root: Path, target: LoadedModel) -> None:
@@ -118,22 +147,26 @@ def test_a_misfit_names_the_difference(root: Path, target: LoadedModel) -> None:
 
 
 REASONS: dict[str, tuple[list[tuple[str, str, str]], str]] = {
-    "of these weights": ([("a", "", "{ours}")], "trained for these weights ({ours})"),
+    "of these weights": (
+        [("a", "", "{ours}"), ("b", "tiny", "")],
+        "no head for these weights ({ours}) is shipped or champion; nearest: a@1, it was only imported; "
+        "`prolepsis models alias a@1 champion` adopts it",
+    ),
     "none of them": (
         [("a", "big", "00" * 16)],
-        "no head is recorded for these weights ({ours}); nearest: a@1, it was trained for other weights: big with "
-        f"fingerprint {'00' * 16}, not {{ours}}",
+        "no head for these weights ({ours}) is shipped or champion; nearest: a@1, it was trained for other weights: "
+        f"big with fingerprint {'00' * 16}, not {{ours}}",
     ),
     "without a target": (
         [("a", "big", "00ff"), ("b", "tiny", "")],
-        "no head is recorded for these weights ({ours}); nearest: b@1, which records no target, and drafts if "
-        "draft_head names it",
+        "no head for these weights ({ours}) is shipped or champion; nearest: b@1, it records no target, and drafts "
+        "if draft_head names it",
     ),
     "by the name of a file": (
         [("a", "tiny", "0123456789abcdef")],
-        "no head is recorded for these weights ({ours}); nearest: a@1, it was trained for tiny with fingerprint "
-        "0123456789abcdef, which depends on the name of the file and is no longer used; if these are its weights, "
-        "write {ours} as prolepsis.target_fingerprint into {root}/heads/a/config.json",
+        "no head for these weights ({ours}) is shipped or champion; nearest: a@1, it was trained for tiny with "
+        "fingerprint 0123456789abcdef, which depends on the name of the file and is no longer used; if these are its "
+        "weights, write {ours} as prolepsis.target_fingerprint into {root}/heads/a/config.json",
     ),
 }
 
@@ -145,9 +178,7 @@ def test_auto_says_how_it_found_the_head_or_why_there_is_none(root: Path, target
     for name, trained_for, recorded in heads:
         fingerprint = recorded.format(ours=target.identity)
         put(root, target, name, target=trained_for, target_fingerprint=fingerprint)
-    head, found = chosen_head("auto", target, root)
-    assert found == reason.format(ours=target.identity, root=root.parent)
-    assert (head is not None) == (case == "of these weights")
+    assert chosen_head("auto", target, root) == (None, reason.format(ours=target.identity, root=root.parent))
     assert chosen_head("none", target, root) == (None, "draft_head is none")
 
 
@@ -160,7 +191,8 @@ def test_of_heads_of_other_sizes_the_difference_is_said(root: Path) -> None:
 def test_a_damaged_head_is_refused_and_auto_does_without(root: Path, target: LoadedModel) -> None:
     folder = put(root, target, "a", target_fingerprint=target.identity)
     record_checksum(folder)
-    assert head_for("a", target, root) is not None
+    HeadAliases(root).set("a", "champion", 1)
+    assert head_for("auto", target, root) is not None
     weights = bytearray((folder / WEIGHTS).read_bytes())
     weights[-1] ^= 1
     (folder / WEIGHTS).write_bytes(weights)

@@ -119,9 +119,7 @@ def test_a_server_adds_its_metrics_and_states(store: Store, tmp_path: Path) -> N
     assert "prolepsis_requests_total" in files["metrics.txt"]
     assert json.loads(files["server/newest.json"])["requests"]
     assert "Tell me of Ann" not in "".join(files.values())
-    assert {
-        f"server/{name}" for name in ("kill.json", "judges.json", "rollouts.json", "traffic.json")
-    } <= files.keys()
+    assert {f"server/{name}" for name in ("kill.json", "judges.json", "rollouts.json", "traffic.json")} <= files.keys()
 
 
 def test_without_a_store_the_server_tells_the_changes(

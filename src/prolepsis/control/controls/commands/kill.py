@@ -46,7 +46,7 @@ def _add_turn(name: str, text: str, *, on: bool) -> None:
             document = ask(where, key, "PUT", "/admin/kill", {"on": on, "reason": reason, "scope": scope})
         else:
             given = shown_reason(reason)
-            known = _kill_status(_content(where, scope) if on else where.read())
+            known = status_here(_content(where, scope) if on else where.read())
             control = act(known, scope, on=on, by=user(), reason=given, at=datetime.now(UTC))
             document = _in_file(where, where.set(control_key(KILL, scope), control))
             after = {"on": on, "scope": scope, "reason": given}
@@ -93,10 +93,10 @@ def status(controls_file: File = None, url: Url = None, key: Key = None, as_json
 
 def _in_file(file: ControlsFile, content: ControlsContent) -> dict[str, Any]:
     """Return what the file says, in the form in which a server replies."""
-    return {"file": str(file.path), **_kill_status(content).model_dump(mode="json")}
+    return {"file": str(file.path), **status_here(content).model_dump(mode="json")}
 
 
-def _kill_status(content: ControlsContent) -> KillStatus:
+def status_here(content: ControlsContent) -> KillStatus:
     """Return what is stopped on this machine, and on the replicas of any store that its servers use."""
     shared: dict[str, Control] = {}
     for copy in content.stores.values():

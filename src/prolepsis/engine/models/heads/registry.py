@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import structlog
 
-from prolepsis.core.errors import ModelLoadError
+from prolepsis.core.errors import ConfigError, ModelLoadError
 from prolepsis.engine.models.heads.aliases import HeadAliases, head_folder
 from prolepsis.engine.models.heads.base import DraftHead
 from prolepsis.engine.models.heads.format import (
@@ -35,6 +35,8 @@ SHIPPED = Path(__file__).parent / "shipped"
 NAMESPACE = "prolepsis_heads"
 """Package of the distributions that hold a head each: prolepsis_heads/NAME is its folder."""
 AUTO, NONE = "auto", "none"
+CHAMPION = "champion"
+"""The alias of a version that "auto" takes."""
 _TRAINED_FOR = "it was trained for"
 
 
@@ -116,12 +118,32 @@ def find_head(name: str, root: Path | None = None, *, also: str = "") -> HeadEnt
 
 
 def fitting_entry(identity: str, root: Path | None = None) -> HeadEntry | None:
-    """Return the head trained for exactly the target of this `identity` with the best reported acceptance, or None.
+    """Return the head for exactly the target of this `identity` that drafts unless another is named, or None.
 
-    Of each name only the newest version that fits is considered.
+    That is one which an operator made the champion, else a shipped one; of several the one with the best recorded
+    acceptance. A head that was only imported, as for a trial, is none of them, whatever it records. Of each name only
+    the newest version is considered. Raises `ConfigError` if the file of aliases is damaged.
     """
-    newest = {entry.name: entry for entry in list_heads(root) if entry.target_fingerprint == identity}
+    fitting = [entry for entry in list_heads(root) if entry.target_fingerprint == identity]
+    champions = [entry for entry in fitting if is_champion(entry, root)]
+    newest = {entry.name: entry for entry in champions or fitting if champions or entry.shipped}
     return max(newest.values(), key=lambda entry: entry.provenance.chain_of_3 or 0.0, default=None)
+
+
+def is_champion(entry: HeadEntry, root: Path | None = None) -> bool:
+    return CHAMPION in HeadAliases(root).of(entry.name, entry.version)
+
+
+def seen_by_auto(entry: HeadEntry, identity: str, root: Path | None = None) -> str:
+    """Return whether and why "auto" takes a head, or why not; empty for one of another target than `identity`."""
+    if entry.target_fingerprint != identity:
+        return "" if entry.target_fingerprint else "it records no target, and drafts if draft_head names it"
+    if not entry.shipped and not is_champion(entry, root):
+        return f"it was only imported; `prolepsis models alias {entry.label} {CHAMPION}` adopts it"
+    taken = fitting_entry(identity, root)
+    assert taken is not None, "this one could be taken"
+    kind = "shipped" if entry.shipped else CHAMPION
+    return f"takes it: {kind}" if entry == taken else f"{taken.label} comes before it"
 
 
 def open_head(entry: HeadEntry, target: LoadedModel) -> DraftHead:
@@ -190,24 +212,22 @@ def chosen_head(name: str, target: LoadedModel, root: Path | None = None) -> tup
         return None, f"draft_head is {NONE}"
     if name != AUTO:
         return open_head(find_head(name, root, also=f", {AUTO} or {NONE}"), target), f"draft_head is {name}"
-    entry = fitting_entry(target.identity, root)
-    if entry is None:
-        return None, f"no head is recorded for these weights ({target.identity}){_nearest(target, root)}"
     try:
-        return open_head(entry, target), f"trained for these weights ({target.identity})"
-    except ModelLoadError as error:
-        log.warning("head_unused", head=entry.label, reason=str(error))
+        entry = fitting_entry(target.identity, root)
+        if entry is None:
+            return None, f"no head for these weights ({target.identity}) is shipped or champion{_nearest(target, root)}"
+        chosen = "shipped" if entry.shipped else CHAMPION
+        return open_head(entry, target), f"{chosen} for these weights ({target.identity})"
+    except (ModelLoadError, ConfigError) as error:
+        log.warning("head_unused", reason=str(error))
         return None, str(error)
 
 
 def _nearest(target: LoadedModel, root: Path | None) -> str:
     """Return the head that comes nearest with its misfit; one of other sizes only where there is no other."""
-    misfits = {entry.label: misfit_of(entry, target) or "" for entry in list_heads(root)}
-    if not misfits:
-        return ""
-    of_other_weights = [label for label, fault in misfits.items() if fault.startswith(_TRAINED_FOR)]
-    nearest = [*misfits, *of_other_weights, *(label for label, fault in misfits.items() if not fault)][-1]
-    return f"; nearest: {nearest}, {misfits[nearest] or 'which records no target, and drafts if draft_head names it'}"
+    heads = [(entry, misfit_of(entry, target) or "") for entry in list_heads(root)]
+    heads.sort(key=lambda head: (not head[1], head[1].startswith(_TRAINED_FOR), bool(head[0].target_fingerprint)))
+    return "".join(f"; nearest: {e.label}, {m or seen_by_auto(e, target.identity, root)}" for e, m in heads[-1:])
 
 
 def _entries(*roots: Path) -> Iterator[HeadEntry]:

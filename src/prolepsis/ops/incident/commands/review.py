@@ -13,7 +13,7 @@ from prolepsis.control.audit import chain
 from prolepsis.control.policy import versions
 from prolepsis.control.policy.check import parse_policy
 from prolepsis.control.store.configured import StoreOption, ready_database
-from prolepsis.control.verdict.feature import stored_verdicts
+from prolepsis.control.verdict.stored import stored_verdicts
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.files import write_output
 from prolepsis.core.terminal.output import AsJson, note, print_json
