@@ -70,6 +70,11 @@ class TableCache:
         for source, target in moves:
             self.slots[slot_of(pages, target)] = self.slots[slot_of(pages, source)]
 
+    def read(self, pages: Sequence[int], count: int) -> list[tuple[int, int]]:
+        """Return the first slots of a sequence."""
+        read = pages[: -(-count // PAGE_SIZE)]
+        return [slot for page in read for slot in self.slots[page * PAGE_SIZE : (page + 1) * PAGE_SIZE]][:count]
+
     def views(self, page: int) -> Sequence[Tensor]:
         return [torch.tensor(self.slots[page * PAGE_SIZE : (page + 1) * PAGE_SIZE])]
 
@@ -105,7 +110,7 @@ class TableModel:
             slots = [slot_of(pages[s], cached[s] + i) for i in range(end - begin)]
             for i, slot in enumerate(slots):
                 cache.slots[slot] = (tokens[begin + i], positions[begin + i])
-            before = [cache.slots[slot_of(pages[s], i)] for i in range(cached[s])]
+            before = cache.read(pages[s], cached[s])
             for i in range(end - begin):
                 if begin + i in kept:
                     path = _path(parents[begin:end], i)
@@ -121,8 +126,8 @@ def _path(parents: Sequence[int], node: int) -> list[int]:
 
 
 def _read(context: Sequence[tuple[int, int]]) -> list[float]:
-    right = all(position == i for i, (_, position) in enumerate(context))
-    return table_logits([token for token, _ in context] + ([] if right else [-7]))
+    tokens, positions = zip(*context, strict=True)
+    return table_logits(tokens if positions == tuple(range(len(context))) else (*tokens, -7))
 
 
 def pick(logits: Sequence[float], params: SamplingParams, key: int, position: int) -> int:

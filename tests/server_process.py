@@ -10,6 +10,7 @@ from prolepsis.core.config import EngineConfig, ServerConfig
 from prolepsis.core.engine_client import EngineClient
 from prolepsis.core.errors import EngineDead
 from prolepsis.core.telemetry.logs import configure_logs
+from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.server.run import StartedEngine, serve
 from tests.commands import free_port, wait_until_ready
 from tests.fake_client import FakeEngineClient
@@ -59,6 +60,16 @@ def serve_fake(config: ServerConfig, hold_after: int | None = None, delay_s: flo
     serve(EngineConfig(), config, lambda _, __: StartedEngine(engine, ByteTokenizer()))
     assert engine.closed
     print("ended")
+
+
+def serve_model(config: ServerConfig, engine: EngineConfig) -> None:
+    from prolepsis.engine.start import start_engine  # torch: only these servers wait for it
+
+    def start(engine: EngineConfig, metrics: Metrics) -> StartedEngine:
+        made = start_engine(engine, metrics)
+        return StartedEngine(made.client, made.tokenizer)
+
+    serve(engine, config, start)
 
 
 def serve_ending(config: ServerConfig) -> None:

@@ -1,10 +1,13 @@
-"""Names and imports of the package: rooms and their layers, import cycles, names that stand in several modules."""
+"""Names and imports of the package: rooms and layers, cycles, names in several modules, packages of others."""
 
 import ast
 import re
+import sys
+import tomllib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from functools import cache
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -22,6 +25,10 @@ CYCLES = ({"adapters.ray.arguments", "adapters.ray.serve", "adapters.ray.start"}
 """Import cycles that are still there, imports inside functions included; none may come."""
 SHARED_NAMES = 1
 """Most class names that may stand in two or more modules; to be lowered with the names."""
+BESIDES = {"vllm"}
+"""Imported and no extra: vLLM's requirements contradict ours, so people install it by hand (docs/how-to/vllm.md)."""
+DRIVERS = {"psycopg", "python-multipart"}
+"""Imported by SQLAlchemy, which finds it by the URL of the database, and by Starlette, to read forms."""
 
 
 @cache
@@ -117,3 +124,28 @@ def test_fewer_class_names_stand_in_several_modules() -> None:
     assert sum(len(where) > 1 for where in places.values()) == SHARED_NAMES, (
         "lower SHARED_NAMES, or rename the new class"
     )
+
+
+def test_declared_packages_are_imported_and_imported_ones_are_declared() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = ("engine", "gpu", "train", "otel", "postgres", "ray", "age")
+    needed = [*project["dependencies"], *(need for extra in extras for need in project["optional-dependencies"][extra])]
+    declared = {re.split(r"[^A-Za-z0-9_-]", need, maxsplit=1)[0] for need in needed} - {"prolepsis"}  # its own extras
+    distributions = packages_distributions()
+    imported = {
+        name: {one.lower().replace("_", "-") for one in distributions.get(name, [name])} for name in others_imported()
+    }
+    needed_here = {one for found in imported.values() for one in found if one in declared}
+    assert declared == needed_here | DRIVERS, "imported nowhere"
+    assert {name for name, found in imported.items() if not found & declared} == BESIDES, "not declared"
+
+
+def others_imported() -> set[str]:
+    """Return the top-level packages of others that modules import anywhere."""
+    names: set[str] = set()
+    for node in (node for tree in modules().values() for node in ast.walk(tree)):
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module.partition(".")[0])
+        elif isinstance(node, ast.Import):
+            names |= {one.name.partition(".")[0] for one in node.names}
+    return names - sys.stdlib_module_names - {"prolepsis"}

@@ -130,21 +130,20 @@ def test_tokens_after_the_end(params: SamplingParams, emitted: tuple[int, ...]) 
     assert isinstance(terminals(drain(engine))["r"], Finished), "below min_tokens nothing ends it"
 
 
-@pytest.mark.parametrize(("text", "number"), [("abb", 1), ("0", 0)])
-def test_tokens_that_the_grammar_refuses(text: str, number: int) -> None:
+@pytest.mark.parametrize(
+    ("text", "regex", "says"),
+    [
+        ("abb", "(ab|a){2,5}1", "holds token {} as number 1 of sample 0"),
+        ("0", "(ab|a){2,5}1", "holds token {} as number 0 of sample 0"),
+        ("01", "01", "has ended already"),
+    ],
+)
+def test_tokens_that_the_grammar_refuses_or_behind_which_it_has_ended(text: str, regex: str, says: str) -> None:
     tokenizer = few_tokens()
     engine = build(EngineSetup(grammars=grammars(tokenizer), detokenizer=tokenizer))
     tokens = tuple(tokenizer.encode(text).ids)
-    error = refusal(engine, continued(engine, tokens, grammar=GrammarSpec("regex", "(ab|a){2,5}1")))
-    assert f"holds token {tokens[number]} as number {number} of sample 0" in str(error)
-
-
-def test_an_answer_that_the_grammar_has_ended() -> None:
-    tokenizer = few_tokens()
-    engine = build(EngineSetup(grammars=grammars(tokenizer), detokenizer=tokenizer))
-    tokens = tuple(tokenizer.encode("01").ids)
-    error = refusal(engine, continued(engine, tokens, grammar=GrammarSpec("regex", "01")))
-    assert "has ended already" in str(error)
+    error = refusal(engine, continued(engine, tokens, grammar=GrammarSpec("regex", regex)))
+    assert says.format(tokens[min(1, len(tokens) - 1)]) in str(error)
 
 
 def test_more_than_the_context_holds() -> None:

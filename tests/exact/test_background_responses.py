@@ -20,7 +20,7 @@ from prolepsis.engine.thread import ThreadEngineClient
 from tests.server.application import build
 
 PATH = "/v1/responses"
-ASKED = {"model": "tiny", "input": "hello world hello world hello", "max_output_tokens": 96, "seed": 11}
+ASKED = {"model": "tiny", "input": "hello world hello world hello", "max_output_tokens": 40, "seed": 11}
 Json = dict[str, Any]
 
 

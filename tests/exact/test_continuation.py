@@ -35,7 +35,7 @@ def test_every_cut_with_every_proposer(name: str, proposer: str | None) -> None:
     source = ask(name)
     answer = undisturbed(source)
     engine = build(setup_of(proposers=[PROPOSERS[proposer]()] if proposer else []))
-    cuts = everywhere(answer)[:: 3 if proposer else 1]
+    cuts = everywhere(answer)[:: 5 if proposer else 1]
     check_cuts(engine, source, answer, cuts, SpecPlan(fixed_depth=3))
 
 

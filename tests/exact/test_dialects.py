@@ -20,7 +20,7 @@ from tests.server.dialects.claude_code import first_turn, second_turn
 from tests.server.dialects.llamacpp.test_render import events
 from tests.server.dialects.ollama.test_render import lines, read
 
-LENGTH, SEED = 96, 11
+LENGTH, SEED = 48, 11
 SCHEMA = {"type": "object", "properties": {"city": {"enum": ["Köln", "Ulm"]}}, "required": ["city"]}
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello world hello world hello"}]
 Answer = tuple[str, str, list[tuple[str, object]]]

@@ -116,11 +116,19 @@ def test_yardstick_equals_the_table_where_sampling_is_plain() -> None:
     assert len({tuple(text) for text in plain_texts().values()}) == len(plain_texts())
 
 
+def all_at_once() -> list[GenerateRequest]:
+    return [ask(name, name) for name in PARAMS]
+
+
 @pytest.mark.parametrize("proposer", PROPOSERS)
-@pytest.mark.parametrize("name", PARAMS)
-def test_every_proposer_at_every_depth(name: str, proposer: str) -> None:
-    for plan in (SpecPlan(fixed_depth=1), SpecPlan(fixed_depth=3), SpecPlan(fixed_depth=9), SpecPlan()):
-        assert serve(setup_of(proposers=[PROPOSERS[proposer]()]), plan, ask(name))["r", 0] == plain_texts()[name]
+def test_every_proposer_at_every_depth(proposer: str) -> None:
+    """Fixed depths in company, with room in each pass for all drafts; alone where the depth is found."""
+    for depth in (1, 3, 9):
+        setup = setup_of(max_step_tokens=128, proposers=[PROPOSERS[proposer]()])
+        texts = serve(setup, SpecPlan(fixed_depth=depth), *all_at_once())
+        assert {name: texts[name, 0] for name in PARAMS} == plain_texts()
+    for name in PARAMS:
+        assert serve(setup_of(proposers=[PROPOSERS[proposer]()]), SpecPlan(), ask(name))["r", 0] == plain_texts()[name]
 
 
 @pytest.mark.parametrize("proposer", PROPOSERS)
@@ -162,13 +170,12 @@ def test_a_message_brings_corpora_and_takes_them_away() -> None:
 
 
 @pytest.mark.parametrize("kind", ["right", "wrong", "tree"])
-@pytest.mark.parametrize("name", PARAMS)
-def test_merged_drafts(name: str, kind: str) -> None:
+def test_merged_drafts(kind: str) -> None:
     proposers: list[Proposer] = [oracle(kind, free=False), PromptLookupProposer(min_match=1), SuffixProposer()]
     engine = build(setup_of(proposers=proposers))
-    submit(engine, ask(name), ask("sampled", "other", [4] * 20))
+    submit(engine, *all_at_once(), ask("sampled", "other", [4] * 20))
     events = drain(engine)
-    assert outputs(events)["r", 0] == plain_texts()[name]
+    assert {name: outputs(events)[name, 0] for name in PARAMS} == plain_texts()
     counts = engine.speculation.proposers.counts
     of_requests = [end.stats for end in terminals(events).values()]
     assert sum(c.num_accepted for c in counts.values()) == sum(stats.num_accepted for stats in of_requests)
@@ -178,7 +185,7 @@ def test_merged_drafts(name: str, kind: str) -> None:
 @pytest.mark.parametrize("depth", [None, 0, 5])
 def test_any_mix_of_neighbours(depth: int | None) -> None:
     proposers: list[Proposer] = [oracle("tree"), PromptLookupProposer(min_match=1), SuffixProposer()]
-    sources = [ask(name, name) for name in PARAMS]
+    sources = all_at_once()
     sources += [ask("sampled", f"other {i}", [i] * (10 * i + 1)) for i in range(4)]
     texts = serve(setup_of(proposers=proposers), SpecPlan(fixed_depth=depth), *sources)
     assert {name: texts[name, 0] for name in PARAMS} == plain_texts()
@@ -190,7 +197,7 @@ def test_preemption_and_chunked_prefill() -> None:
     )
     engine = build(setup)
     engine.send(ApplyPlan(SpecPlan(fixed_depth=4)))
-    submit(engine, *(ask(name, name) for name in PARAMS))
+    submit(engine, *all_at_once())
     events = drain(engine)
     assert {name: outputs(events)[name, 0] for name in PARAMS} == plain_texts()
     assert sum(end.stats.num_preemptions for end in terminals(events).values()) > 0
@@ -208,7 +215,7 @@ def test_prefix_cache_hits() -> None:
 def test_aborts_of_neighbours() -> None:
     engine = build(setup_of(proposers=[oracle("tree")]))
     engine.send(ApplyPlan(SpecPlan(fixed_depth=6)))
-    submit(engine, *(ask(name, name) for name in PARAMS), *(ask(name, f"victim {name}") for name in PARAMS))
+    submit(engine, *all_at_once(), *(ask(name, f"victim {name}") for name in PARAMS))
     events = []
     for name in PARAMS:
         events += engine.step()

@@ -8,21 +8,12 @@ from typing import Any
 import httpx
 import pytest
 
-from prolepsis.core.config import EngineConfig, ServerConfig
-from prolepsis.core.telemetry.metrics import Metrics
-from prolepsis.engine.start import start_engine
-from prolepsis.server.run import StartedEngine, serve
-from tests.server_process import serve_fake, started
+from prolepsis.control.store.tables import batch_lines
+from prolepsis.core.config import ServerConfig
+from tests.control.store.databases import lapse
+from tests.server_process import serve_fake, serve_model, started
 from tests.training.targets import config_of, save_target
 from tests.waiting import wait_for
-
-
-def serve_tiny(config: ServerConfig, folder: Path) -> None:
-    def start(engine: EngineConfig, metrics: Metrics) -> StartedEngine:
-        made = start_engine(engine, metrics)
-        return StartedEngine(made.client, made.tokenizer)
-
-    serve(config_of(folder), config, start)
 
 
 def line(number: int, model: str) -> dict[str, Any]:
@@ -59,15 +50,17 @@ def text(reply: dict[str, Any]) -> str:
 
 def test_each_line_runs_once_whatever_is_killed(tmp_path: Path, sqlite: str) -> None:
     """A model answers; what was settled stays, what was in flight runs again with the same tokens."""
-    folder = save_target(tmp_path)
+    engine = config_of(save_target(tmp_path))
     config = ServerConfig(store=sqlite, replay_sample=0.0, max_in_engine=8)
-    with started(serve_tiny, config, folder) as (process, url):
+    with started(serve_model, config, engine) as (process, url):
         model = httpx.get(f"{url}/v1/models").json()["data"][0]["id"]
         lines = [line(number, model) for number in range(16)]
         batch = create(url, lines)
         has_run(url, batch, 2)
         process.send_signal(signal.SIGKILL)
-    with started(serve_tiny, config, folder) as (process, url):
+        process.wait()
+    lapse(sqlite, batch_lines)
+    with started(serve_model, config, engine) as (_, url):
         assert 2 <= shown(url, batch)["request_counts"]["completed"] < 16
         found = answers(url, batch)
         assert [one["custom_id"] for one in found] == [f"{number}" for number in range(16)]
@@ -76,7 +69,9 @@ def test_each_line_runs_once_whatever_is_killed(tmp_path: Path, sqlite: str) -> 
             assert text(one["response"]["body"]) == text(alone)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("setting", "number"), [("postgresql", signal.SIGKILL), ("sqlite", signal.SIGTERM)], indirect=["setting"]
+)
 def test_another_server_runs_what_one_leaves(setting: str, number: signal.Signals) -> None:
     """At once where that one stops in order, else when its leases have lapsed."""
     config = ServerConfig(store=setting, replay_sample=0.0, max_in_engine=4)

@@ -7,7 +7,9 @@ from typing import Any
 import httpx
 import pytest
 
+from prolepsis.control.store.tables import responses
 from prolepsis.core.config import ServerConfig
+from tests.control.store.databases import lapse
 from tests.server_process import serve_fake, started
 from tests.waiting import wait_for
 
@@ -35,6 +37,7 @@ def test_a_response_whose_server_ends_has_an_end(sqlite: str, number: signal.Sig
         read = events_of(url, "POST", "/v1/responses", 5, json=body)
         first.send_signal(number)
         first.wait()
+    lapse(sqlite, responses)
     path = f"/v1/responses/{read[0]['response']['id']}"
     with started(serve_fake, config, None, 0.0) as (_, url):
         wait_for(lambda: httpx.get(f"{url}{path}").json()["status"] not in ("queued", "in_progress"))

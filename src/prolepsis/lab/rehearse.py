@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -36,7 +37,6 @@ from prolepsis.lab.measure.arrivals import GoalFirstMs, GoalTokenMs
 
 if TYPE_CHECKING:
     from prolepsis.control.policy.model import Policy
-    from prolepsis.lab.measure.arrivals import TrafficLoad
     from prolepsis.lab.rehearsal.calibrate import LoadRecording
     from prolepsis.lab.rehearsal.check import Compared
     from prolepsis.lab.rehearsal.control import ControlChange
@@ -94,59 +94,75 @@ def measure(
     *,
     output: Annotated[Path, typer.Option("--output", "-o", help="folder for the machine and the recordings")],
     prompts: Annotated[Path | None, typer.Option(help="JSON lines as for bench; default: a set in the package")] = None,
-    loads: Annotated[str, typer.Option(help="to measure: requests at once (8) or a second (2/s)")] = "1,4,16,1/s",
-    recorded: Annotated[str, typer.Option(help="loads to record, by which forecasts are checked")] = "2,8,24",
-    seconds: Annotated[float, typer.Option(min=1, help="for each load and mode")] = 20.0,
+    loads: Annotated[str, typer.Option(help="to measure: requests at once (8) or a second (2/s)")] = "1,4,24,1/s",
+    recorded: Annotated[str, typer.Option(help="loads to record, by which forecasts are checked")] = "2,8,16",
+    seconds: Annotated[
+        float | None,
+        typer.Option(min=1, help="for each load and mode; default: 20, and recordings until 20 requests of each class"),
+    ] = None,
     max_tokens: Annotated[int, typer.Option(min=2, help="most tokens of an answer")] = 192,
+    route: Annotated[str, typer.Option(help="route that recorded requests have")] = "/v1/chat/completions",
+    tenant: Annotated[str, typer.Option(help="tenant that recorded requests have; default: none")] = "",
 ) -> None:
-    """Measure this machine under load, record what it does at other loads, and check the forecasts of those."""
-    from prolepsis.lab.measure.arrivals import load_of
-    from prolepsis.lab.rehearsal.check import checked
-    from prolepsis.lab.rehearsal.rehearsal import RehearsedServer
-    from prolepsis.lab.rehearsal.trace import write_trace
+    """Measure this machine under load, record what it does at other loads, and check the forecasts of those.
 
-    quiet_logs()
-    measured_at, recorded_at = ([load_of(text) for text in listed(texts)] for texts in (loads, recorded))
-    output.mkdir(parents=True, exist_ok=True)
-    machine, recordings = asyncio.run(_measured(settings, prompts, (measured_at, recorded_at), seconds, max_tokens))
-    note("checking the forecasts")
-    quiet_logs("error")  # what is rehearsed sheds load
-    for mode in dict.fromkeys(recording.mode for recording in recordings):
-        traces = [recording.trace for recording in recordings if recording.mode == mode]
-        machine, _ = checked(RehearsedServer(machine=machine, mode=mode), traces)
-    write_output(output / "machine.json", machine.to_json().encode())
-    files = {f"{'plain' if rec.mode == 'off' else rec.mode}-{rec.load.name}.jsonl.gz": rec for rec in recordings}
-    for name, recording in files.items():
-        write_trace(output / name, recording.trace)
-    print_facts([("machine", output / "machine.json"), ("recordings in its folder", ", ".join(files))])
-    _print_errors(machine)
-
-
-async def _measured(
-    settings: Settings,
-    prompts: Path | None,
-    loads: tuple[Sequence["TrafficLoad"], Sequence["TrafficLoad"]],
-    seconds: float,
-    max_tokens: int,
-) -> "tuple[Machine, list[LoadRecording]]":
+    What is measured is in the folder at once: Ctrl-C loses nothing.
+    """
     from prolepsis.engine.build import build_engine
     from prolepsis.engine.models.load import load_model
     from prolepsis.engine.start import loading
+    from prolepsis.lab.measure.arrivals import load_of
     from prolepsis.lab.measure.prompts import encode_prompts, load_prompts
-    from prolepsis.lab.rehearsal.calibrate import Calibration, OfferedLoad
+    from prolepsis.lab.rehearsal.calibrate import Calibration, OfferedLoad, measured_passes
+    from prolepsis.lab.rehearsal.check import checked
+    from prolepsis.lab.rehearsal.rehearsal import RehearsedServer
 
+    quiet_logs()
+    wanted = [[load_of(text) for text in listed(texts)] for texts in (loads, recorded)]
+    output.mkdir(parents=True, exist_ok=True)
     with loading():
         target = load_model(settings.engine)
-    encoded = encode_prompts(load_prompts(prompts), target.tokenizer)
-    measured, recorded = (
+    prompt_set, each_s = encode_prompts(load_prompts(prompts), target.tokenizer), seconds or 20.0
+    measured_at, recorded_at = (
         [
-            OfferedLoad(load=load, prompts=encoded, seconds=seconds, max_tokens=max_tokens, seed=first + number)
+            OfferedLoad(load, prompt_set, each_s, max_tokens, seed=first + number, route=route, tenant=tenant)
             for number, load in enumerate(part)
         ]
-        for first, part in zip((0, 100), loads, strict=True)
+        for first, part in zip((0, 100), wanted, strict=True)
     )
-    calibration = Calibration(lambda meter: build_engine(settings.engine, meter, target=target), note)
-    return await calibration.run(target.model, measured, recorded)
+    recorded_at = recorded_at if seconds else [offered.for_advice() for offered in recorded_at]
+    note(f"timing passes of up to {settings.engine.max_step_tokens} tokens, by which it is known how long all takes")
+    files: dict[str, str] = {}
+    try:
+        passes = measured_passes(target.model, settings.engine.max_step_tokens)
+        calibration = Calibration(
+            lambda meter: build_engine(settings.engine, meter, target=target), note, partial(_keep, output, files)
+        )
+        machine, recordings = asyncio.run(calibration.run(passes, measured_at, recorded_at))
+        note("checking the forecasts")
+        quiet_logs("error")  # what is rehearsed sheds load
+        for mode in dict.fromkeys(recording.mode for recording in recordings):
+            traces = [recording.trace for recording in recordings if recording.mode == mode]
+            machine, _ = checked(RehearsedServer(machine=machine, mode=mode), traces)
+        _keep(output, files, machine)
+    finally:  # interrupted too
+        print_facts(list(files.items()) or [("measured", "nothing")])
+    _print_errors(machine)
+
+
+def _keep(folder: Path, files: dict[str, str], kept: "Machine | LoadRecording") -> None:
+    """Write what was measured to its file in the folder, and enter what the file has in `files`."""
+    from prolepsis.lab.rehearsal.advice import FEWEST_REQUESTS
+    from prolepsis.lab.rehearsal.calibrate import LoadRecording
+    from prolepsis.lab.rehearsal.trace import write_trace
+
+    if isinstance(kept, LoadRecording):
+        write_trace(folder / kept.file, kept.trace)
+        number = len(kept.trace.lines)
+        files[kept.file] = f"{number} requests" + ", too few for advice" * (number < FEWEST_REQUESTS)
+    else:
+        write_output(folder / "machine.json", kept.to_json().encode())
+        files["machine.json"] = f"in {folder}, its forecasts {'' if kept.checks else 'not '}checked"
 
 
 @app.command("check", epilog=EPILOG)
@@ -279,7 +295,9 @@ def _print_forecast(page: "ForecastPage", *, as_json: bool) -> None:
     if as_json:
         every = [asdict(forecast) for pairs in page.by_seed for pair in pairs for forecast in pair]
         checks = {mode: asdict(last) for mode, last in page.machine.checks.items()}
-        print_json({"forecasts": every, "stops_paying": page.end, "rules": page.rules, "checks": checks})
+        advice = {name: asdict(advised) for name, advised in page.advice.items()}
+        known = {"stops_paying": page.end, "advice": advice, "rules": page.rules}
+        print_json({"forecasts": every, **known, "checks": checks})
         return
     print_table("forecast", *page.table())
     print_table("traffic classes", *page.class_table())
@@ -325,7 +343,11 @@ def _rate(text: str) -> float:
 def _loads(trace: "Trace", rates: str, at_once: str | None) -> "list[tuple[str, Trace]]":
     if at_once is None:
         return [(f"{rate:g}x", trace.scaled(rate=rate)) for rate in map(_rate, listed(rates))]
-    numbers = [max(1, round(_rate(text))) for text in listed(at_once)]
+    numbers, most = [max(1, round(_rate(text))) for text in listed(at_once)], len(trace.lines)
+    if max(numbers) > most:
+        raise ConfigError(
+            f"at-once is {max(numbers)}, which {most} requests cannot reach; allowed: at most {most}", param="at_once"
+        )
     return [(f"{number} at once", replace(trace, at_once=number)) for number in numbers]
 
 

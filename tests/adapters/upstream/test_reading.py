@@ -79,10 +79,22 @@ async def test_only_the_start_of_an_errors_body_is_read(status: int, error: type
     assert len(str(caught.value)) < 1000
 
 
-async def test_a_line_without_an_end_is_given_up() -> None:
-    raw = b"data: " + b"x" * (LINE_BYTES + 100_000)
+@pytest.mark.parametrize(
+    ("raw", "refused"),
+    [
+        (b"data: " + b"x" * (LINE_BYTES + 100_000), "a line of more than"),
+        (
+            b'data: {"choices": [' + b"[]," * 99_999 + b"[]]}\n\n",
+            "an event of 100004 fields, lists and objects; allowed: 65536",
+        ),
+    ],
+    ids=["line", "event"],
+)
+async def test_a_line_without_an_end_and_an_event_that_takes_long_to_read_are_given_up(
+    raw: bytes, refused: str
+) -> None:
     async with two_pools(FakeUpstream(raw=raw), FakeUpstream(raw=raw)) as client:
-        with pytest.raises(UpstreamInvalid, match="a line of more than"):
+        with pytest.raises(UpstreamInvalid, match=refused):
             _ = [event async for event in client.generate(request())]
 
 
@@ -98,13 +110,6 @@ def test_lines_are_cut_wherever_the_parts_end() -> None:
 def test_what_no_parser_takes_is_malformed(text: str) -> None:
     with pytest.raises(UpstreamMalformed):
         read_line(api_of("vllm").reader(), f"data: {text}")
-
-
-async def test_an_event_that_takes_long_to_read_is_not_read() -> None:
-    raw = b'data: {"choices": [' + b"[]," * 99_999 + b"[]]}\n\n"
-    async with two_pools(FakeUpstream(raw=raw), FakeUpstream(raw=raw)) as client:
-        with pytest.raises(UpstreamInvalid, match="an event of 100004 fields, lists and objects; allowed: 65536"):
-            _ = [event async for event in client.generate(request())]
 
 
 async def test_an_errors_text_can_be_written_whatever_it_is() -> None:

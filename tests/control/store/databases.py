@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from sqlalchemy import make_url, text
+from sqlalchemy import Table, make_url, text, update
 
 from prolepsis.control.store.database import Database, store_url
 from prolepsis.control.store.links import START_OF_CHAIN
@@ -74,9 +74,15 @@ def emptied(setting: str) -> None:
     import psycopg
 
     deletes = [f"DELETE FROM {table}" for table in metadata.tables if table != chain_heads.name]
-    update = f"UPDATE {chain_heads.name} SET seq = 0, digest = '{START_OF_CHAIN}'"
+    reset = f"UPDATE {chain_heads.name} SET seq = 0, digest = '{START_OF_CHAIN}'"
     with psycopg.connect(setting, autocommit=True) as connection:
-        connection.execute("; ".join([*deletes, update]).encode())
+        connection.execute("; ".join([*deletes, reset]).encode())
+
+
+def lapse(setting: str, table: Table) -> None:
+    """Let the leases of all rows end, as they do by themselves some seconds after their server."""
+    with closing(opened(setting)) as database, database.write() as connection:
+        connection.execute(update(table).values(leased_until=0.0))
 
 
 def ask_server(*statements: str) -> None:

@@ -33,7 +33,7 @@ def _drafting(machine: Machine, chances: list[float], seconds: float = TOLD_S) -
     return Simulation(machine, chances, error=1.0 + machine.hidden_ms / machine.token_ms).run(seconds)
 
 
-@pytest.mark.parametrize("number", [1, 4, 16])
+@pytest.mark.parametrize("number", [4, *(pytest.param(number, marks=pytest.mark.night) for number in (1, 16))])
 @pytest.mark.parametrize("chance", [0.02, 0.4, 0.8])
 @pytest.mark.parametrize("name", MACHINES)
 def test_costs_that_are_wrong_by_a_factor_of_two_lose_a_percent_at_most(name: str, chance: float, number: int) -> None:
@@ -80,7 +80,7 @@ def test_a_hiccup_while_proposing_stops_no_drafts_that_pay() -> None:
 
 
 @pytest.mark.parametrize("slowness", [1.4, 1.9, 6.0])
-@pytest.mark.parametrize("number", [4, 24])
+@pytest.mark.parametrize("number", [4, pytest.param(24, marks=pytest.mark.night)])
 @pytest.mark.parametrize("name", MACHINES)
 def test_a_machine_that_was_slow_at_first_misleads_for_a_moment_only(name: str, number: int, slowness: float) -> None:
     machine, chances = MACHINES[name], [0.4] * number

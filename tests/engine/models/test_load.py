@@ -168,12 +168,13 @@ def test_weights_beyond_the_machine_are_refused_before_they_are_read(llama: Path
 @pytest.mark.parametrize(
     ("file", "fields", "named"),
     [
+        ("config.json", {"attention_bias": True}, "lacks or misshapes 8 tensors, first .*bias"),
         ("config.json", {"eos_token_id": [2, 272]}, "a text ends with token 272, but the model has 272 rows"),
         ("generation_config.json", {"eos_token_id": 300}, "a text ends with token 300"),
         ("generation_config.json", {"eos_token_id": "</s>"}, "eos_token_id is '</s>'; expected: the id of a token"),
     ],
 )
-def test_ends_without_a_row_are_refused(
+def test_ends_without_a_row_and_biases_without_a_tensor_are_refused(
     llama: Path, tmp_path: Path, file: str, fields: dict[str, object], named: str
 ) -> None:
     folder = shutil.copytree(llama, tmp_path / "model")
@@ -232,11 +233,3 @@ def test_a_tensor_that_is_not_read_is_refused_by_name(llama: Path, tmp_path: Pat
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     with pytest.raises(ModelLoadError, match=r"model\.layers\.1\.mlp\.down_proj\.weight"):
         load_model(config(folder, forward=forward))
-
-
-def test_biases_that_the_configuration_promises_are_asked_for(llama: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(llama, tmp_path / "model")
-    stated = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**stated, "attention_bias": True}))
-    with pytest.raises(ModelLoadError, match=r"lacks or misshapes 8 tensors, first .*bias"):
-        load_model(config(folder))

@@ -23,11 +23,10 @@ EMULATED = ("-DPROLEPSIS_AMX", "-DPROLEPSIS_EMULATE_AMX")
 HERE_RUNS = instruction_sets(processor_flags())
 
 needs_compiler = pytest.mark.skipif(compiler_missing() is not None, reason=f"{compiler_missing()}")
-each_build = pytest.mark.parametrize(
-    ("instructions", "emulated"),
-    [*((found, False) for found in (AVX2_FMA, AVX_VNNI, AVX512_VNNI, AVX512_BF16, AMX_BF16)), (AVX2_FMA, True)],
-    ids=["avx2", "avx_vnni", "avx512_vnni", "avx512_bf16", "amx_bf16", "emulated-amx"],
-)
+BUILDS = {found.name: (found, False) for found in (AVX2_FMA, AVX512_VNNI, AVX512_BF16, AMX_BF16)}
+BUILDS |= {"emulated-amx": (AVX2_FMA, True)}
+"""All that differ where no bytes are multiplied."""
+WITH_BYTES = BUILDS | {"avx_vnni": (AVX_VNNI, False)}
 
 
 def output_of(source: str, instructions: InstructionSet, *, emulated: bool) -> str:

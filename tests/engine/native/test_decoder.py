@@ -41,15 +41,12 @@ def test_the_fastest_that_builds_and_is_right(builds: Callable[..., None]) -> No
     assert choose()[1] == AVX2_FMA
 
 
-def test_none_builds(builds: Callable[..., None]) -> None:
-    builds(set(), set())
-    with pytest.raises(ModelLoadError, match="unrecognized option of avx2"):
-        choose()
-
-
-def test_none_is_right(builds: Callable[..., None]) -> None:
-    builds({AVX_VNNI, AVX2_FMA}, set())
-    with pytest.raises(ModelLoadError, match="disagree with torch"):
+@pytest.mark.parametrize(
+    ("built", "says"), [(set(), "unrecognized option of avx2"), ({AVX_VNNI, AVX2_FMA}, "disagree with torch")]
+)
+def test_none_builds_or_is_right(builds: Callable[..., None], built: set[InstructionSet], says: str) -> None:
+    builds(built, set())
+    with pytest.raises(ModelLoadError, match=says):
         choose()
 
 

@@ -1,5 +1,7 @@
 """C++ programs around the kernels pass, and instruction sets are found as the processor names them."""
 
+import pytest
+
 from prolepsis.engine.native.bandwidth import read_bandwidth
 from prolepsis.engine.native.processor import (
     AMX_BF16,
@@ -10,7 +12,7 @@ from prolepsis.engine.native.processor import (
     InstructionSet,
     instruction_sets,
 )
-from tests.engine.native.programs import each_build, needs_compiler, output_of
+from tests.engine.native.programs import BUILDS, WITH_BYTES, needs_compiler, output_of
 
 
 @needs_compiler
@@ -19,13 +21,13 @@ def test_every_row_count_matches_a_plain_product() -> None:
 
 
 @needs_compiler
-@each_build
+@pytest.mark.parametrize(("instructions", "emulated"), BUILDS.values(), ids=BUILDS)
 def test_chains_and_trees_are_as_token_by_token(instructions: InstructionSet, emulated: bool) -> None:
     assert output_of("attention.cpp", instructions, emulated=emulated) == "ok"
 
 
 @needs_compiler
-@each_build
+@pytest.mark.parametrize(("instructions", "emulated"), WITH_BYTES.values(), ids=WITH_BYTES)
 def test_every_row_count_is_a_plain_sum(instructions: InstructionSet, emulated: bool) -> None:
     assert output_of("int8_product.cpp", instructions, emulated=emulated) == "ok"
 

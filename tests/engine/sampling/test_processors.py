@@ -40,14 +40,13 @@ def test_the_given_logits_are_never_written() -> None:
     assert torch.equal(LOGITS, before)
 
 
-def test_penalties_without_a_history_are_a_broken_invariant() -> None:
-    with pytest.raises(AssertionError, match="history"):
-        edit(LOGITS, SamplingRow(SamplingParams(presence_penalty=1.0), 0, 0), ENDS)
-
-
-def test_a_bias_without_its_arrays_is_a_broken_invariant() -> None:
-    with pytest.raises(AssertionError, match="arrays"):
-        edit(LOGITS, SamplingRow(SamplingParams(logit_bias=((0, 1.0),)), 0, 0), ENDS)
+@pytest.mark.parametrize(
+    ("params", "lacks"),
+    [(SamplingParams(presence_penalty=1.0), "history"), (SamplingParams(logit_bias=((0, 1.0),)), "arrays")],
+)
+def test_a_row_without_what_its_parameters_need_is_a_broken_invariant(params: SamplingParams, lacks: str) -> None:
+    with pytest.raises(AssertionError, match=lacks):
+        edit(LOGITS, SamplingRow(params, 0, 0), ENDS)
 
 
 PENALTIES = st.builds(

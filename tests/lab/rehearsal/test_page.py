@@ -10,7 +10,7 @@ from prolepsis.core.facts import RequestFacts, traffic_class_of
 from prolepsis.engine.drafting.cost import flat_cost
 from prolepsis.lab.measure.arrivals import LatencyGoal
 from prolepsis.lab.rehearsal.forecast import ClassGain, LoadForecast, forecasts
-from prolepsis.lab.rehearsal.page import ForecastPage, class_row, mode_for, policy_text
+from prolepsis.lab.rehearsal.page import ForecastPage, class_advice, class_row, policy_text
 from prolepsis.lab.rehearsal.rehearsal import RehearsedServer
 from prolepsis.lab.rehearsal.trace import Trace, TraceLine
 from prolepsis.lab.virtual_engine.machine import LastCheck, Machine, ProposerCost
@@ -20,8 +20,17 @@ MACHINE = Machine(
     expected=flat_cost(),
     scatter=((0.9, 1.0, 1.3),) * 5,
     proposers={"suffix": ProposerCost(free=True)},
+    measured_tokens=512,
+    measured_sequences=64,
 )
 LINES = tuple(TraceLine(at=0.05 * i, prompt=8, output=9) for i in range(6))
+
+
+def checked(error: float, num_requests: int = 20) -> Machine:
+    return replace(MACHINE, checks={"auto": LastCheck(at=0.0, num_requests=num_requests, errors={END: error})})
+
+
+END = "end to end, 50 %"
 
 
 @pytest.fixture(scope="module")
@@ -46,9 +55,15 @@ def test_the_page_needs_nothing_else_and_escapes_names(page: ForecastPage) -> No
     assert not re.search(r"<script|<link|src=|url\(|@import", html)
     assert "<b>2x</b>" not in html
     assert "&lt;b&gt;2x&lt;/b&gt;" in html
-    for text in ("Forecast of hour.jsonl", "never checked", "lowest to highest of 3 seeds", "Rules to turn on"):
+    for text in (
+        "Forecast of hour.jsonl",
+        "never checked",
+        "lowest to highest of 3 seeds",
+        "not known: 6 requests of 20",
+    ):
         assert text in html
-    assert html.count('class="band b1"') == len(page.figures)
+    assert "Rules to turn on" not in html, "of six requests"
+    assert html.count('class="band b1"') == len(page.figures) - 3, "no percentile of one in twenty is known"
 
 
 def test_what_is_not_measured_or_was_checked_is_said(page: ForecastPage) -> None:
@@ -56,7 +71,10 @@ def test_what_is_not_measured_or_was_checked_is_said(page: ForecastPage) -> None
     html = replace(page, machine=replace(MACHINE, published="an H100, by a table", checks=checks)).html()
     assert "Not measured: an H100, by a table" in html
     assert "4.0 % in the median figure, at most 12 %" in html
-    assert "Rules to turn on" not in replace(page, policy="policy.yaml").html()
+    gaining = [[(plain, replace(own, classes=dict.fromkeys(own.classes, FASTER))) for plain, own in page.by_seed[0]]]
+    known = replace(page, by_seed=gaining, machine=checked(0.1))
+    assert "Rules to turn on" in known.html()
+    assert "Rules to turn on" not in replace(known, policy="policy.yaml").html()
 
 
 def test_a_chart_has_the_lowest_and_the_highest_of_all_seeds(page: ForecastPage) -> None:
@@ -64,7 +82,7 @@ def test_a_chart_has_the_lowest_and_the_highest_of_all_seeds(page: ForecastPage)
     plain, _ = whole.lines
     assert plain.band is not None
     lowest, highest = plain.band
-    values = [1000.0 * pairs[0][0].percentiles["end to end"]["p50"] for pairs in page.by_seed]
+    values = [1000.0 * (pairs[0][0].percentiles["end to end"]["p50"] or 0.0) for pairs in page.by_seed]
     assert (lowest[0], plain.values[0], highest[0]) == tuple(sorted(values))
 
 
@@ -80,38 +98,72 @@ def test_the_table_has_ranges_and_what_a_million_tokens_cost(page: ForecastPage)
     assert replace(page, price_per_hour=None).table()[0][-2] == "a pass tokens"
 
 
-def test_seeds_that_disagree_where_it_stops_paying_are_both_named(page: ForecastPage) -> None:
-    def slower(one: LoadForecast) -> LoadForecast:
-        return replace(one, percentiles={"end to end": {"p50": 99.0}})
+@pytest.mark.parametrize(
+    ("plain_s", "error", "end"),
+    [
+        ((2.0, 2.0), 0.1, "at none of these loads"),
+        ((2.0, 0.5), 0.1, "at 2x"),
+        (
+            (2.0, 1.05),
+            0.1,
+            "at none of these loads; at 2x not known: the error of the forecast (10 %) is larger than the",
+        ),
+        ((1.1, 1.0), 0.52, "not known: the error of the forecast (52 %) is larger than the effect (1.10x)"),
+    ],
+)
+def test_where_speculation_stops_paying_is_said_where_it_is_known(
+    page: ForecastPage, plain_s: tuple[float, float], error: float, end: str
+) -> None:
+    def taking(one: LoadForecast, load: str, seconds: float) -> LoadForecast:
+        return replace(one, load=load, percentiles={"end to end": {"p50": seconds}})
 
-    (plain, own), *rest = page.by_seed[0]
-    pays = [(plain, replace(own, percentiles={"end to end": {"p50": 1e-3}}))]
-    stops = [(plain, slower(own)), *rest]
-    assert replace(page, by_seed=[pays, stops]).end == "at none of these loads or 1x"
+    pairs = [
+        (taking(plain, load, seconds), taking(own, load, 1.0))
+        for load, seconds, (plain, own) in zip(("1x", "2x"), plain_s, page.by_seed[0], strict=True)
+    ]
+    twenty = replace(page, by_seed=[pairs], machine=checked(error), requests=LINES * 4)
+    assert twenty.end.startswith(end)
 
 
 CHAT = RequestFacts(route="/v1/chat/completions", tier="standard", prompt_tokens=512)
 LONG = RequestFacts(route="/v1/chat/completions", tier="standard", prompt_tokens=5000)
 TOOLS = RequestFacts(route="/v1/responses", tier="batch", prompt_tokens=600, tools=True)
-FASTER, AS_FAST, SLOWER = (ClassGain(4, share, speedup) for share, speedup in ((1.0, 1.5), (0.25, 1.0), (0.0, 0.8)))
+FASTER, AS_FAST, SLOWER = (ClassGain(20, share, speedup) for share, speedup in ((1.0, 1.5), (0.25, 1.0), (0.0, 0.8)))
+LARGER = "not known: the error of the forecast"
 
 
 @pytest.mark.parametrize(
-    ("gains", "mode"),
-    [([FASTER], "on"), ([FASTER, SLOWER, FASTER], "on"), ([AS_FAST], "off"), ([AS_FAST, FASTER, SLOWER], "off")],
+    ("gains", "machine", "advised"),
+    [
+        ([FASTER], checked(0.1), "on"),
+        ([FASTER, SLOWER, FASTER], checked(-0.1), "on"),
+        ([SLOWER], checked(0.1), "off"),
+        ([AS_FAST], checked(0.0), f"{LARGER} (2 %) is larger than the effect (1.00x)"),
+        ([AS_FAST, FASTER, SLOWER], checked(0.1), f"{LARGER} (10 %) is larger than the effect (0.80 to 1.50x)"),
+        ([FASTER], checked(-0.52), f"{LARGER} (52 %) is larger than the effect (1.50x)"),
+        ([FASTER, FASTER._replace(num_requests=2)], checked(0.1), "not known: 2 requests of 20"),
+        ([FASTER], checked(0.1, 6), "not known: the forecast was checked with 6 requests of 20"),
+        ([FASTER], MACHINE, "not known: no forecast of this machine with speculation was ever checked"),
+    ],
 )
-def test_a_class_speculates_if_it_gains_in_most_forecasts(gains: list[ClassGain], mode: str) -> None:
-    assert mode_for(gains) == mode
+def test_a_class_speculates_if_what_it_gains_in_most_forecasts_is_known(
+    gains: list[ClassGain], machine: Machine, advised: str
+) -> None:
+    assert str(class_advice(gains, machine)) == advised
+
+
+def test_what_was_not_measured_is_not_advised() -> None:
+    assert str(class_advice([FASTER], checked(0.1), "passes of 9 tokens")) == "not known: passes of 9 tokens"
 
 
 def test_a_row_shows_the_least_and_the_most() -> None:
-    assert class_row("a", [FASTER, SLOWER]) == ["a", "4", "0 – 100 %", "0.80 – 1.50", "on"]
+    advised = class_advice([FASTER, SLOWER, FASTER], checked(0.1))
+    assert class_row("a", [FASTER, SLOWER], advised) == ["a", "20", "0 – 100 %", "0.80 – 1.50", "on"]
 
 
 def test_the_policy_can_be_used_and_tells_the_classes_apart() -> None:
-    gains = ((CHAT, FASTER), (LONG, SLOWER), (TOOLS, FASTER))
-    classes = {traffic_class_of(facts): [gain] for facts, gain in gains}
-    policy = usable_policy(policy_text([CHAT, LONG, TOOLS, CHAT], classes), "rehearsed", NOTHING_KNOWN)
+    modes = {traffic_class_of(facts): mode for facts, mode in ((CHAT, "on"), (LONG, "off"), (TOOLS, "on"))}
+    policy = usable_policy(policy_text([CHAT, LONG, TOOLS, CHAT], modes), "rehearsed", NOTHING_KNOWN)
 
     def mode(facts: RequestFacts) -> str:
         rule = policy.rule_for(facts)

@@ -16,11 +16,11 @@ from prolepsis.lab.measure.arrivals import LatencyGoal
 from prolepsis.lab.rehearsal.rehearsal import RehearsedServer
 from prolepsis.lab.rehearsal.trace import Trace, write_trace
 from prolepsis.lab.rehearsal.tune import rolled_out, tune
-from prolepsis.lab.virtual_engine.machine import RehearsedSettings
+from prolepsis.lab.virtual_engine.machine import Machine, ProposerCost, RehearsedSettings
 from prolepsis.server.cli.main import app
-from tests.lab.rehearsal.test_rehearsal import MACHINE, line
+from tests.lab.rehearsal.test_rehearsal import CHECKED, MACHINE, line
 
-TRACE = Trace(lines=(line(0.0, tenant="a"), line(0.0, tenant="b"), line(0.1, tenant="b")))
+TRACE = Trace(lines=tuple(line(0.1 * i, tenant=tenant, output=9) for i in range(20) for tenant in "ab"))
 OFF = Policy.model_validate(
     {
         "default": {"mode": "off"},
@@ -39,6 +39,66 @@ def test_drafts_that_are_right_are_turned_on_but_not_where_a_rule_is_pinned() ->
     assert modes == {"a": "off", "b": "on", "rare": "off", "default": "off"}
     assert tuning.best.latency_s < tuning.trials[0].latency_s
     assert not any(one.changed.startswith(("a:", "rare:", "default:")) for one in tuning.trials)
+    assert tuning.num_requests == {"a": 20, "b": 20, "rare": 0, "default": 0, "settings of the engine": 40}
+    assert {name: advised.mode for name, advised in tuning.advice.items()} == {
+        "a": "off",
+        "b": "on",
+        "rare": "unknown",
+        "settings of the engine": "off",
+    }
+    assert tuning.promise is not None
+    gain = tuning.trials[0].latency_s / tuning.best.latency_s
+    assert tuning.promise.startswith(f"{gain / 1.1:.2f} to {gain * 1.1:.2f}x as good in latency"), "its error is 10 %"
+
+
+UNCHECKED = replace(MACHINE, checks={})
+WRONG = replace(MACHINE, checks={"auto": replace(MACHINE.checks["auto"], errors=dict.fromkeys(CHECKED, 3.0))})
+
+
+@pytest.mark.parametrize(
+    ("machine", "num_requests", "missing"),
+    [
+        (UNCHECKED, 40, "no forecast of this machine with speculation was ever checked"),
+        (WRONG, 40, r"the error of the forecast \(300 %\) is larger than the effect \(1\.\d+x\)"),
+        (MACHINE, 38, "19 requests of 20"),
+        (replace(MACHINE, measured_sequences=1), 40, r"passes of \d sequences, above 1, were not measured"),
+    ],
+)
+def test_what_is_not_known_is_not_advised(machine: Machine, num_requests: int, missing: str) -> None:
+    few = TRACE.scaled(most=num_requests)
+    tuning = tune(few, RehearsedServer(machine=machine, policy=OFF), "latency", LatencyGoal())
+    assert tuning.best is tuning.trials[0]
+    assert tuning.promise is None
+    assert tuning.advice["b"].mode == "unknown"
+    assert re.fullmatch(missing, tuning.advice["b"].why)
+
+
+def test_only_what_passes_were_measured_is_tried() -> None:
+    tried = {
+        most: [
+            one.machine.engine.max_step_tokens
+            for one in tune(
+                SHORT, RehearsedServer(machine=replace(SMALL, measured_tokens=most)), "cost", LatencyGoal()
+            ).trials
+            if one.changed.startswith("max_step_tokens")
+        ]
+        for most in (64, 128, 1024)
+    }
+    assert tried == {64: [32], 128: [32, 128], 1024: [32, 128, 256]}
+
+
+SHORT = Trace(lines=tuple(line(0.1 * i, output=2) for i in range(20)))
+SMALL = replace(MACHINE, engine=RehearsedSettings(max_step_tokens=64))
+
+
+def test_proposers_that_drafted_nothing_or_that_servers_lack_are_not_named() -> None:
+    free, costly = ProposerCost(free=True), ProposerCost(level_ms=1.0)
+    machine = replace(MACHINE, proposers={"synthetic": free, "suffix": free, "upstream": free, "draft_head": costly})
+    both = tuple(replace(one, drafts={**one.drafts, "synthetic": one.drafts["suffix"]}) for one in TRACE.lines)
+    setting = RehearsedServer(machine=machine, policy=OFF)
+    tuning = tune(Trace(lines=both), setting, "latency", LatencyGoal())
+    named = {dict(one.policy.named_terms())["b"].proposers for one in tuning.trials}
+    assert named == {None, ("suffix",)}
 
 
 def test_what_is_found_goes_through_a_rollout() -> None:
@@ -54,7 +114,9 @@ def test_what_is_found_goes_through_a_rollout() -> None:
 
 def test_other_drafts_are_compared_with_those_before() -> None:
     before = Policy.model_validate({"default": {"mode": "on", "num_speculative_tokens": 1}})
-    tuning = tune(TRACE, RehearsedServer(machine=MACHINE, policy=before), "latency", LatencyGoal())
+    setting = RehearsedServer(machine=MACHINE, policy=before)
+    assert tune(TRACE, setting, "latency", LatencyGoal()).best.policy == before, "the default was not asked for"
+    tuning = tune(TRACE, setting, "latency", LatencyGoal(), with_default=True)
     terms = rolled_out(before, tuning.best.policy).default_terms
     assert terms.num_speculative_tokens != 1
     assert terms.rollout is not None
@@ -69,14 +131,15 @@ def test_drafts_that_cost_more_than_they_bring_are_turned_off(goal: str) -> None
         for one in TRACE.lines
     )
     slow = replace(MACHINE, passes=flat_cost(10.0, 8.0))  # and the engine expects drafts to cost nothing
-    tuning = tune(replace(TRACE, lines=wrong), RehearsedServer(machine=slow), goal, LatencyGoal(per_token_s=0.02))  # type: ignore[arg-type]
+    within = LatencyGoal(per_token_s=0.02)
+    tuning = tune(replace(TRACE, lines=wrong), RehearsedServer(machine=slow), goal, within, with_default=True)  # type: ignore[arg-type]
     assert tuning.best.worth(goal) >= tuning.trials[0].worth(goal)  # type: ignore[arg-type]
     assert "off" in {one.changed.removeprefix("default: ") for one in tuning.frontier} or goal != "latency"
 
 
 def test_more_places_are_found_where_requests_wait_for_one() -> None:
     narrow = replace(MACHINE, engine=RehearsedSettings(max_requests=1))
-    crowd = Trace(lines=tuple(line(0.0, drafts=False) for _ in range(4)))
+    crowd = Trace(lines=tuple(line(0.0, drafts=False) for _ in range(20)))
     tuning = tune(crowd, RehearsedServer(machine=narrow), "latency", LatencyGoal())
     assert tuning.settings["max_requests"] == 2
 
@@ -95,12 +158,13 @@ POLICY = "default: {mode: 'off'}\nrules:\n  - {name: chat, match: {tenant: a}, m
 
 @pytest.fixture
 def arguments(tmp_path: Path) -> list[str]:
-    write_trace(tmp_path / "trace.jsonl", Trace(lines=(line(0.0, tenant="a"), line(0.0, tenant="a"))))
+    write_trace(tmp_path / "trace.jsonl", Trace(lines=tuple(line(0.1 * i, tenant="a", output=21) for i in range(20))))
     (tmp_path / "machine.json").write_text(MACHINE.to_json())
+    (tmp_path / "unchecked.json").write_text(UNCHECKED.to_json())
     (tmp_path / "policy.yaml").write_text(POLICY)
     files = {"--machine": "machine.json", "--policy": "policy.yaml", "--output": "tuned.yaml"}
     given = [part for flag, name in files.items() for part in (flag, str(tmp_path / name))]
-    return ["tune", str(tmp_path / "trace.jsonl"), *given, "--unchecked"]
+    return ["tune", str(tmp_path / "trace.jsonl"), *given]
 
 
 def run(*arguments: str) -> Result:
@@ -110,7 +174,11 @@ def run(*arguments: str) -> Result:
 def test_it_writes_a_policy_that_can_be_used_and_says_what_changed(arguments: list[str], tmp_path: Path) -> None:
     result = run(*arguments)
     assert result.exit_code == 0
-    assert "best for latency: chat:" in " ".join(result.stdout.split())
+    shown = " ".join(result.stdout.split())
+    assert "best for latency: chat:" in shown
+    assert "chat 20 changed:" in shown
+    assert "default 0 not asked for (--default)" in shown
+    assert re.search(r"promise (\S+) to (\S+)x as good in latency", shown)
     text = (tmp_path / "tuned.yaml").read_text()
     policy = usable_policy(text, "tuned.yaml", NOTHING_KNOWN)
     assert dict(policy.named_terms())["chat"].mode == "on"
@@ -125,19 +193,31 @@ def test_a_program_reads_the_frontier_and_a_status(arguments: list[str]) -> None
     assert told["best"]["machine_s_per_million"] < told["trials"][0]["machine_s_per_million"]
 
 
-def test_the_frontier_is_drawn(arguments: list[str], tmp_path: Path) -> None:
+def test_the_page_has_the_frontier_the_advice_and_the_policy(arguments: list[str], tmp_path: Path) -> None:
     result = run(*arguments, "--html", str(tmp_path / "tuning.html"))
     assert result.exit_code == 0
     page = (tmp_path / "tuning.html").read_text()
-    assert page.count("<circle") == int(re.findall(r"(\d+) rehearsals of trace.jsonl", page)[0])
-    assert page.count('class="best"') == 1
-    assert "rollout:" in page
+    assert re.search(r"\d+ rehearsals of trace.jsonl on machine.json. Promise: \S+ to \S+x as good in latency", page)
+    for text in ("best for latency: chat:", "not asked for (--default)", "rollout:"):
+        assert page.count(text) == 1
 
 
-def test_a_machine_that_was_never_checked_is_refused(arguments: list[str]) -> None:
-    result = run(*arguments[:-1])
+def test_a_machine_that_was_never_checked_is_refused(arguments: list[str], tmp_path: Path) -> None:
+    given = [*arguments, "--machine", str(tmp_path / "unchecked.json")]
+    result = run(*given)
     assert result.exit_code == BAD_INPUT
     assert "was ever checked" in result.stderr
+    all_the_same = run(*given, "--unchecked", "--exit-code")
+    assert all_the_same.exit_code == 0, "nothing is worth it"
+    assert "best for" not in all_the_same.stdout
+
+
+def test_a_policy_whose_rules_match_nothing_is_said_to_be_so(arguments: list[str], tmp_path: Path) -> None:
+    (tmp_path / "policy.yaml").write_text(POLICY.replace("tenant: a", "tenant: z"))
+    result = run(*arguments)
+    assert "no rule matches any of 20 requests" in result.stderr
+    assert "default 20 not asked for (--default)" in " ".join(result.stdout.split())
+    assert "flags of serve" in result.stdout
 
 
 def test_an_unknown_goal_is_refused_by_name(arguments: list[str]) -> None:

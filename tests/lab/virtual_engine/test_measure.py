@@ -60,6 +60,21 @@ def test_a_machine_that_served_nothing_takes_what_its_passes_do() -> None:
     assert machine.expected_pass_ms(PassWork(64, 0, 1, 64, 0, 0)) == pytest.approx(20.0, rel=0.1)
 
 
+@pytest.mark.parametrize("most", [64, 300, 512, 2048])
+def test_passes_beyond_the_largest_measured_one_are_extrapolated_and_said_to_be(most: int) -> None:
+    """A pass takes as long as its tokens. No step was as large as two times the largest."""
+    sizes = (1, 8, 64, most) if most > 64 else (1, 8, 64)
+    passes = CostCurve(sizes, (0, 8192), [(5.0 + tokens, 9.0 + tokens) for tokens in sizes])
+    steps = [StepSample(PassWork(tokens, 0, 3, 0, 0, 0), 5.0 + tokens, 6.0 + tokens) for tokens in range(1, 40)]
+    machine = fitted_machine(TRUE, passes, MeasuredSteps(steps))
+    assert machine.passes.tokens[-1] == 2 * most
+    for tokens in (2 * most, 4 * most):
+        assert machine.passes.ms(tokens, 0) == pytest.approx(5.0 + tokens, rel=0.15)
+    assert machine.not_measured(most, 3) is None
+    assert machine.not_measured(most + 1, 1) == f"passes of {most + 1} tokens, above {most}, were not measured"
+    assert machine.not_measured(1, 4) == "passes of 4 sequences, above 3, were not measured"
+
+
 SHIPPED = shipped()
 
 
@@ -79,6 +94,7 @@ def test_its_machine_says_that_it_is_published(name: str) -> None:
     machine = one.machine()
     assert machine.published.startswith(one.device)
     assert not machine.fingerprint
+    assert machine.engine.max_step_tokens == machine.measured_tokens == max(time.tokens for time in one.times)
     for time in one.times:
         assert machine.passes.ms(time.tokens, time.context) == pytest.approx(
             one.ms(time.tokens, time.context), rel=0.02

@@ -138,17 +138,16 @@ class PagePool:
         """
         free = set(self._free)
         referenced = {page for page, count in enumerate(self._references) if count}
-        assert all(count >= 0 for count in self._references), "a reference count fell below zero"
+        assert min(self._references, default=0) >= 0, "a reference count fell below zero"
         assert len(free) == len(self._free), "a page is free twice"
-        states = Counter([*free, *self._cached, *referenced])
-        assert states == Counter(range(self.num_pages)), "a page has no state, or two"
+        assert sorted([*free, *self._cached, *referenced]) == [*range(self.num_pages)], "a page has no state, or two"
         indexed = {page: key for page, key in enumerate(self._hashes) if key is not None}
         assert indexed == {page: key for key, page in self._index.items()}, "index and page hashes disagree"
         assert self._cached.keys() <= indexed.keys(), "a cached page cannot be found"
         assert not free & indexed.keys(), "a free page can be found"
         if holders is not None:
             held = Counter(page for pages in holders for page in pages)
-            counts = {page: count for page, count in enumerate(self._references) if count}
+            counts = {page: self._references[page] for page in referenced}
             assert held == counts, f"held {dict(held)}, counted {counts}"
 
     def _evict(self) -> int:

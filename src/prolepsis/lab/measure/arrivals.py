@@ -62,11 +62,12 @@ def load_of(text: str) -> TrafficLoad:
 
 
 async def arriving(
-    jobs: Iterable[tuple[float, Job[T]]], *, at_once: int | None = None, seconds: float = inf
+    jobs: Iterable[tuple[float, Job[T]]], *, at_once: int | None = None, seconds: float = inf, at_least: int = 0
 ) -> list[T]:
     """Start jobs when they are due, in seconds from now, or so many at once; return their results in order.
 
-    None begins after `seconds`. When one raises, no other begins, those that run are cancelled, and it is raised.
+    None begins after `seconds`, but `at_least` so many do. When one raises, no other begins, those that run are
+    cancelled, and it is raised.
     """
     loop, tasks = asyncio.get_running_loop(), list[asyncio.Task[T]]()
     begin, slots, failed = loop.time(), asyncio.Semaphore(at_once or sys.maxsize), asyncio.Event()
@@ -83,7 +84,8 @@ async def arriving(
     try:
         for at, job in jobs:
             await slots.acquire()
-            if at >= seconds or loop.time() - begin >= seconds or failed.is_set():
+            is_over = len(tasks) >= at_least and max(at, loop.time() - begin) >= seconds
+            if is_over or failed.is_set():
                 break
             if at_once is None:
                 await asyncio.sleep(max(0.0, begin + at - loop.time()))

@@ -13,6 +13,7 @@ from prolepsis.lab.virtual_engine.machine import LastCheck, Machine
 
 SHARES = (0.5, 0.95, 0.99)
 FIRST, EACH, WHOLE = "time to first token", "time a token", "end to end"
+OUTPUT = "tokens a second"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class Compared:
 
     @property
     def figure(self) -> str:
-        return self.what if self.share is None else f"{self.what}, {100 * self.share:.0f} %"
+        return self.what if self.share is None else figure_of(self.what, self.share)
 
     @property
     def error(self) -> float:
@@ -51,7 +52,7 @@ def check(trace: Trace, rehearsal: Rehearsal) -> list[Compared]:
     return [
         *_compared(measured, times(known.outcomes)),
         Compared("tokens a pass", None, num_tokens / max(1, num_steps), known.tokens_a_pass, ""),
-        Compared("tokens a second", None, num_tokens / end, known.tokens_per_second, ""),
+        Compared(OUTPUT, None, num_tokens / end, known.tokens_per_second, ""),
     ]
 
 
@@ -79,11 +80,21 @@ def times(outcomes: Sequence[RehearsedRequest]) -> dict[str, list[float]]:
     }
 
 
+def known_percentile(values: Sequence[float], share: float) -> float | None:
+    """Return the percentile; None: of so few values that none, or all, lie beyond it."""
+    return percentile(values, share) if len(values) * (1.0 - share) > 1.0 - 1e-9 else None
+
+
+def figure_of(what: str, share: float) -> str:
+    """Return the name of a percentile among the errors of a check."""
+    return f"{what}, {100 * share:.0f} %"
+
+
 def _compared(measured: Mapping[str, Sequence[float]], forecast: Mapping[str, Sequence[float]]) -> list[Compared]:
     rows = []
     for what, values in measured.items():
         for share in SHARES:
-            was, now = percentile(values, share), percentile(forecast[what], share)
+            was, now = known_percentile(values, share), known_percentile(forecast[what], share)
             if was is not None and now is not None:
                 rows.append(Compared(what, share, was, now))
     return rows

@@ -7,13 +7,13 @@ from typing import NamedTuple
 from prolepsis.control.statistics.percentile import percentile
 from prolepsis.core.facts import traffic_class_of
 from prolepsis.lab.measure.arrivals import LatencyGoal
-from prolepsis.lab.rehearsal.check import SHARES, WHOLE, times
+from prolepsis.lab.rehearsal.check import SHARES, known_percentile, times
 from prolepsis.lab.rehearsal.control import ControlChange
 from prolepsis.lab.rehearsal.rehearsal import Rehearsal, RehearsedServer, rehearse
 from prolepsis.lab.rehearsal.trace import Trace
 
-PAYS = 0.99
-"""Share of the plain time per request at which speculation still counts as paying."""
+_FASTER = 0.99
+"""Share of the plain time at which a request counts as faster."""
 
 
 class ClassGain(NamedTuple):
@@ -38,12 +38,14 @@ class LoadForecast:
     tokens_a_pass: float  # of a sequence
     device_s_per_token: float  # that requests use; the rest of the time the device is idle
     goodput: float  # requests a second that keep the goal
-    percentiles: Mapping[str, Mapping[str, float]]  # seconds, by time, in the order of `times`, and percentile
+    percentiles: Mapping[str, Mapping[str, float | None]]
+    """Seconds, by time, in the order of `times`, and percentile; None: it had too few requests."""
     extrapolated: float
     """Share of drafts that are not known where they were made, or as far as they would have gone."""
     classes: Mapping[str, ClassGain] = field(default_factory=dict)
     """Against plain decoding of the same load, by traffic class."""
     changes: Sequence[ControlChange] = ()  # what the control did
+    not_measured: str | None = None  # as in `Rehearsal`
 
 
 Pair = tuple[LoadForecast, LoadForecast]
@@ -59,15 +61,6 @@ def forecasts(loads: Sequence[tuple[str, Trace]], setting: RehearsedServer, goal
     return pairs
 
 
-def stops_paying(pairs: Sequence[Pair]) -> LoadForecast | None:
-    """Return the lightest load at which speculation no longer makes the median request faster; None: nowhere here."""
-    for plain, own in sorted(pairs, key=lambda pair: pair[0].num_at_once):
-        before, now = (side.percentiles[WHOLE].get("p50", 0.0) for side in (plain, own))
-        if now > PAYS * before:
-            return own
-    return None
-
-
 def _gains(plain: Rehearsal, own: Rehearsal) -> Mapping[str, ClassGain]:
     """Compare each request with itself; one that was refused in either is left out."""
     speedups: dict[str, list[float]] = {}
@@ -75,7 +68,9 @@ def _gains(plain: Rehearsal, own: Rehearsal) -> Mapping[str, ClassGain]:
         if before.total_s and after.total_s:
             speedups.setdefault(traffic_class_of(after.line.facts()), []).append(before.total_s / after.total_s)
     return {
-        name: ClassGain(len(each), sum(PAYS * gain >= 1.0 for gain in each) / len(each), percentile(each, 0.5) or 1.0)
+        name: ClassGain(
+            len(each), sum(_FASTER * gain >= 1.0 for gain in each) / len(each), percentile(each, 0.5) or 1.0
+        )
         for name, each in speedups.items()
     }
 
@@ -102,9 +97,10 @@ def _forecast(
         device_s_per_token=sum(outcome.stats.device.total for outcome in served) / max(1, rehearsal.num_tokens),
         goodput=len(kept) / seconds,
         percentiles={
-            what: {f"p{round(100 * share)}": percentile(values, share) or 0.0 for share in SHARES}
+            what: {f"p{round(100 * share)}": known_percentile(values, share) for share in SHARES}
             for what, values in times(served).items()
         },
         extrapolated=1.0 - known / made if made else 0.0,
         changes=rehearsal.changes,
+        not_measured=rehearsal.not_measured,
     )

@@ -11,8 +11,9 @@ from prolepsis.control.web.drawing import Chart, Line
 from prolepsis.core.facts import MEDIUM, SHORT, RequestFacts, traffic_class_of
 from prolepsis.core.units import figure
 from prolepsis.lab.measure.arrivals import LatencyGoal
-from prolepsis.lab.rehearsal.check import EACH, FIRST, WHOLE
-from prolepsis.lab.rehearsal.forecast import PAYS, ClassGain, LoadForecast, Pair, stops_paying
+from prolepsis.lab.rehearsal.advice import Advice, advice
+from prolepsis.lab.rehearsal.check import EACH, FIRST, WHOLE, figure_of
+from prolepsis.lab.rehearsal.forecast import ClassGain, LoadForecast, Pair
 from prolepsis.lab.rehearsal.trace import TraceLine
 from prolepsis.lab.virtual_engine.machine import Machine
 from prolepsis.ops.console.render import page_alone
@@ -25,20 +26,25 @@ class ShownFigure(NamedTuple):
 
     name: str
     unit: str
-    read: Callable[[LoadForecast], float]
+    read: Callable[[LoadForecast], float | None]
 
-    def spread(self, by_seed: Sequence[LoadForecast]) -> tuple[float, float, float]:
-        """Return the lowest, the median and the highest of all seeds."""
-        values = [self.read(forecast) for forecast in by_seed]
-        return min(values), median(values), max(values)
+    def spread(self, by_seed: Sequence[LoadForecast]) -> tuple[float, float, float] | None:
+        """Return the lowest, the median and the highest of all seeds; None: too few requests."""
+        values = [value for forecast in by_seed if (value := self.read(forecast)) is not None]
+        return (min(values), median(values), max(values)) if len(values) == len(by_seed) else None
 
     def text(self, by_seed: Sequence[LoadForecast]) -> str:
         """Return the range, or one value where seeds do not differ."""
-        return "\u00a0– ".join(dict.fromkeys(figure(value) for value in self.spread(by_seed)[::2]))
+        spread = self.spread(by_seed)
+        return "\u00a0– ".join(dict.fromkeys(figure(value) for value in spread[::2])) if spread else "-"
 
 
 def _time(what: str, percent: int) -> ShownFigure:
-    return ShownFigure(f"{what} {percent} %", "ms", lambda forecast: 1000.0 * forecast.percentiles[what][f"p{percent}"])
+    def read(forecast: LoadForecast) -> float | None:
+        seconds = forecast.percentiles[what][f"p{percent}"]
+        return None if seconds is None else 1000.0 * seconds
+
+    return ShownFigure(f"{what} {percent} %", "ms", read)
 
 
 _FIGURES = (
@@ -70,10 +76,15 @@ class ForecastPage:
 
     @property
     def end(self) -> str:
-        """Where speculation stops paying, by each seed."""
-        ends = [stops_paying(pairs) for pairs in self.by_seed]
-        loads = [end.load if end else "none of these loads" for end in ends]
-        return "at " + " or ".join(dict.fromkeys(load.replace(" at once", " requests at once") for load in loads))
+        """The lightest load at which the median request is no longer faster, and where that is not known."""
+        by_load = stops_paying(self.by_seed, len(self.requests), self.machine)
+        unknown = [load for load, advised in by_load.items() if advised.mode == "unknown"]
+        why = str(by_load[unknown[0]]) if unknown else ""
+        if len(unknown) == len(by_load):
+            return why
+        ends = [load for load, advised in by_load.items() if advised.mode == "off"] or ["none of these loads"]
+        end = "at " + ends[0].replace(" at once", " requests at once")
+        return f"{end}; at {', '.join(unknown)} {why}" if unknown else end
 
     @property
     def checked(self) -> str | None:
@@ -94,9 +105,16 @@ class ForecastPage:
         return {name: [gains[name] for gains in every if name in gains] for name in names}
 
     @property
+    def advice(self) -> Mapping[str, Advice]:
+        """Whether to turn speculation on, by traffic class."""
+        beyond = next((own.not_measured for pairs in self.by_seed for _, own in pairs if own.not_measured), None)
+        return {name: class_advice(gains, self.machine, beyond) for name, gains in self.classes.items()}
+
+    @property
     def rules(self) -> str | None:
-        """A policy with the recommended rules; None: the forecast is of a policy, which has rules of its own."""
-        return None if self.policy else policy_text((request.facts() for request in self.requests), self.classes)
+        """A policy with rules for the classes whose advice is known; None: of none, or the forecast has a policy."""
+        known = {name: advised.mode for name, advised in self.advice.items() if advised.mode != "unknown"}
+        return policy_text((request.facts() for request in self.requests), known) if known and not self.policy else None
 
     @property
     def figures(self) -> Sequence[ShownFigure]:
@@ -118,7 +136,7 @@ class ForecastPage:
         return ["load", "mode", *(f"{column.name} {column.unit}".strip() for column in shown)], rows
 
     def class_table(self) -> Table:
-        return HEADING, [class_row(*each) for each in self.classes.items()]
+        return HEADING, [class_row(name, gains, self.advice[name]) for name, gains in self.classes.items()]
 
     def charts(self) -> Sequence[Chart]:
         """Return each figure against load, with its lowest and highest over seeds as a band."""
@@ -126,6 +144,7 @@ class ForecastPage:
         return [
             Chart(title=fig.name, unit=fig.unit, at=(), lines=[_line(name, fig, side) for name, side in sides.items()])
             for fig in self.figures
+            if all(fig.spread(forecasts) for load in self.loads for forecasts in load)
         ]
 
     def html(self) -> str:
@@ -133,7 +152,7 @@ class ForecastPage:
 
 
 def _line(name: str, shown: ShownFigure, loads: Sequence[Sequence[LoadForecast]]) -> Line:
-    lowest, middle, highest = zip(*map(shown.spread, loads), strict=True)
+    lowest, middle, highest = zip(*filter(None, map(shown.spread, loads)), strict=True)
     return Line(name, middle, (lowest, highest))
 
 
@@ -143,25 +162,39 @@ _FORMS: Mapping[str, Mapping[str, Mapping[str, object]]] = {
 }
 """Conditions of each form, by the end of the rule's name."""
 _LENGTHS = {"short": {"max": SHORT}, "medium": {"min": SHORT + 1, "max": MEDIUM}, "long": {"min": MEDIUM + 1}}
-HEADING = ["class", "requests", "of these faster", "times faster", "recommended mode"]
+HEADING = ["class", "requests", "of these faster", "times faster", "advice"]
 
 
-def mode_for(gains: Sequence[ClassGain]) -> str:
-    """Return the mode for a class: on if it gains in most of the forecasts."""
-    return "on" if PAYS * median(gain.speedup for gain in gains) >= 1.0 else "off"
+def stops_paying(by_seed: Sequence[Sequence[Pair]], num_requests: int, machine: Machine) -> Mapping[str, Advice]:
+    """Return by load, the lightest first, whether speculation makes the median request faster."""
+    loads: dict[str, Advice] = {}
+    for pairs in sorted(zip(*by_seed, strict=True), key=lambda pairs: pairs[0][0].num_at_once):
+        times = [[side.percentiles[WHOLE]["p50"] for side in pair] for pair in pairs]
+        gains = [plain / own for plain, own in times if plain and own] or [1.0]
+        loads[pairs[0][1].load] = advice(num_requests, gains, machine, _END_TO_END, pairs[0][1].not_measured)
+    return loads
 
 
-def class_row(name: str, gains: Sequence[ClassGain]) -> list[str]:
+_END_TO_END = (figure_of(WHOLE, 0.5),)
+
+
+def class_advice(gains: Sequence[ClassGain], machine: Machine, not_measured: str | None = None) -> Advice:
+    """Return the advice for a class, of which the median of the forecasts decides."""
+    speedups = [gain.speedup for gain in gains]
+    return advice(min(gain.num_requests for gain in gains), speedups, machine, _END_TO_END, not_measured)
+
+
+def class_row(name: str, gains: Sequence[ClassGain], advised: Advice) -> list[str]:
     """Return the row of a class under `HEADING`, with the least and the most over the forecasts."""
     shares, speedups = sorted(gain.share for gain in gains), sorted(gain.speedup for gain in gains)
     faster = f"{100 * shares[0]:.0f} – {100 * shares[-1]:.0f} %"
-    return [name, str(gains[0].num_requests), faster, f"{speedups[0]:.2f} – {speedups[-1]:.2f}", mode_for(gains)]
+    return [name, str(gains[0].num_requests), faster, f"{speedups[0]:.2f} – {speedups[-1]:.2f}", str(advised)]
 
 
-def policy_text(requests: Iterable[RequestFacts], classes: Mapping[str, Sequence[ClassGain]]) -> str:
-    """Return a policy with rules for the traffic classes of such requests."""
+def policy_text(requests: Iterable[RequestFacts], modes: Mapping[str, str]) -> str:
+    """Return a policy with a rule for each of these traffic classes, which such requests have."""
     facts_of = {traffic_class_of(facts): facts for facts in requests}
-    rules = [rule for name, gains in classes.items() for rule in _rules(name, facts_of[name], mode_for(gains))]
+    rules = [rule for name, mode in modes.items() for rule in _rules(name, facts_of[name], mode)]
     return yaml.safe_dump({"version": "rehearsed", "default": {"mode": "off"}, "rules": rules}, sort_keys=False)
 
 

@@ -81,6 +81,7 @@ class Rehearsal:
     how far they would have gone ("cut")."""
     busy_s: float = 0.0  # time in steps of the engine
     changes: Sequence[ControlChange] = ()  # what the control did, in order; nothing without a policy
+    not_measured: str | None = None  # which passes of it the machine's file only extrapolates
 
     @property
     def served(self) -> Sequence[RehearsedRequest]:
@@ -108,7 +109,8 @@ def rehearse(trace: Trace, setting: RehearsedServer) -> Rehearsal:
     with asyncio.Runner(loop_factory=VirtualTime) as runner:
         outcomes, seconds = runner.run(play.run())
     replayed = {proposer.name: dict(proposer.counts) for proposer in rehearsed.proposers}
-    return Rehearsal(outcomes, seconds, replayed, rehearsed.engine.timings.totals.total, play.changes)
+    not_measured = setting.machine.not_measured(*rehearsed.passes.most)
+    return Rehearsal(outcomes, seconds, replayed, rehearsed.engine.timings.totals.total, play.changes, not_measured)
 
 
 class _Play:

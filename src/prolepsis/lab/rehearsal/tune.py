@@ -1,19 +1,22 @@
 """Searches the terms of a policy, and the engine's settings, for a goal: every trial is a rehearsal of the trace."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Literal
 
 from prolepsis.control.policy.model import DEFAULT_RULE, GivenTerms, Policy, Terms
-from prolepsis.core.units import figure
+from prolepsis.core.config import SYNTHETIC
 from prolepsis.lab.measure.arrivals import LatencyGoal
+from prolepsis.lab.rehearsal.advice import FEWEST_REQUESTS, Advice, advice, error_of
+from prolepsis.lab.rehearsal.check import EACH, FIRST, OUTPUT, WHOLE, figure_of
 from prolepsis.lab.rehearsal.control import without_rollouts
 from prolepsis.lab.rehearsal.rehearsal import RehearsedServer, rehearse
 from prolepsis.lab.rehearsal.trace import Trace
 from prolepsis.lab.virtual_engine.machine import Machine
 from prolepsis.ops.console.render import page_alone
 
+Table = tuple[Sequence[str], Sequence[Sequence[str]]]
 TuningGoal = Literal["latency", "cost", "goodput"]
 CEILINGS = (None, 1, 2, 4, 8, 16)
 """Drafted tokens a step that are tried; None: as many as the engine drafts."""
@@ -23,10 +26,13 @@ SETTINGS: Mapping[str, tuple[float, ...]] = {
     "chunk_limit_ms": (0.5, 2.0),
 }
 """Settings of the engine that are tried, in multiples of their values."""
-LEAST_GAIN = 0.02
-"""Share of the goal that a change has to gain: less may be chance."""
-_LEAST_SHARE = 0.02
-"""Share of the requests that a rule needs to be tuned."""
+_FIGURES: Mapping[TuningGoal, Sequence[str]] = {
+    "latency": (figure_of(WHOLE, 0.5),),
+    "cost": (OUTPUT,),
+    "goodput": (figure_of(FIRST, 0.5), figure_of(EACH, 0.5)),
+}
+"""Figures of a check whose errors bound what is gained."""
+_SETTINGS_STEP = "settings of the engine"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +44,7 @@ class TuningTrial:
     machine_s_per_million: float  # seconds that the engine steps, for a million tokens
     goodput: float  # requests a second that keep the goal
     num_refused: int
+    not_measured: str | None  # as in `Rehearsal`
     policy: Policy = field(repr=False)
     machine: Machine = field(repr=False)
 
@@ -50,10 +57,24 @@ class TuningTrial:
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """All trials in order, and the one that is best for the goal."""
+    """All trials in order, the one that is best for the goal, and what is advised or not known of each step."""
 
     trials: Sequence[TuningTrial]
     best: TuningTrial
+    goal: TuningGoal
+    num_requests: Mapping[str, int]
+    """By step: a rule, the default, or the settings."""
+    advice: Mapping[str, Advice]  # the same; none for the default where it was not asked for
+
+    @property
+    def promise(self) -> str | None:
+        """What the goal gains, with the bounds of it by the error of the last check; None: nothing is advised."""
+        error = error_of(self.best.machine, _FIGURES[self.goal])
+        if self.best is self.trials[0] or error is None:
+            return None
+        gain = self.best.worth(self.goal) / max(1e-9, self.trials[0].worth(self.goal))
+        bounds = f"{gain / (1.0 + error):.2f} to {gain * (1.0 + error):.2f}x"
+        return f"{bounds} as good in {self.goal}: {gain:.2f}x by a forecast with an error of {100 * error:.0f} %"
 
     @property
     def frontier(self) -> list[TuningTrial]:
@@ -77,46 +98,62 @@ def tune(
     goal: TuningGoal,
     within: LatencyGoal,
     notify: Callable[[TuningTrial], object] = lambda trial: None,
+    *,
+    with_default: bool = False,
 ) -> Tuning:
     """Change one thing after the other, each as it is best after those before: the rules' terms, then settings.
 
-    A change that refuses more requests is never taken.
+    A change that refuses more requests, whose passes were not measured, or whose gain is within the error of the
+    forecast is never taken. The default is changed only `with_default`.
     """
     policy = setting.policy or Policy(default=GivenTerms(mode="on"))
     best = _tried("", trace, replace(setting, policy=policy), within)
     trials = [best]
     notify(best)
-    shares = _shares(trace, policy)
-    for step in (*(_terms_of(name) for name, share in shares.items() if share >= _LEAST_SHARE), _settings):
-        for changed, tried_policy, tried_machine in step(best):
-            tried = replace(setting, policy=tried_policy, machine=tried_machine)
-            trials.append(_tried(changed, trace, tried, within))
-            notify(trials[-1])
-        allowed = [trial for trial in trials if trial.num_refused <= best.num_refused]
-        leading = max(allowed, key=lambda trial: trial.worth(goal))
-        best = leading if leading.worth(goal) > (1.0 + LEAST_GAIN) * best.worth(goal) else best
-    return Tuning(trials, best)
+    num_requests, advised = _num_requests(trace, policy), dict[str, Advice]()
+    drafted = {name for line in trace.lines for name in line.drafts} - {SYNTHETIC}
+    for name, number in num_requests.items():
+        if name == DEFAULT_RULE and not with_default:
+            continue
+        changes = _settings(best) if name == _SETTINGS_STEP else _terms(best, name, drafted)
+        tried = [best]
+        for changed, tried_policy, tried_machine in changes if number >= FEWEST_REQUESTS else ():
+            tried.append(_tried(changed, trace, replace(setting, policy=tried_policy, machine=tried_machine), within))
+            notify(tried[-1])
+        trials += tried[1:]
+        leading, advised[name] = _leading(tried, goal, number)
+        best = leading if advised[name].mode == "on" else best
+    return Tuning(trials, best, goal, num_requests, advised)
+
+
+def _leading(tried: Sequence[TuningTrial], goal: TuningGoal, num_requests: int) -> tuple[TuningTrial, Advice]:
+    """Return the best of these trials, and whether it is to be taken in place of the first one."""
+    first = tried[0]
+    allowed = [trial for trial in tried if trial.num_refused <= first.num_refused and not trial.not_measured]
+    leading = max(allowed, key=lambda trial: trial.worth(goal), default=first)
+    gain, not_measured = leading.worth(goal) / max(1e-9, first.worth(goal)), first.not_measured or leading.not_measured
+    advised = advice(num_requests, [gain], first.machine, _FIGURES[goal], not_measured)
+    if leading is first and num_requests >= FEWEST_REQUESTS and not not_measured:
+        advised = Advice("off", f"none of {len(tried) - 1} changes is better" if tried[1:] else "pinned, or in shadow")
+    return leading, advised
 
 
 _Change = tuple[str, Policy, Machine]
 
 
-def _terms_of(name: str) -> Callable[[TuningTrial], Iterator[_Change]]:
-    def changes(best: TuningTrial) -> Iterator[_Change]:
-        terms = dict(best.policy.named_terms())[name]
-        if terms.pinned or terms.mode == "shadow":
-            return
-        for words, tried in _alternatives(terms, best.machine):
-            if any(getattr(terms, field) != value for field, value in tried.items()):
-                yield f"{name}: {words}", _changed(best.policy, name, tried), best.machine
-
-    return changes
+def _terms(best: TuningTrial, name: str, drafted: Set[str]) -> Iterator[_Change]:
+    terms = dict(best.policy.named_terms())[name]
+    if terms.pinned or terms.mode == "shadow":
+        return
+    for words, tried in _alternatives(terms, best.machine, drafted):
+        if any(getattr(terms, field) != value for field, value in tried.items()):
+            yield f"{name}: {words}", _changed(best.policy, name, tried), best.machine
 
 
-def _alternatives(terms: Terms, machine: Machine) -> Iterator[tuple[str, dict[str, object]]]:
+def _alternatives(terms: Terms, machine: Machine, drafted: Set[str]) -> Iterator[tuple[str, dict[str, object]]]:
     yield "off", {"mode": "off"}
     among = {"the proposers it has": terms.proposers}
-    free = tuple(sorted(name for name, cost in machine.proposers.items() if cost.free))
+    free = tuple(sorted(name for name, cost in machine.proposers.items() if cost.free and name in drafted))
     if 0 < len(free) < len(machine.proposers):
         among["the free proposers"] = free
     for (by, proposers), ceiling in product(among.items(), CEILINGS):
@@ -129,14 +166,17 @@ def _settings(best: TuningTrial) -> Iterator[_Change]:
         now = getattr(best.machine.engine, name)
         for factor in factors:
             value = type(now)(max(1, now * factor))
+            if name == "max_step_tokens" and value > best.machine.measured_tokens:
+                continue
             engine = replace(best.machine.engine, **{name: value})
             yield f"{name} {value:g}", best.policy, replace(best.machine, engine=engine)
 
 
-def _shares(trace: Trace, policy: Policy) -> dict[str, float]:
+def _num_requests(trace: Trace, policy: Policy) -> dict[str, int]:
+    """Return how many requests each step of the search concerns, in its order."""
     rules = [policy.rule_for(line.facts()) for line in trace.lines]
     names = [rule.name if rule else DEFAULT_RULE for rule in rules]
-    return {name: names.count(name) / len(names) for name, _ in policy.named_terms()}
+    return {name: names.count(name) for name, _ in policy.named_terms()} | {_SETTINGS_STEP: len(names)}
 
 
 def _tried(changed: str, trace: Trace, setting: RehearsedServer, within: LatencyGoal) -> TuningTrial:
@@ -150,6 +190,7 @@ def _tried(changed: str, trace: Trace, setting: RehearsedServer, within: Latency
         goodput=sum(within.is_kept(outcome.first_token_s, outcome.per_token_s) for outcome in served)
         / max(rehearsal.seconds, 1e-9),
         num_refused=len(rehearsal.outcomes) - len(served),
+        not_measured=rehearsal.not_measured,
         policy=setting.policy,
         machine=setting.machine,
     )
@@ -184,9 +225,7 @@ def _changed(policy: Policy, name: str, changes: Mapping[str, object]) -> Policy
     return Policy.model_validate(plain)
 
 
-HEADING = ("changed", "mean time", "machine s per million tokens", "goodput", "refused")
-_LEFT, _TOP, _WIDTH, _HEIGHT = 60.0, 16.0, 530.0, 214.0
-"""Where points are, in the picture's own coordinates."""
+_HEADING = ("changed", "mean time", "machine s per million tokens", "goodput", "refused")
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,45 +238,22 @@ class TuningPage:
     machine: str
     policy: str  # text of the policy that was found
 
-    def rows(self) -> list[list[str]]:
-        """Return the frontier, where the search began, and the best, under `HEADING`."""
-        tuning = self.tuning
-        marks = {id(tuning.trials[0]): "as it is", id(tuning.best): f"best for {self.goal}: {tuning.best.changed}"}
+    def tables(self) -> Mapping[str, Table]:
+        """Return the frontier, where the search began and the best, and by step its requests and the advice."""
+        tuning, words = self.tuning, {"on": "changed", "off": "as it is", "unknown": "not known"}
+        marks = {id(tuning.best): f"best for {self.goal}: {tuning.best.changed}", id(tuning.trials[0]): "as it is"}
         shown = [trial for trial in tuning.trials if trial in tuning.frontier or id(trial) in marks]
-        return [_row(trial, marks.get(id(trial), trial.changed)) for trial in shown]
+        advice = [
+            [name, str(number), f"{words[advised.mode]}: {advised.why}" if advised else "not asked for (--default)"]
+            for name, number in tuning.num_requests.items()
+            for advised in (tuning.advice.get(name),)
+        ]
+        title = f"the frontier of {len(tuning.trials)} rehearsals, and where it began"
+        trials = [_row(trial, marks.get(id(trial), trial.changed)) for trial in shown]
+        return {title: (_HEADING, trials), "advice": (("of", "recorded requests", "advice"), advice)}
 
     def html(self) -> str:
-        times, costs = (sorted(values) for values in zip(*map(_at, self.tuning.trials), strict=True))
-        best_last = sorted(self.tuning.trials, key=lambda trial: trial is self.tuning.best)
-        return page_alone(
-            "lab/rehearsal/templates/tuning.html",
-            page=self,
-            heading=HEADING,
-            points=[(*self._place(trial), self._kind(trial), trial.changed or "as it is") for trial in best_last],
-            frontier=[self._place(trial) for trial in self.tuning.frontier],
-            ends={"times": [figure(times[0]), figure(times[-1])], "costs": [figure(costs[0]), figure(costs[-1])]},
-        )
-
-    def _place(self, trial: TuningTrial) -> tuple[float, float]:
-        x, y = (
-            _share(value, values)
-            for value, values in zip(_at(trial), zip(*map(_at, self.tuning.trials), strict=True), strict=True)
-        )
-        return round(_LEFT + _WIDTH * x, 1), round(_TOP + _HEIGHT * (1.0 - y), 1)
-
-    def _kind(self, trial: TuningTrial) -> str:
-        if trial is self.tuning.best:
-            return "best"
-        return "frontier" if trial in self.tuning.frontier else "trial"
-
-
-def _at(trial: TuningTrial) -> tuple[float, float]:
-    return trial.latency_s, trial.machine_s_per_million
-
-
-def _share(value: float, among: Sequence[float]) -> float:
-    low, high = min(among), max(among)
-    return (value - low) / (high - low) if high > low else 0.5
+        return page_alone("lab/rehearsal/templates/tuning.html", page=self, tables=self.tables())
 
 
 def _row(trial: TuningTrial, words: str) -> list[str]:

@@ -33,14 +33,16 @@ class Rehearsed:
     answers: KnownRequests
     clock: VirtualClock
     proposers: tuple[RecordedProposer, ...]
+    passes: TimedPass
 
 
 def rehearsed_engine(machine: Machine, seed: int = 0) -> Rehearsed:
     """Return an engine of a machine; `seed` draws the scatter of its passes."""
     clock, answers = VirtualClock(), KnownRequests()
     recorded = tuple(RecordedProposer(name, cost, answers, clock) for name, cost in machine.proposers.items())
-    replayed = ReplayedParts(recorded, TimedPass(machine, clock, random.Random(seed)), KnownAnswers(answers))
-    return Rehearsed(virtual_engine(machine, clock, replayed), answers, clock, recorded)
+    passes = TimedPass(machine, clock, random.Random(seed))
+    replayed = ReplayedParts(recorded, passes, KnownAnswers(answers))
+    return Rehearsed(virtual_engine(machine, clock, replayed), answers, clock, recorded, passes)
 
 
 @dataclass(frozen=True, slots=True)

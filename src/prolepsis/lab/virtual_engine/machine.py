@@ -134,8 +134,18 @@ class Machine:
     engine: RehearsedSettings = field(default_factory=RehearsedSettings)
     fingerprint: str = ""  # of the model and the build that were measured; empty: not measured
     published: str = ""  # what it is and by which sources, if its figures were published and not measured
+    measured_tokens: int = 0  # of the largest pass that was measured, or published; so is the next
+    measured_sequences: int = 0
     checks: Mapping[str, LastCheck] = field(default_factory=dict)
     """By the mode of the recording: auto or off; none: it was never checked."""
+
+    def not_measured(self, num_tokens: int, num_sequences: int) -> str | None:
+        """Return what of passes up to this size was never measured, and is extrapolated; None: nothing."""
+        sizes = (("tokens", num_tokens, self.measured_tokens), ("sequences", num_sequences, self.measured_sequences))
+        beyond = (
+            f"passes of {size} {what}, above {most}, were not measured" for what, size, most in sizes if size > most
+        )
+        return next(beyond, None)
 
     def expected_pass_ms(self, work: PassWork) -> float:
         """Return the milliseconds of a pass before they scatter."""

@@ -1,5 +1,6 @@
 """Measures the parts of an engine's steps while it serves, and fits a `Machine` to them."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
@@ -139,6 +140,12 @@ class StepMeter:
 
 def fitted_machine(bare: Machine, passes: CostCurve, measured: MeasuredSteps) -> Machine:
     """Return a machine whose steps take what the measured ones did on average; its settings are those of `bare`."""
+    works = [sample.work for sample in measured.steps]
+    bare = replace(
+        bare,
+        measured_tokens=max([passes.tokens[-1], *(work.num_tokens for work in works)]),
+        measured_sequences=max([1, *(work.num_sequences for work in works)]),
+    )
     machine = _with_passes(bare, passes, measured.steps)
     machine = replace(machine, scatter=_scatter(machine, measured.steps))
     called = {name: _with_calls(cost, measured.calls.get(name, [])) for name, cost in bare.proposers.items()}
@@ -149,7 +156,8 @@ def _with_passes(bare: Machine, passes: CostCurve, steps: Sequence[StepSample]) 
     """Return the machine with what passes take.
 
     Between knots of tokens a pass takes linearly more; each cached and each predicted token, and a pause before it,
-    adds to it. The points of `passes` count as one step each: they decide where there are no steps.
+    adds to it. The points of `passes` count as one step each: they decide where there are no steps. The last
+    knot is twice the largest pass, and extrapolated.
     """
     points = [
         (PassWork(tokens, context, 1, tokens, 0, 0), passes.profiled[i][j])
@@ -157,23 +165,25 @@ def _with_passes(bare: Machine, passes: CostCurve, steps: Sequence[StepSample]) 
         for j, context in enumerate(passes.contexts)
     ]
     seen = [*points, *((sample.work, sample.pass_ms) for sample in steps)]
-    rows = [_pass_row(work) for work, _ in seen]
+    knots = (*_KNOTS[: bisect_left(_KNOTS, bare.measured_tokens)], bare.measured_tokens)
+    rows = [_pass_row(work, knots) for work, _ in seen]
     *increments, context_ms, logits_ms, first_ms = _fitted(rows, [ms for _, ms in seen])
     far = 65536
     curve = [(ms, ms + far * context_ms) for ms in accumulate([max(1e-6, increments[0]), *increments[1:]])]
-    return replace(bare, passes=CostCurve(_KNOTS, (0, far), curve), logits_ms=logits_ms, first_ms=first_ms)
+    known, beyond = CostCurve(knots, (0, far), curve), 2 * knots[-1]
+    curve.append((known.ms(beyond, 0), known.ms(beyond, far)))
+    return replace(bare, passes=CostCurve((*knots, beyond), (0, far), curve), logits_ms=logits_ms, first_ms=first_ms)
 
 
-_KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024)
+_KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, *(1 << power for power in range(8, 16)))
 """Tokens."""
 
 
-def _pass_row(work: PassWork) -> list[float]:
+def _pass_row(work: PassWork, knots: Sequence[int]) -> list[float]:
     """Return what each coefficient of `_with_passes` is multiplied with: increments up to each knot, and the rest."""
     increments = [1.0]
-    for before, knot in pairwise(_KNOTS):
-        share = (work.num_tokens - before) / (knot - before)
-        increments.append(max(0.0, share if knot == _KNOTS[-1] else min(1.0, share)))
+    for before, knot in pairwise(knots):
+        increments.append(min(1.0, max(0.0, (work.num_tokens - before) / (knot - before))))
     return [*increments, work.num_context, work.num_logits, float(work.is_first)]
 
 

@@ -101,6 +101,7 @@ class TimedPass:
     """A `PassRunner` that computes nothing."""
 
     def __init__(self, machine: Machine, clock: VirtualClock, chance: random.Random) -> None:
+        self.most = (0, 0)  # tokens and sequences of a pass
         self._machine = machine
         self._clock = clock
         self._chance = chance
@@ -109,6 +110,7 @@ class TimedPass:
 
     def forward(self, rows: Sequence[Row], aux_layers: tuple[int, ...] = ()) -> Computed:
         self._work = work_of(rows, aux_layers, self._clock() - self._ended)
+        self.most = (max(self.most[0], self._work.num_tokens), max(self.most[1], self._work.num_sequences))
         self._clock.advance(self._machine.pass_ms(self._work, self._chance) / 1000.0)
         return Computed(_NOTHING, features=_NOTHING.new_empty(self._work.num_tokens, 0) if aux_layers else None)
 

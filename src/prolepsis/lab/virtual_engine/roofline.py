@@ -58,11 +58,14 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         free = {name: ProposerCost(free=True) for name in PROPOSER_NAMES}
         room_gb = 0.9 * self.memory_gb - self.weights_gb - self.draft_gb
         pages = int(1e9 * room_gb / self.kv_bytes_per_token / PAGE_SIZE)
+        most_tokens = max(time.tokens for time in self.times) if self.times else 0
         return Machine(
             passes=curve,
             expected=curve,
             proposers=free | dict.fromkeys(_COSTLY, ProposerCost(level_ms=self._read_ms(self.draft_gb))),
-            engine=RehearsedSettings(max_requests=256, max_step_tokens=8192, num_pages=pages),
+            engine=RehearsedSettings(max_requests=256, max_step_tokens=most_tokens or 8192, num_pages=pages),
+            measured_tokens=most_tokens,
+            measured_sequences=max((time.tokens for time in self.times if time.context), default=0),
             published=f"{self.device}, {self.model}, a roofline of published figures ({', '.join(self.sources)})",
         )
 

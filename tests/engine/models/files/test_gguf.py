@@ -217,7 +217,7 @@ def test_a_number_that_would_change_the_result_is_refused_by_name(tmp_path: Path
         open_checkpoint(file)
 
 
-def test_numbers_that_change_nothing_are_taken(tmp_path: Path) -> None:
+def test_numbers_that_change_nothing_and_keys_of_what_reads_images_are_taken(tmp_path: Path) -> None:
     neutral = {
         "attention.sliding_window": 512,
         "vocab_size": 160,
@@ -225,13 +225,11 @@ def test_numbers_that_change_nothing_are_taken(tmp_path: Path) -> None:
         "logit_scale": 0.0,
         "rope.dimension_count": 16,
         "attention.causal": 1,
+        "mm.tokens_per_image": 256,
+        "vision.block_count": 27,
+        "vision.attention.layer_norm_epsilon": 1e-6,
     }
     open_checkpoint(written(tmp_path, {f"llama.{key}": value for key, value in neutral.items()}))
-
-
-def test_keys_of_what_reads_images_beside_the_text_are_taken(tmp_path: Path) -> None:
-    beside = {"mm.tokens_per_image": 256, "vision.block_count": 27, "vision.attention.layer_norm_epsilon": 1e-6}
-    open_checkpoint(written(tmp_path, {f"llama.{key}": value for key, value in beside.items()}))
 
 
 @pytest.mark.parametrize(
