@@ -27,6 +27,7 @@ PANELS: dict[str, dict[str, tuple[str, str]]] = {
         "propose-server": ("server.cli.propose_server:propose_server", "Draft for engines in other processes."),
     },
     "Check and measure": {
+        "check": ("lab.check.command:check", "Say in minutes whether speculation is worth a pilot on your traffic."),
         "exact": ("lab.exact:exact", "Check on your own prompts that speculation changes no token."),
         "bench": ("lab.bench:bench", "Measure decoding with and without speculation side by side."),
         "profile": ("lab.profile:profile", "Measure what a forward pass costs here; show the self-check."),
