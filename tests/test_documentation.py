@@ -59,13 +59,14 @@ CANNOT_RUN = {
     "prolepsis serve": "serves until it is stopped; tests/server/cli/test_serve.py",
     "prolepsis propose-server": "serves until it is stopped; tests/server/cli/test_propose_server.py",
     "prolepsis doctor": "ends with the status of what it finds; tests/lab/doctor/test_command.py",
+    "prolepsis check": "takes minutes with the default model; tests/lab/check",
     "prolepsis exact": "takes minutes with the default model; tests/exact",
     "prolepsis profile": "measures for a minute; tests/lab/test_profile.py",
-    "prolepsis drill run": "needs a server that allows drills; tests/lab/drills/test_command.py",
+    "prolepsis drill": "needs a server that allows drills; tests/lab/drills/test_command.py",
     "prolepsis bench": "takes minutes; tests/lab/measure/test_measure.py",
     "prolepsis rehearse": "loads a model, or needs what was measured; tests/lab/test_rehearse.py",
     "prolepsis tune": "needs what was measured; tests/lab/rehearsal/test_tune.py",
-    "prolepsis batch run": "loads a model; tests/server/cli/test_batch.py",
+    "prolepsis batch": "loads a model; tests/server/cli/test_batch.py",
     "prolepsis models": "needs files of a head; tests/server/cli/test_models.py",
     "prolepsis heads swap": "needs the heads that it names; tests/control/drafts",
 }
@@ -310,14 +311,12 @@ def _problem(words: list[str], line: Line, stands_for: Mapping[str, str]) -> str
 
 def _asks_a_server(words: list[str]) -> bool:
     """Return whether a command asks the server at 127.0.0.1:8000 unless it is told another."""
-    if words[0] in ("shadow", "delivery", "replicas"):
-        return True
     asking = {
-        "rollout": ("list", "show", "hold"),
-        "policy": ("apply", "history", "show", "rollback"),
+        "show": ("breakers", "cost", "correctness", "delivery", "drift", "replicas", "shadow"),
+        "rollout": ("show", "hold"),
+        "policy": ("apply", "show", "rollback"),
         "heads": ("list",),
-        "incident": ("snapshot",),
         "flags": ("set", "remove", "list"),
-        "breaker": ("list", "set"),
+        "breaker": ("set",),
     }
-    return words[1] in asking.get(words[0], ())
+    return words[0] == "incident" or words[1] in asking.get(words[0], ())

@@ -25,6 +25,6 @@ def audit_actions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[
 
     def actions() -> list[str]:
         shown = CliRunner().invoke(app, ["audit", "show", "--json"])
-        return [entry["action"] for entry in json.loads(shown.stdout)]
+        return [entry["action"] for entry in json.loads(shown.stdout)["entries"]]
 
     return actions

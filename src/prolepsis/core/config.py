@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationInfo, field_validator
 
@@ -43,6 +43,13 @@ def _none_for_auto(given: object) -> object:
 
 def _auto_for_none(value: int | None) -> int | str:
     return AUTO if value is None else value
+
+
+COMMON = "common"
+Value = TypeVar("Value")
+Common = Annotated[Value, COMMON]
+"""A setting that many people give: `--help` shows its flag, and `--help-all` those of the others too."""
+AutoLength = Annotated[int | None, BeforeValidator(_none_for_auto), PlainSerializer(_auto_for_none)]
 
 
 class SettingTerms(BaseModel):
@@ -160,11 +167,11 @@ class EngineConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    model: str = Field(default=DEFAULT_MODEL, description="registry name, folder of safetensors, GGUF file, or hub id")
+    model: Common[str] = Field(default=DEFAULT_MODEL, description="name, folder of safetensors, GGUF file or hub id")
     model_dir: Path | None = Field(
         default=None, description="where models are kept; default: the user's cache directory"
     )
-    engine: Literal["prolepsis", "vllm", "upstream"] = Field(
+    engine: Common[Literal["prolepsis", "vllm", "upstream"]] = Field(
         default="prolepsis",
         description="what runs the model: our own engine; vLLM, which must be installed, with our drafts and sampler; "
         "or other engines over HTTP, for which only the tokenizer of the model is loaded here",
@@ -176,7 +183,7 @@ class EngineConfig(BaseModel):
     forward: Literal["auto", "native", "lean", "transformers"] = Field(
         default="auto", description="implementation that runs the model"
     )
-    weights: Literal["auto", "f32", "bf16", "q8", "q4"] = Field(
+    weights: Common[Literal["auto", "f32", "bf16", "q8", "q4"]] = Field(
         default="auto",
         description="format of weights in the native forward; auto: as stored in the file; bf16: expanded; q8, q4: "
         "weights of 16 or 32 bits are quantised once, and kept in the cache directory; f32: sums in 32 bits (slow)",
@@ -186,20 +193,20 @@ class EngineConfig(BaseModel):
         description="format of the inputs that quantised weights are multiplied with; bf16: results are bit for bit "
         "those of expanded weights; int8, the fastest: blocks of 32 (K formats: 256) are rounded to 8 bits; auto: int8",
     )
-    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="device that the model runs on")
-    threads: int | None = Field(default=None, ge=1, description="CPU threads of a forward pass; default: all cores")
-    max_model_len: Annotated[int | None, BeforeValidator(_none_for_auto), PlainSerializer(_auto_for_none)] = Field(
+    device: Common[Literal["auto", "cpu", "cuda"]] = Field(default="auto", description="device that the model runs on")
+    threads: Common[int | None] = Field(default=None, ge=1, description="CPU threads of a pass; default: all cores")
+    max_model_len: Common[AutoLength] = Field(
         default=None,
         ge=1,
         description="most tokens of prompt and answer together; auto, the default: the model's limit, or less if the "
         "KV cache holds less",
     )
-    kv_memory: str = Field(
+    kv_memory: Common[str] = Field(
         default="auto",
         description="memory of the KV cache: an amount such as 2GiB, or a share of what all else leaves free, such as "
         "40%; auto: a quarter, up to half for one context; never more than max_requests can use",
     )
-    max_requests: int = Field(default=64, ge=1, description="sequences that run at once")
+    max_requests: Common[int] = Field(default=64, ge=1, description="sequences that run at once")
     max_step_tokens: int = Field(
         default=512, ge=16, description="most tokens of one step over all requests, prefill chunks and drafts included"
     )
@@ -224,11 +231,11 @@ class EngineConfig(BaseModel):
         default=(),
         description="shares of drafted tokens that are right, by place or for all: the synthetic proposer alone drafts",
     )
-    proposers: tuple[str, ...] = Field(
+    proposers: Common[tuple[str, ...]] = Field(
         default=("grammar", "suffix", "corpus", "prediction", "client"), description="proposers to load"
     )
     draft_model: str | None = Field(default=None, description="model that the draft_model proposer drafts with")
-    draft_head: str = Field(
+    draft_head: Common[str] = Field(
         default="auto", description="draft head: auto (champion or shipped for this model), none, a name or a folder"
     )
     early_exit_layer: int | None = Field(
@@ -241,7 +248,7 @@ class EngineConfig(BaseModel):
         description="the `prolepsis propose-server` that the remote proposer asks for drafts, and the key that both "
         f"share: {described(RemoteProposerTerms)}",
     )
-    num_speculative_tokens: int = Field(
+    num_speculative_tokens: Common[int] = Field(
         default=24, ge=0, description="most draft tokens of a step; 0 turns speculation off"
     )
     propose_limit_ms: float = Field(
@@ -313,9 +320,9 @@ class ServerConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    host: str = Field(default="127.0.0.1", description="address to listen on")
-    port: int = Field(default=8000, ge=0, le=65535, description="port to listen on; 0: any free port")
-    replicas: int = Field(
+    host: Common[str] = Field(default="127.0.0.1", description="address to listen on")
+    port: Common[int] = Field(default=8000, ge=0, le=65535, description="port to listen on; 0: any free port")
+    replicas: Common[int] = Field(
         default=1,
         ge=1,
         description="number of engines on Ray Serve, which share the cores; a request whose replica is lost continues "
@@ -338,17 +345,17 @@ class ServerConfig(BaseModel):
     served_model_names: tuple[str, ...] = Field(
         default=(), description="model names that clients may use; default: the model's own name"
     )
-    keys_file: Path | None = Field(
+    keys_file: Common[Path | None] = Field(
         default=None, description="file of API keys, as `prolepsis keys` writes it; default: the user's file"
     )
-    tls_certificate: Path | None = Field(default=None, description="certificate chain (PEM); turns on HTTPS")
+    tls_certificate: Common[Path | None] = Field(default=None, description="certificate chain (PEM); turns on HTTPS")
     tls_key: Path | None = Field(default=None, description="private key of the certificate; default: in the same file")
-    policy: Path | None = Field(
+    policy: Common[Path | None] = Field(
         default=None,
         description="policy file: which requests may speculate and how; read again when it changes; default: the "
         "version in the store, if there is one",
     )
-    store: Annotated[str, PlainSerializer(without_password, when_used="json")] = Field(
+    store: Common[Annotated[str, PlainSerializer(without_password, when_used="json")]] = Field(
         default="auto",
         description="where request records, rollouts, versions of the policy and the audit log are kept: auto (SQLite "
         "in the user's data directory), none, sqlite:///FILE or postgresql://USER@HOST/DATABASE",
@@ -439,7 +446,7 @@ class ServerConfig(BaseModel):
         default="on",
         description="circuit breakers disable a proposer for traffic classes where it does harm, or only report it",
     )
-    prices: Path | None = Field(
+    prices: Common[Path | None] = Field(
         default=None, description="price book: the cost of an hour of the device; read again when the file changes"
     )
     price: str | None = Field(

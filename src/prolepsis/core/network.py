@@ -12,6 +12,8 @@ import httpx
 from prolepsis.core.errors import ConfigError
 
 HTTP = ("http", "https")
+EVERYWHERE = ("0.0.0.0", "::", "")  # noqa: S104
+"""Hosts of a server that listens on every address of its machine."""
 _MOST_MS = 2**31 - 1
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 

@@ -116,6 +116,13 @@ async def measure_arms(  # noqa: PLR0917  # the engine with its tokenizer and ti
     prompts = encode_prompts(job.prompts, tokenizer)
     seeds = {prompt.id: job.params.seed + i for i, prompt in enumerate(prompts)}
     arms = [EngineArm(name, plan, client, job.params, seeds, times) for name, plan in plans.items()]
+    await until_ready(client, notify)
+    runs = await measure([*arms, *others], prompts, job.schedule, notify)
+    return Setting(job.prompts_file, prompts, job.schedule, job.params, tuple(plans)), runs
+
+
+async def until_ready(client: EngineClient, notify: Notify) -> None:
+    """Wait until an engine is ready; raises `EngineDead` if it ends, or is not in time."""
     if detail := client.health().detail:
         notify(f"waiting for the engine: {detail}")
     end = time.monotonic() + READY_S
@@ -125,8 +132,6 @@ async def measure_arms(  # noqa: PLR0917  # the engine with its tokenizer and ti
         if time.monotonic() > end:
             raise EngineDead(f"the engine is not ready after {READY_S:.0f} s: {health.detail}")
         await asyncio.sleep(0.1)
-    runs = await measure([*arms, *others], prompts, job.schedule, notify)
-    return Setting(job.prompts_file, prompts, job.schedule, job.params, tuple(plans)), runs
 
 
 def _proposers(config: EngineConfig) -> tuple[str, ...]:

@@ -42,7 +42,7 @@ _COLUMNS = {
 class FirstDifference:
     """The first token of a run that differs from plain decoding; None: the run had ended there."""
 
-    run: Run
+    run: str
     position: int  # output position, from 0
     plain: int | None
     other: int | None
@@ -158,21 +158,29 @@ async def check(job: Job, client: EngineClient, tokenizer: ChatTokenizer) -> "Re
     for number, case in enumerate(cases):
         plain = case.answers["plain"].token_ids
         for run, answer in case.answers.items():
-            if (at := first_difference(plain, answer.token_ids)) is not None:
-                case.differences.append(await _classified(client, case, run, at, number))
+            if (first := difference(run, plain, answer.token_ids)) is not None:
+                request = case.request(run, f"again {number}", speculate=False)
+                case.differences.append(await classified(client, request, answer.token_ids, first))
     return Report(job, client.info, cases, tokenizer)
 
 
-async def _classified(client: EngineClient, case: Case, run: Run, at: int, number: int) -> FirstDifference:
+def difference(run: str, plain: Sequence[int], answer: Sequence[int]) -> FirstDifference | None:
+    """Return the first difference of an answer from the plain one, not classified; None if they are equal."""
+    if (at := first_difference(plain, answer)) is None:
+        return None
+    token, other = (ids[at] if at < len(ids) else None for ids in (plain, answer))
+    return FirstDifference(run, at, token, other)
+
+
+async def classified(
+    client: EngineClient, request: GenerateRequest, answer: tuple[int, ...], first: FirstDifference
+) -> FirstDifference:
     """Return the difference with the kind that a replay of the answer gives it, by the logits of its own pass."""
-    plain, answer = case.answers["plain"].token_ids, case.answers[run].token_ids
-    token, answered = (ids[at] if at < len(ids) else None for ids in (plain, answer))
-    if token is not None and answered is not None:
-        request = case.request(run, f"again {number}", speculate=False)
+    if first.plain is not None and first.other is not None:
         again = (await replay(client, Recording(request, (answer,)), request.request_id)).differences.get(0)
-        if again is not None and again.position == at:
-            return FirstDifference(run, at, token, answered, again.kind, again.margin)
-    return FirstDifference(run, at, token, answered)
+        if again is not None and again.position == first.position:
+            return replace(first, kind=again.kind, margin=again.margin)
+    return first
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,10 +18,10 @@ import typer
 from prolepsis.control.statistics.percentile import percentile
 from prolepsis.core.config import SYNTHETIC
 from prolepsis.core.errors import ConfigError
-from prolepsis.core.terminal.admin import HERE, Key, Url, ask, message_of
+from prolepsis.core.terminal.admin import Key, Url, ask, message_of
 from prolepsis.core.terminal.config import listed
 from prolepsis.core.terminal.documents import print_reply
-from prolepsis.core.terminal.output import FAILED, AsJson, note
+from prolepsis.core.terminal.output import FAILED, INTERRUPTED, OK, AsJson, note
 from prolepsis.core.units import duration
 from prolepsis.lab.measure.arrivals import GoalFirstMs, GoalTokenMs, LatencyGoal, arriving
 from prolepsis.lab.measure.prompts import Prompt, load_prompts
@@ -56,7 +56,7 @@ class LoadAnswer:
 
 def load(
     *,
-    url: Url = HERE,
+    url: Url,
     key: Key = None,
     model: Annotated[str | None, typer.Option(help="model; default: the first that the server has")] = None,
     given: Annotated[str, typer.Option("--arrivals", help="requests a second (2), a ramp (1-8), or a trace")] = "1",
@@ -85,18 +85,22 @@ def load(
     name, texts = model or ask(url, key, "GET", "/v1/models")["data"][0]["id"], load_prompts(prompts)
     shared: Body = {"model": name, "temperature": temperature, "seed": seed, "stream": True}
     cautions = ["the drafts are synthetic: no figure is of a real proposer"] if SYNTHETIC in proposers else []
-    rows: list[dict[str, Any]] = []
+    status, rows = OK, list[dict[str, Any]]()
     for mode in wanted:
         note(f"{mode}: {len(due)} requests in {due[-1].at:.0f} s")
-        answers = asyncio.run(send(url, key, requests(MODES[mode], due, texts, shared)))[warm_up:]
+        try:
+            answers = asyncio.run(send(url, key, requests(MODES[mode], due, texts, shared)))[warm_up:]
+        except KeyboardInterrupt:
+            status, cautions = INTERRUPTED, [*cautions, f"interrupted: there is nothing of {mode} or of modes after it"]
+            break
         parts = {f"{mode}: {kind}": [answer for answer in answers if answer.mode == kind] for kind in MODES[mode]}
         shown = {mode: answers} | (parts if mode == "mixed" else {})
         rows += [{"mode": title, **figures(part, goal)} for title, part in shown.items() if part]
         cautions += warnings(mode, answers)
     facts = {"model": name, "proposers": proposers, "arrivals": given}
     print_reply({**facts, "modes": rows, "warnings": cautions}, as_json=as_json)
-    if any(row["num_requests"] == row["num_errors"] for row in rows):
-        raise typer.Exit(FAILED)
+    if status or any(row["num_requests"] == row["num_errors"] for row in rows):
+        raise typer.Exit(status or FAILED)
 
 
 def requests(

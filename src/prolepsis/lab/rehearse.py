@@ -15,12 +15,11 @@ from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.config import EngineConfig, ServerConfig
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.files import read_text, write_output, write_whole
-from prolepsis.core.terminal.admin import HERE, Key, Url, ask
+from prolepsis.core.terminal.admin import Key, Url, ask
 from prolepsis.core.terminal.config import Settings, listed
 from prolepsis.core.terminal.documents import print_reply
 from prolepsis.core.terminal.flags import configured
 from prolepsis.core.terminal.output import (
-    EPILOG,
     UNPROVEN,
     AsJson,
     command_group,
@@ -56,14 +55,14 @@ MachineFile = Annotated[Path, typer.Option("--machine", help="a measured one, or
 _RECORDING, _POLL_S = "/admin/recording", 0.5
 
 
-@app.command("record", epilog=EPILOG)
+@app.command("record")
 def record(
     *,
     output: Annotated[Path, typer.Option("--output", "-o", help="file of the trace: JSON lines in gzip")],
     seconds: Annotated[float, typer.Option(min=0.1, help="requests that arrive in this time")] = 600.0,
     requests: Annotated[int, typer.Option(min=1, help="most requests")] = 1000,
     share: Annotated[float, typer.Option(min=0, max=1, help="share of the requests whose drafts are recorded")] = 1.0,
-    url: Url = HERE,
+    url: Url,
     key: Key = None,
 ) -> None:
     """Record a running server's traffic: times, lengths, shapes of drafts, no text. Needs the role admin."""
@@ -87,7 +86,7 @@ def record(
         print_facts([("recording", output), ("requests", last["num_requests"]), ("left out", last["num_left_out"])])
 
 
-@app.command("measure", epilog=EPILOG)
+@app.command("measure")
 @configured(EngineConfig)
 def measure(
     settings: Settings,
@@ -165,7 +164,7 @@ def _keep(folder: Path, files: dict[str, str], kept: "Machine | LoadRecording") 
         files["machine.json"] = f"in {folder}, its forecasts {'' if kept.checks else 'not '}checked"
 
 
-@app.command("check", epilog=EPILOG)
+@app.command("check")
 def check(
     recordings: Annotated[list[Path], typer.Argument(metavar="RECORDING...", help="of one mode")],
     *,
@@ -213,7 +212,7 @@ def _compared(row: "Compared") -> list[str]:
     return [row.figure, *values, f"{100 * row.error:+.1f} %"]
 
 
-@app.command("run", epilog=EPILOG)
+@app.command("run")
 def run(
     trace: TraceFile,
     *,
@@ -307,7 +306,7 @@ def _print_forecast(page: "ForecastPage", *, as_json: bool) -> None:
     _print_errors(page.machine)
 
 
-@app.command("machines", epilog=EPILOG)
+@app.command("machines")
 def machines(as_json: AsJson = False) -> None:
     """List the machines that come with the package, their sources, and how far they are from published times."""
     from prolepsis.lab.virtual_engine.roofline import shipped

@@ -14,15 +14,13 @@ from typer import Option
 from prolepsis.core.config import DEFAULT_MODEL, EngineConfig
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.terminal.config import Settings
+from prolepsis.core.terminal.documents import print_reply
 from prolepsis.core.terminal.flags import settings_here, with_settings
 from prolepsis.core.terminal.output import (
-    EPILOG,
     AsJson,
     command_group,
     note,
     print_facts,
-    print_json,
-    print_table,
     quiet_logs,
     stderr,
 )
@@ -33,7 +31,6 @@ from prolepsis.training.settings import Dtype, HeadRecipe, LevelSettings, Stated
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from prolepsis.training.estimate import TrainingForecast
     from prolepsis.training.target import Target
     from prolepsis.training.training import HeadTraining
 
@@ -42,6 +39,10 @@ app = command_group("Train draft heads on the target's own text, and estimate th
 TargetName = Annotated[str, typer.Option("--target", help="model to train for, as for serve")]
 Resume = Annotated[bool, typer.Option("--resume", help="continue the training in the directory")]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; default: all cores")]
+_PREDICTED = (
+    *("tokens", "acceptance by place=rates", "chain of 3=length"),
+    *("best depth=choice.depth", "best vocabulary=choice.vocab", "speedup=choice.speedup"),
+)
 _TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8  # malloc.h
 WITH_RESUME = "the same command with --resume continues"
 
@@ -63,7 +64,7 @@ class Text:
     answer_tokens: Annotated[int, Option(help="longest answer that is generated, in tokens", min=16)] = 256
 
 
-@app.command(epilog=EPILOG)
+@app.command()
 @with_settings(Text(), HeadRecipe())
 def head(
     text: Text,
@@ -96,7 +97,7 @@ def head(
             _train_levels(settings.engine, directory.exported, directory.data, level_settings, threads)
 
 
-@app.command("levels", epilog=EPILOG)
+@app.command("levels")
 @with_settings(LevelSettings())
 def train_levels(
     recipe: LevelSettings,
@@ -117,7 +118,7 @@ def train_levels(
     _train_levels(settings.engine, folder, directory.data, recipe, threads)
 
 
-@app.command("text", epilog=EPILOG)
+@app.command("text")
 def save_text(
     file: Annotated[Path, typer.Argument(help="new file, JSON lines for --text; .gz and .xz are compressed")],
     *,
@@ -130,7 +131,7 @@ def save_text(
     print_facts([("documents", str(write_texts(file, directory.data))), ("text", file)])
 
 
-@app.command(epilog=EPILOG)
+@app.command()
 @with_settings(StatedCost())
 def estimate(
     cost: StatedCost,
@@ -166,13 +167,8 @@ def estimate(
             results.append(small.read_result())
     predictions = predict(results, [count(budget) for budget in budgets.split(",")], costs)
     checked = prediction_check(results, RunDirectory(check).read_result()) if check else None
-    if as_json:
-        rows = [asdict(prediction) for prediction in predictions]
-        print_json({"predictions": rows, "costs": asdict(costs), "check": checked})
-        return
-    _print_predictions(predictions)
-    if checked is not None:
-        print_facts([(name, str(value)) for name, value in checked.items()])
+    document = {"predictions": [asdict(prediction) for prediction in predictions], "costs": asdict(costs)}
+    print_reply({**document, "check": checked}, {"predictions": _PREDICTED}, as_json=as_json)
 
 
 def _ready(target: str, threads: int | None = None) -> Settings:
@@ -192,23 +188,6 @@ def _measured(cost: StatedCost, config: EngineConfig) -> StatedStepCost:
     costs = cost.on(take_profile(config, fresh=False).curve)
     note(f"a pass of one token takes {costs.plain_ms:.2f} ms here, each further token {costs.token_ms:.3f} ms")
     return costs
-
-
-def _print_predictions(predictions: "list[TrainingForecast]") -> None:
-    rates = [f"token {j + 1}" for j in range(len(predictions[0].rates))]
-    rows = [
-        [
-            f"{p.tokens:,}",
-            *(f"{rate:.3f}" for rate in p.rates),
-            f"{p.length:.2f}",
-            str(p.choice.depth),
-            str(p.choice.vocab),
-            f"{p.choice.speedup:.2f}x",
-        ]
-        for p in predictions
-    ]
-    columns = ["tokens", *rates, "chain of 3", "best depth", "best vocabulary", "speedup"]
-    print_table("estimated acceptance", columns, rows)
 
 
 def _on_this_machine(settings: TrainSettings, threads: int | None) -> TrainSettings:

@@ -48,7 +48,7 @@ async def test_every_name_finds_the_record_and_the_entry(store: Store, http: htt
         assert (record["trace_id"], record["seed"]) == (TRACE, answer["seed"])
         assert found["audit_entries"] == [audited["entry"]]
         assert (await http.get(f"/admin/audit/{name}")).json()["seq"] == audited["entry"]
-        words = ["audit", "find", name, "--store", f"sqlite:///{tmp_path / 'store.sqlite'}", "--json"]
+        words = ["audit", "show", name, "--store", f"sqlite:///{tmp_path / 'store.sqlite'}", "--json"]
         done = CliRunner().invoke(commands, words)
         assert (done.exit_code, json.loads(done.stdout)["records"]) == (0, [record]), done.output
     missing = await http.get("/admin/requests/nobody")

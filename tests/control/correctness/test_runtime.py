@@ -341,7 +341,7 @@ def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def run(url: str, *words: str) -> Result:
-    return CliRunner().invoke(app, ["correctness", "--url", url, *words])
+    return CliRunner().invoke(app, ["show", "correctness", "--url", url, *words])
 
 
 def ask(url: str, prompt: str, num_replayed: int) -> None:

@@ -1,4 +1,4 @@
-"""`prolepsis cost`: price books, and what a running server says of its requests."""
+"""`prolepsis show cost`: price books, and what a running server says of its requests."""
 
 import json
 from pathlib import Path
@@ -27,22 +27,22 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def cost(*words: str) -> Result:
-    return CliRunner().invoke(app, ["cost", *words])
+def ran(*words: str) -> Result:
+    return CliRunner().invoke(app, words)
 
 
 def test_check_shows_what_an_hour_costs_or_all_that_is_wrong(here: Path) -> None:
-    result = cost("check", "prices.yaml")
+    result = ran("store", "prices", "prices.yaml")
     assert result.exit_code == 0, result.output
     assert "3.6" in result.stdout
     assert "2628.00" in result.stdout
-    assert json.loads(cost("check", "prices.yaml", "--json").stdout)["currency"] == "EUR"
+    assert json.loads(ran("store", "prices", "prices.yaml", "--json").stdout)["currency"] == "EUR"
     (here / "bad.yaml").write_text("currency: euro\nprices:\n- {name: a, per_device_hour: 0, power: 1}\n")
-    result = cost("check", "bad.yaml", "--json")
+    result = ran("store", "prices", "bad.yaml", "--json")
     assert result.exit_code == 1
     found = [(one["line"], one["path"]) for one in json.loads(result.stdout)["findings"]]
     assert found == [(1, "currency"), (3, "prices[0].per_device_hour"), (3, "prices[0].power")]
-    assert "EUR" in cost("check", "bad.yaml").stdout
+    assert "EUR" in ran("store", "prices", "bad.yaml").stdout
 
 
 def test_show_has_money_where_there_is_a_book(here: Path) -> None:
@@ -50,8 +50,8 @@ def test_show_has_money_where_there_is_a_book(here: Path) -> None:
         with served(Charging(), prices=book) as running:
             for _ in range(2):
                 assert httpx.post(f"{running.url}/v1/completions", json=BODY).status_code == 200
-            result = cost("show", "--url", running.url)
-            document = json.loads(cost("show", "--url", running.url, "--json").stdout)
+            result = ran("show", "cost", "--url", running.url)
+            document = json.loads(ran("show", "cost", "--url", running.url, "--json").stdout)
         assert result.exit_code == 0, result.output
         assert ("EUR" in result.stdout) == (book is not None)
         assert (document["total"]["amount"] is not None) == (book is not None)
@@ -76,13 +76,14 @@ def test_history_lists_the_books_that_were_used(here: Path) -> None:
         book = PriceFile(here / "prices.yaml").value
         store_prices(connection, book.full_version, json.dumps(book.content()))
     store.close()
-    result = cost("history", "--store", url)
+    result = ran("store", "prices", "--store", url)
     assert result.exit_code == 0, result.output
     assert "a 3.6 EUR" in result.stdout
-    assert json.loads(cost("history", "--store", url, "--json").stdout)["books"][0]["version"] == book.full_version
+    document = json.loads(ran("store", "prices", "--store", url, "--json").stdout)
+    assert document["books"][0]["version"] == book.full_version
 
 
 def test_no_server_is_said_so() -> None:
-    result = cost("show", "--url", "http://127.0.0.1:1")
+    result = ran("show", "cost", "--url", "http://127.0.0.1:1")
     assert result.exit_code == 2
     assert "no server answers" in result.stderr

@@ -36,13 +36,13 @@ def rollout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rollout
 
 
 def test_from_start_to_roll_back(rollout: Rollout) -> None:
-    [listed] = json.loads(rollout("list", "--json").stdout)["rollouts"]
+    [listed] = json.loads(rollout("show", "--json").stdout)["rollouts"]
     assert (listed["rule"], listed["phase"], listed["num_stages"], listed["share"]) == ("code", "off", 3, 0.0)
     name = listed["id"]
     for words in (("start",), ("hold", "--reason", "lunch"), ("resume",), ("promote", "--force"), ("rollback",)):
         result = rollout(words[0], name, *words[1:])
         assert result.exit_code == 0, result.output
-    assert "rolled_back" in rollout("list").stdout
+    assert "rolled_back" in rollout("show").stdout
     document = json.loads(rollout("show", name, "--json").stdout)
     assert [(event["kind"], event["stage"], event["reason"]) for event in document["events"]] == [
         ("started", "shadow", "by the developer"),
@@ -56,7 +56,7 @@ def test_from_start_to_roll_back(rollout: Rollout) -> None:
 
 
 def test_impossible_commands_are_reported(rollout: Rollout) -> None:
-    [listed] = json.loads(rollout("list", "--json").stdout)["rollouts"]
+    [listed] = json.loads(rollout("show", "--json").stdout)["rollouts"]
     refused = rollout("promote", listed["id"])
     assert refused.exit_code == 2
     assert "409: 'promote' is for rollouts that are running, gate, held; this one is off" in refused.stderr
@@ -73,5 +73,5 @@ def test_impossible_commands_are_reported(rollout: Rollout) -> None:
     ],
 )
 def test_an_address_where_no_server_can_be_is_refused(url: str, said: str) -> None:
-    result = CliRunner().invoke(app, ["rollout", "list", "--url", url])
+    result = CliRunner().invoke(app, ["rollout", "show", "--url", url])
     assert (result.exit_code, said in result.stderr) == (2, True)

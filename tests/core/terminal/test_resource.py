@@ -36,33 +36,33 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
 
 
 def test_contract(run: Run) -> None:
-    shown = run("delivery").stdout
+    shown = run("show", "delivery").stdout
     assert "again" in shown
     assert "suffix" in shown
-    [one] = json.loads(run("delivery", "--json").stdout)["delivered"]
+    [one] = json.loads(run("show", "delivery", "--json").stdout)["delivered"]
     assert (one["num_verified"], one["num_delivered"], one["lost"]) == (3, 0, {"left": 3})
 
 
 def test_drift(run: Run) -> None:
-    assert "learning" in run("drift", "show").stdout
-    assert run("drift", "reset", "draft_head", TRAFFIC_CLASS).exit_code == 0
-    assert json.loads(run("drift", "reset", "draft_head", TRAFFIC_CLASS, "--json").stdout)["num_judged"] == 0
-    refused = run("drift", "reset", "suffix", TRAFFIC_CLASS)
+    assert "learning" in run("show", "drift").stdout
+    assert run("breaker", "reset", "draft_head", TRAFFIC_CLASS).exit_code == 0
+    assert json.loads(run("breaker", "reset", "draft_head", TRAFFIC_CLASS, "--json").stdout)["num_judged"] == 0
+    refused = run("breaker", "reset", "suffix", TRAFFIC_CLASS)
     assert refused.exit_code == 2
     assert "has no stream" in refused.stderr
 
 
 def test_replicas(run: Run) -> None:
-    shown = run("replicas").stdout
+    shown = run("show", "replicas").stdout
     assert "ready" in shown
     assert "seen" in shown
-    [one] = json.loads(run("replicas", "--json").stdout)["replicas"]
+    [one] = json.loads(run("show", "replicas", "--json").stdout)["replicas"]
     assert (one["here"], one["model"], one["engines"]) == (True, "tiny", [])
 
 
 def test_shadow(run: Run) -> None:
-    [one] = json.loads(run("shadow", "--json").stdout)["traffic_classes"]
+    [one] = json.loads(run("show", "shadow", "--json").stdout)["traffic_classes"]
     assert (one["traffic_class"], one["num_requests"]) == (TRAFFIC_CLASS, 1)
-    shown = run("shadow").stdout
+    shown = run("show", "shadow").stdout
     assert "suffix" in shown
     assert "50%" in shown, "3 of 6"

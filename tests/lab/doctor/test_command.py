@@ -65,7 +65,7 @@ def states(result: Result) -> dict[str, str]:
 
 def test_a_server_with_default_settings(served: tuple[str, str]) -> None:
     url, key = served
-    result = doctor("--server", url, "--key", key, "--json")
+    result = doctor("--url", url, "--key", key, "--json")
     found = states(result)
     assert found.keys() == {check.id for check in all_checks()}
     passing = {"settings", "speculation", "ready", "deep", "keys", "tls", "store"}
@@ -80,7 +80,7 @@ def test_a_server_with_default_settings(served: tuple[str, str]) -> None:
 
 def test_a_kill_that_was_tried_is_seen(served: tuple[str, str]) -> None:
     url, key = served
-    words = ("--server", url, "--key", key, "--only", "kill-tried", "--only", "kill-off", "--json")
+    words = ("--url", url, "--key", key, "--only", "kill-tried", "--only", "kill-off", "--json")
     for verb, state in (("on", "fail"), ("off", "pass")):
         assert not CliRunner().invoke(app, ["kill", verb, "--url", url, "--key", key]).exit_code
         wait_for(lambda: states(doctor(*words))["kill-tried"] == "pass")
@@ -92,7 +92,7 @@ def test_a_failing_must_ends_with_1_and_says_what_to_do(here: Path) -> None:
     result = doctor()
     assert result.exit_code == FAILED
     text = " ".join(result.stdout.split())
-    for said in ("breaker: off", "set `breaker: on`", "no server is named: --server URL"):
+    for said in ("breaker: off", "set `breaker: on`", "no server is named: --url URL"):
         assert said in text
     assert result.stdout.splitlines()[-1].startswith("do not: 1 must fail; first breaker (breaker: off): set `breaker")
 

@@ -139,7 +139,7 @@ def test_an_interrupt_takes_the_fault_back_and_shows_the_verdicts_of_what_ended(
 
     with serving(server), ThreadPoolExecutor(1) as pool:
         interrupted = pool.submit(interrupt)
-        status, reply = run("run", "all", "--server", server.url, "--drain")
+        status, reply = run("all", "--url", server.url, "--drain")
         interrupted.result()
         assert server.gate.drilled_by is None
         wait_for(lambda: not any(one.fault for one in proposers))
@@ -195,13 +195,13 @@ def test_a_drill_drafts_under_any_default_or_says_why_it_cannot(
     policy = {"text": f"version: drilled\ndefault: {default}\n", "reason": "a drill", "expect": newest["version"]}
     assert httpx.put(f"{modelled}/admin/policy", json=policy).status_code == 200
     assert httpx.put(f"{modelled}/admin/kill", json={"on": killed}).status_code == 200
-    given, reply = run("run", "proposer-raise", "--drain", "--server", modelled)
+    given, reply = run("proposer-raise", "--drain", "--url", modelled)
     assert (given, reply["verdicts"][0]["verdict"]) == (status, verdict), reply
 
 
 def test_what_cannot_be_here_is_no_success(tmp_path: Path) -> None:
     with kept(tmp_path) as url:
-        status, reply = run("run", "network-partition", "--server", url, "--drain")
+        status, reply = run("network-partition", "--url", url, "--drain")
     assert status == UNPROVEN
     [verdict] = reply["verdicts"]
     assert verdict["verdict"].startswith("not here: the server lacks a way to do it")
@@ -209,12 +209,12 @@ def test_what_cannot_be_here_is_no_success(tmp_path: Path) -> None:
 
 def test_a_refusal_ends_the_run(tmp_path: Path) -> None:
     with kept(tmp_path) as url:
-        assert run("run", "all", "--server", url) == (BAD_INPUT, {})
-    assert run("run", "none such") == (BAD_INPUT, {})
+        assert run("all", "--url", url) == (BAD_INPUT, {})
+    assert run("none such") == (BAD_INPUT, {})
 
 
 def test_the_list_names_every_drill() -> None:
-    status, reply = run("list")
+    status, reply = run()
     assert status == OK
     assert [one["name"] for one in reply["drills"]] == [one.name for one in DRILLS]
-    assert "proposer-hang" in CliRunner().invoke(app, ["drill", "list"]).stdout
+    assert "proposer-hang" in CliRunner().invoke(app, ["drill"]).stdout

@@ -47,7 +47,7 @@ def test_a_server_tells_of_its_last_requests() -> None:
         for _ in range(3):
             body = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
             httpx.post(f"{running.url}/v1/chat/completions", json=body).raise_for_status()
-        found = json.loads(run_command("--server", running.url, "--json").stdout)
+        found = json.loads(run_command("--url", running.url, "--json").stdout)
     assert found["num_requests"] == 3
     assert found["classes"][0]["traffic_class"] == "chat-completions/standard/free/short"
     assert found["drafts"] == {"suffix": {"drafted": 18, "right": 9}}
@@ -57,17 +57,20 @@ def test_a_server_tells_of_its_last_requests() -> None:
 
 def test_a_server_without_requests_and_a_file_without_any_are_refused(tmp_path: Path) -> None:
     with served(FakeEngine()) as running:
-        result = run_command("--server", running.url)
+        result = run_command("--url", running.url)
     assert (result.exit_code, f"{running.url} has no request" in result.stderr) == (BAD_INPUT, True)
 
 
-@pytest.mark.parametrize("arguments", [(), ("FILE", "--server", "http://127.0.0.1:1")])
-def test_one_source_is_needed(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [((), "either FILE or --url URL"), (("FILE", "--url", "http://127.0.0.1:1"), "FILE and --url are both given")],
+)
+def test_one_source_is_needed(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
     file = tmp_path / "a"
     file.write_text("")
     result = run_command(*(str(file) if one == "FILE" else one for one in arguments))
     assert result.exit_code == BAD_INPUT
-    assert "either FILE or --server URL" in result.stderr
+    assert message in result.stderr
 
 
 def test_a_file_that_is_missing_is_refused(tmp_path: Path) -> None:

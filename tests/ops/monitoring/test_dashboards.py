@@ -45,7 +45,7 @@ def test_committed_rules_are_the_generated_ones() -> None:
     committed = {str(file.relative_to(COMMITTED)): file.read_text() for file in COMMITTED.rglob("*") if file.is_file()}
     assert committed.keys() == {name for name in files if not name.startswith("dashboards/")}
     for name, content in committed.items():
-        assert content == files[name], f"{name}: run `prolepsis monitoring write monitoring`"
+        assert content == files[name], f"{name}: run `prolepsis monitoring monitoring`"
 
 
 def test_every_expression_is_promql() -> None:

@@ -1,4 +1,4 @@
-"""`prolepsis batch run`: results of every line, an interrupted file resumed, faults by line, files that do not fit."""
+"""`prolepsis batch`: results of every line, an interrupted file resumed, faults by line, files that do not fit."""
 
 import json
 from pathlib import Path
@@ -76,7 +76,7 @@ async def test_lines_that_begin_alike_run_one_after_the_other(tmp_path: Path) ->
 
 
 def invoke(*arguments: object) -> tuple[int, str]:
-    result = CliRunner().invoke(app, ["batch", "run", *map(str, arguments)], env={"COLUMNS": "200"})
+    result = CliRunner().invoke(app, ["batch", *map(str, arguments)], env={"COLUMNS": "200"})
     return result.exit_code, result.output
 
 

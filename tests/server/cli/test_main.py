@@ -33,14 +33,29 @@ README = ROOT / "README.md"
 HEAVY = ("torch", "transformers", "fastapi", "uvicorn", "tokenizers", "numpy")
 
 
-def test_help_names_every_command_and_status() -> None:
-    result = CliRunner().invoke(app, ["--help"])
-    assert result.exit_code == 0
-    text = " ".join(result.stdout.split())
-    for name in COMMANDS:
-        assert name in text
+def test_help_has_every_command_on_a_line_of_one_screen() -> None:
+    lines = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "80"}).stdout.splitlines()
+    for name, (_, _, text) in COMMANDS.items():
+        assert any(line.split()[-len(text.split()) - 1 :] == [name, *text.split()] for line in lines), name
+    assert len(lines) <= 40
+    assert max(map(len, lines)) <= 80
+
+
+def test_help_of_a_command_names_every_status() -> None:
+    text = " ".join(CliRunner().invoke(app, ["doctor", "--help"]).stdout.split())
     for status in EXIT_STATUSES:
         assert f"{status} " in text
+
+
+def test_help_of_serve_has_what_people_need_and_says_how_many_more_there_are() -> None:
+    shown, whole = (re.findall(r"^  (-\S+)", _help_of_serve(flag), re.MULTILINE) for flag in ("--help", "--help-all"))
+    assert len(shown) <= 25
+    assert f"--help-all      show {len(whole) - len(shown)} more options" in _help_of_serve("--help")
+    assert set(shown) < set(whole)
+
+
+def _help_of_serve(flag: str) -> str:
+    return CliRunner().invoke(app, ["serve", flag], env={"COLUMNS": "80"}).stdout
 
 
 def test_the_readme_names_every_command() -> None:
@@ -70,7 +85,7 @@ def test_help_imports_nothing_heavy() -> None:
 
 
 def test_no_name_of_an_option_is_cut_in_a_narrow_terminal() -> None:
-    text = CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "80"}).stdout
+    text = _help_of_serve("--help-all")
     for section in (EngineConfig, ServerConfig):
         for name in section.model_fields:
             assert flag_name(name) in text.replace(",", " ").split()

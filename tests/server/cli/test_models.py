@@ -62,19 +62,19 @@ def run(root: Path, *arguments: str) -> Result:
 def own_drafters(root: Path) -> list[dict[str, object]]:
     """Return what the list says of draft heads and draft models that are not the package's."""
     shipped = {entry.label for entry in list_heads(root.parent / "empty" / "models")}
-    listed = json.loads(run(root, "list", "--json").stdout)["drafters"]
+    listed = json.loads(run(root, "show", "--json").stdout)["drafters"]
     return [one for one in listed if f"{one['name']}@{one['version']}" not in shipped]
 
 
 def test_list_shows_what_is_here_and_what_can_be_had(root: Path) -> None:
-    result = run(root, "list")
+    result = run(root, "show")
     assert result.exit_code == 0
     assert "owner/tiny" in result.stdout
     assert DEFAULT_MODEL in result.stdout
 
 
 def test_list_as_json(root: Path) -> None:
-    document = json.loads(run(root, "list", "--json").stdout)
+    document = json.loads(run(root, "show", "--json").stdout)
     assert document["directory"] == str(root)
     assert [model["name"] for model in document["models"]] == ["owner/tiny"]
     assert DEFAULT_MODEL in [known["name"] for known in document["known"]]
@@ -184,7 +184,7 @@ def test_a_head_is_imported_listed_shown_exported_and_removed(root: Path, head: 
     assert (shown["kind"], shown["version"], shown["checksum"]) == ("head", 1, "matches")
     assert (shown["chain_of_3"], shown["training"]) == (2.4, {"steps": 7})
     assert re.search(r"^chain of 3 +2\.4$", run(root, "show", "mine").stdout, re.MULTILINE)
-    assert re.search(r"^ head +mine +1 +tiny +2\.4 ", run(root, "list").stdout, re.MULTILINE)
+    assert re.search(r"^ head +mine +1 +tiny +2\.4 ", run(root, "show").stdout, re.MULTILINE)
     out = root.parent / "out"
     assert run(root, "export", "mine", str(out), "--verifier", "/models/tiny").exit_code == 0
     assert load_head(out)[0].draft_vocab == 64
@@ -216,7 +216,7 @@ def test_draft_models_are_listed_beside_heads(root: Path, head: Path) -> None:
     (listed,) = own_drafters(root)
     assert (listed["kind"], listed["name"], listed["target"]) == ("draft-model", "tiny", "big")
     assert listed["checksum"] == "not recorded"
-    assert "draft-model" in run(root, "list").stdout
+    assert "draft-model" in run(root, "show").stdout
 
 
 def test_an_alias_names_a_version_everywhere(root: Path, head: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -221,13 +221,13 @@ def test_from_apply_to_rollback(served_policy: Policy, tmp_path: Path) -> None:
     second = json.loads(served_policy("apply", "on.yaml", "--json").stdout)
     assert second["version"] == 2
     assert served_policy("rollback", "1", "--expect", "2").exit_code == 0
-    listed = json.loads(served_policy("history", "--json").stdout)
+    listed = json.loads(served_policy("show", "--versions", "--json").stdout)
     assert [(one["version"], one["reason"]) for one in listed["versions"]] == [
         (3, "rolled back to version 1"),
         (2, ""),
         (1, "ticket 7"),
     ]
-    shown = served_policy("history").stdout
+    shown = served_policy("show", "--versions").stdout
     assert "ticket 7" in shown
     assert "in use" in shown
     assert served_policy("show", "2").stdout == "default: {mode: on}\n"

@@ -1,6 +1,6 @@
-"""`prolepsis correctness`: how many replayed requests of a running server match plain decoding."""
+"""`prolepsis show correctness`: how many replayed requests of a running server match plain decoding."""
 
-from prolepsis.core.terminal.resource import Resource, show_command
+from prolepsis.core.terminal.resource import Resource
 
 CORRECTNESS = Resource(
     title="Correctness",
@@ -19,4 +19,3 @@ CORRECTNESS = Resource(
     empty="No replay had other tokens.",
     links={"request_id": "/console/requests/{request_id}"},
 )
-correctness = show_command(CORRECTNESS)

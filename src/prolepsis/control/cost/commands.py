@@ -1,7 +1,6 @@
-"""`prolepsis cost`: price books, and what a running server's requests cost."""
+"""What a running server's requests cost: `prolepsis show cost`; and price books."""
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,19 +11,9 @@ from prolepsis.control.cost.device_time import DeviceCost
 from prolepsis.control.cost.history import stored_periods, stored_prices
 from prolepsis.control.cost.prices import HOURS_PER_MONTH, InvalidPrices, read_prices
 from prolepsis.control.store.configured import StoreOption, ready_database
-from prolepsis.core.terminal.documents import FINDINGS, print_document, print_reply
-from prolepsis.core.terminal.output import (
-    EPILOG,
-    FAILED,
-    AsJson,
-    command_group,
-    print_facts,
-    print_json,
-    print_table,
-)
-from prolepsis.core.terminal.resource import Resource, add_commands
-
-app = command_group("Show what requests cost and what speculation saves; check price books.")
+from prolepsis.core.terminal.documents import FINDINGS, print_reply
+from prolepsis.core.terminal.output import FAILED, AsJson
+from prolepsis.core.terminal.resource import Resource
 
 _NEWEST = 50
 _SPENT = (
@@ -36,7 +25,7 @@ _DEVICE_TIME = (
     *("propose=device_s.propose", "host=device_s.host"),
 )
 
-_BOOKS = ("from (UTC)=taken_at", "version", "prices an hour=prices")
+_BOOKS = ("from (UTC)=taken_at", "version", "prices an hour=by_name")
 _PERIODS = (
     *("from (UTC)=started_at", "held=held_s", "used=used_s", "tokens=num_output_tokens", "currency"),
     *(
@@ -50,7 +39,7 @@ COST = Resource(
     title="Cost",
     path="/admin/cost",
     help="Show device seconds, money if there are prices, savings with their bounds, memory and a monthly forecast.",
-    command="show",
+    command="cost",
     columns={
         **{
             table: columns
@@ -69,46 +58,44 @@ COST = Resource(
         ),
     },
 )
-add_commands(app, COST)
 
 
-@app.command(epilog=EPILOG)
-def check(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="price book in YAML")], as_json: AsJson = False
+def prices(
+    file: Annotated[Path | None, typer.Argument(metavar="FILE", help="a price book in YAML, to check")] = None,
+    store: StoreOption = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Show every error of a price book, or its prices; exit status 1 if it cannot be used."""
+    """List the price books that were used, and what the device cost hour by hour, the newest first.
+
+    With FILE: every error of a price book, or its prices; exit status 1 if it cannot be used.
+    """
+    if file is not None:
+        _check(file, as_json=as_json)
+        return
+    with ready_database(store) as database, database.read() as connection:
+        books, periods = stored_prices(connection, _NEWEST), stored_periods(connection, _NEWEST)
+    contents = [{"version": book.version, "taken_at": book.taken_at, **json.loads(book.content)} for book in books]
+    document = {
+        "books": [{**content, "by_name": _names(content)} for content in contents],
+        "periods": TypeAdapter(list[DeviceCost]).dump_python(periods),
+    }
+    print_reply(document, {"books": _BOOKS, "periods": _PERIODS}, as_json=as_json)
+
+
+def _check(file: Path, *, as_json: bool) -> None:
     try:
         book = read_prices(file)
     except InvalidPrices as error:
         reply = {"file": file, "version": None, "findings": [finding.plain() for finding in error.findings]}
         print_reply(reply, {"findings": FINDINGS}, as_json=as_json)
         raise typer.Exit(FAILED) from None
-    if as_json:
-        print_json({"file": file, "version": book.full_version, "findings": [], **book.content()})
-        return
-    rows = [
-        [price.name, price.region or "-", price.term, f"{price.per_hour:g}", f"{HOURS_PER_MONTH * price.per_hour:.2f}"]
+    prices = [
+        {"price": price.name, "region": price.region, "term": price.term, f"{book.currency}/hour": price.per_hour}
+        | {f"{book.currency}/month": f"{HOURS_PER_MONTH * price.per_hour:.2f}"}
         for price in book.prices
     ]
-    print_table(str(file), ["price", "region", "term", f"{book.currency}/hour", f"{book.currency}/month"], rows)
-    print_facts([("version", book.full_version)])
-
-
-@app.command(epilog=EPILOG)
-def history(store: StoreOption = None, as_json: AsJson = False) -> None:
-    """List the price books that were used, and what the device cost hour by hour, the newest first."""
-    with ready_database(store) as database, database.read() as connection:
-        books, periods = stored_prices(connection, _NEWEST), stored_periods(connection, _NEWEST)
-    contents = [(book, json.loads(book.content)) for book in books]
-    if as_json:
-        rows = [{"version": book.version, "taken_at": book.taken_at, **content} for book, content in contents]
-        print_json({"books": rows, "periods": [asdict(period) for period in periods]})
-        return
-    listed = [
-        {"taken_at": book.taken_at, "version": book.version, "prices": _names(content)} for book, content in contents
-    ]
-    shown = TypeAdapter(list[DeviceCost]).dump_python(periods)
-    print_document({"price_books": listed, "device": shown}, {"price_books": _BOOKS, "device": _PERIODS})
+    facts = {"file": file, "version": book.full_version}
+    print_reply({**facts, **({"findings": [], **book.content()} if as_json else {"prices": prices})}, as_json=as_json)
 
 
 def _names(content: dict[str, Any]) -> str:

@@ -60,7 +60,7 @@ class CostReport:
     total: UsageTotals
     device: DeviceCost  # since the server started
     periods: list[DeviceCost]
-    """An hour each, or less where the price changed, the newest first; `prolepsis cost history` has earlier ones."""
+    """An hour each, or less where the price changed, the newest first; `prolepsis store prices` has earlier ones."""
     by_route: list[UsageTotals]
     by_tenant: list[UsageTotals]
     by_rule: list[UsageTotals]

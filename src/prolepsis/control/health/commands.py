@@ -1,4 +1,4 @@
-"""`prolepsis breaker` and `prolepsis drift`: suspended proposers of a running server, and changes of acceptance."""
+"""Suspended proposers of a running server, and changes of acceptance: `prolepsis show` and `prolepsis breaker`."""
 
 from typing import get_args
 
@@ -25,6 +25,7 @@ BREAKERS = Resource(
     path=HEALTH,
     part="breakers",
     help="List the breakers: state, reason and tenants, acceptance of first tokens, tokens spent and gained.",
+    command="breakers",
     columns={
         "breakers": (
             *("traffic_class", "proposer", "state > tenants > reason > by > probed_in_s"),
@@ -40,8 +41,8 @@ BREAKERS = Resource(
             command="set",
             help="Set one breaker manually. It keeps the state, also after a restart, until it is set to closed.",
             parameters=(
-                argument("proposer", "as `breaker list` shows it"),
-                argument("traffic_class", "as `breaker list` shows it", "TRAFFIC_CLASS"),
+                argument("proposer", "as `show breakers` names it"),
+                argument("traffic_class", "as `show breakers` names it", "TRAFFIC_CLASS"),
                 argument("state", "forced_open, forced_closed or metrics_only; closed: automatic again"),
                 REASON,
             ),
@@ -58,7 +59,7 @@ DRIFT = Resource(
     path=HEALTH,
     part="drift",
     help="Show acceptance and the state of drift detection for each proposer and traffic class.",
-    command="show",
+    command="drift",
     columns={
         "streams": (
             *("proposer > version", "traffic_class", "status"),
@@ -81,8 +82,8 @@ DRIFT = Resource(
             command="reset",
             help="Restart the detection for one proposer: after a known change of its traffic, or after an alarm.",
             parameters=(
-                argument("proposer", "as `drift show` names it"),
-                argument("traffic_class", "as `drift show` names it", "TRAFFIC_CLASS"),
+                argument("proposer", "as `show drift` names it"),
+                argument("traffic_class", "as `show drift` names it", "TRAFFIC_CLASS"),
             ),
             done="The stream of {proposer} in {traffic_class} starts again.",
             button="Start again",
@@ -103,8 +104,7 @@ ELIGIBILITY = Resource(
 )
 
 breaker = add_commands(
-    command_group("Show and set the circuit breakers of a running server, by proposer and traffic class."), BREAKERS
-)
-drift = add_commands(
-    command_group("Show drift of acceptance by proposer and traffic class, and restart its detection."), DRIFT
+    command_group("Set circuit breakers of a running server by hand, and restart the detection of drift."),
+    *(BREAKERS, DRIFT),
+    views=False,
 )

@@ -27,14 +27,13 @@ _CHANGE = (
     parameter("expect", Annotated[int | None, _EXPECT], None),
     parameter("reason", Annotated[str, _REASON], ""),
 )
-_VERSION = typer.Argument(min=1, metavar="VERSION", help="as `policy history` shows it")
+_VERSION = typer.Argument(min=1, metavar="VERSION", help="as `policy show --versions` lists it")
 _NOTE = "all servers on the store use it within a second"
 
 VERSIONS = Resource(
     title="Versions",
     path="/admin/policy/versions",
     help="List the versions of the policy, the newest first, with author and reason.",
-    command="history",
     columns={"versions": ("version", "time (UTC)=created_at", "author", "reason")},
     empty="The store has no version yet.",
     links={"version": "/console/policy/versions/{version}"},

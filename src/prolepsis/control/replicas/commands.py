@@ -1,6 +1,6 @@
-"""`prolepsis replicas`: the servers that share a store."""
+"""`prolepsis show replicas`: the servers that share a store."""
 
-from prolepsis.core.terminal.resource import Resource, show_command
+from prolepsis.core.terminal.resource import Resource
 
 REPLICAS = Resource(
     title="Servers",
@@ -25,4 +25,3 @@ REPLICAS = Resource(
     " continue the streams of the others. A server without a store knows of no other.",
     links={"address": "{address}/console"},
 )
-replicas = show_command(REPLICAS)

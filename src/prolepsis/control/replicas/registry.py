@@ -27,15 +27,13 @@ from prolepsis.core.config import ServerConfig
 from prolepsis.core.engine_client import EngineClient, EngineMember
 from prolepsis.core.errors import StoreUnavailable
 from prolepsis.core.exact_group import ExactGroup
-from prolepsis.core.network import url_of
+from prolepsis.core.network import EVERYWHERE, url_of
 from prolepsis.core.telemetry.declare import gauge
 
 KEEP_S = 5.0
 LOST_S = 15.0  # a replica that has not been seen for so long is taken for lost
 FORGOTTEN_S = 600.0  # one that has not been seen for so long is deleted
 PATIENCE_S = 1.0  # how long a tick waits for the store; a slower one continues after it
-_EVERYWHERE = ("0.0.0.0", "::", "")  # noqa: S104
-"""Hosts by which other machines cannot reach a server."""
 
 State = Literal["starting", "ready", "draining", "lost"]
 STATES: tuple[State, ...] = get_args(State)
@@ -225,7 +223,7 @@ class ReplicaRegistry(Feature):
 
 def address_of(config: ServerConfig) -> str:
     """Return the URL by which other machines reach a server: one that listens everywhere, by the machine's name."""
-    host = socket.gethostname() if config.host in _EVERYWHERE else config.host
+    host = socket.gethostname() if config.host in EVERYWHERE else config.host
     return url_of(host, config.port, tls=config.tls_certificate is not None)
 
 

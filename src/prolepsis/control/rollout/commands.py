@@ -1,4 +1,4 @@
-"""`prolepsis rollout` and `prolepsis shadow`: the rollouts of a running server, and what speculation would gain."""
+"""`prolepsis rollout` and `prolepsis show shadow`: rollouts, and what speculation would gain."""
 
 import inspect
 from typing import Annotated
@@ -6,9 +6,10 @@ from typing import Annotated
 import typer
 
 from prolepsis.core.terminal.output import command_group
-from prolepsis.core.terminal.resource import REASON, Act, Resource, add_commands, argument, parameter, show_command
+from prolepsis.core.terminal.resource import REASON, Act, Resource, add_commands, argument, parameter
 
-_ROLLOUT_ID = argument("rollout_id", "as `rollout list` shows it", "ID")
+_ROLLOUT_ID = argument("rollout_id", "as `rollout show` lists it", "ID")
+_ONE = parameter("rollout_id", Annotated[str | None, typer.Argument(metavar="ID", help="default: all")], None)
 _FORCE = parameter("force", Annotated[bool, typer.Option("--force", help="without evidence")], False)
 _VERDICT = {
     "judgement.guardrails": (
@@ -27,7 +28,7 @@ def _steer(command: str, help_text: str, *more: inspect.Parameter) -> Act:
 ROLLOUTS = Resource(
     title="Rollouts",
     path="/admin/rollouts",
-    help="List the rollouts of the policy in use.",
+    help="The rollouts of the policy in use.",
     columns={
         "rollouts": (
             *("id", "phase > stage", "share > counted by=unit", "canary=num_canary", "control=num_control"),
@@ -41,10 +42,10 @@ ROLLOUTS = Resource(
 )
 ROLLOUT = Resource(
     path="/admin/rollouts/{rollout_id}",
-    help="Show one rollout: its stage, the judgement of its guardrails, and its events.",
+    help="List the rollouts of the policy in use, or show one: its stage, judgement of its guardrails, its events.",
     command="show",
-    parameters=(_ROLLOUT_ID,),
-    columns=_VERDICT,
+    parameters=(_ONE,),
+    columns={**ROLLOUTS.columns, **_VERDICT},
     acts={
         "start": _steer("start", "Start a rollout, or start it again after it was rolled back."),
         "hold": _steer("hold", "Stop the clock of the stage and all promotion; harm still rolls the rollout back."),
@@ -69,5 +70,4 @@ SHADOW = Resource(
         ),
     },
 )
-rollout = add_commands(command_group("Show and control the rollouts of a running server."), ROLLOUTS, ROLLOUT)
-shadow = show_command(SHADOW)
+rollout = add_commands(command_group("Show and control the rollouts of a running server."), ROLLOUT)

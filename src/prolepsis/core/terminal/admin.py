@@ -1,16 +1,41 @@
 """Requests of commands to the admin API of a running server."""
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from threading import Timer
 from typing import Annotated, Any
 
 import httpx
 import typer
 
 from prolepsis.core.errors import ConfigError, InvalidParameter
-from prolepsis.core.network import address
+from prolepsis.core.network import EVERYWHERE, address, url_of
+from prolepsis.core.terminal.flags import settings_here
+from prolepsis.core.terminal.output import note
 
 HERE = "http://127.0.0.1:8000"
-Url = Annotated[str, typer.Option(help="address of the server")]
+URL_VARIABLE = "PROLEPSIS_URL"
+
+
+def configured_url() -> str:
+    """Return the address of the server that the settings of this folder are for."""
+    server = settings_here().server
+    host = "127.0.0.1" if server.host in EVERYWHERE else server.host
+    return url_of(host, server.port, tls=server.tls_certificate is not None) if server.port else HERE
+
+
+_FILE = "host and port of prolepsis.yaml"
+Url = Annotated[
+    str,
+    typer.Option(
+        "--url", envvar=URL_VARIABLE, default_factory=configured_url, show_default=_FILE, help="address of the server"
+    ),
+]
+ServerUrl = Annotated[
+    str | None,
+    typer.Option("--url", help=f"address of a server, in place of what is on this machine [env var: {URL_VARIABLE}]"),
+]
 Key = Annotated[
     str | None,
     typer.Option(
@@ -19,6 +44,31 @@ Key = Annotated[
     ),
 ]
 _TIMEOUT_S = 30.0
+PATIENCE_S = 2.0
+
+
+@contextmanager
+def waiting(what: str, after_s: float = PATIENCE_S, say: Callable[[str], None] = note) -> Iterator[None]:
+    """Say on standard error for what a command waits, once that takes a while."""
+    timer = Timer(after_s, say, [f"waiting for {what}"])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def server_in_place(url: str | None, of: object, name: str) -> str | None:
+    """Return the server to ask in place of what is on this machine, None for the latter.
+
+    `of` is what was given of this machine by the option `name`: where it is None, the variable names a server too.
+    """
+    if of is None:
+        return url or os.environ.get(URL_VARIABLE) or None
+    if url is not None:
+        raise ConfigError(f"{name} and --url are both given; allowed: one of them", param="url")
+    return None
 
 
 class NoServer(ConfigError):
@@ -43,10 +93,10 @@ def ask(
     if address(url) is None:
         raise ConfigError(f"--url is {url!r}; allowed: the URL of a server, such as http://127.0.0.1:8000", param="url")
     headers = {"authorization": f"Bearer {key}"} if key else {}
+    address_of = f"{url.rstrip('/')}{path}"
     try:
-        reply = httpx.request(
-            method, f"{url.rstrip('/')}{path}", json=body, params=query, headers=headers, timeout=timeout_s
-        )
+        with waiting(f"{method} {address_of.partition('?')[0]}, at most {timeout_s:.0f} s"):
+            reply = httpx.request(method, address_of, json=body, params=query, headers=headers, timeout=timeout_s)
         document = read(reply) if reply.status_code == 200 else reply.json()
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         raise NoServer(f"no server answers at {url}: {error}", param="url") from None

@@ -17,7 +17,7 @@ from prolepsis.core.yaml_document import read_yaml
 
 DEFAULT_FILE = "prolepsis.yaml"
 ENVIRONMENT_PREFIX = "PROLEPSIS_"
-NOT_FIELDS = ("PROLEPSIS_API_KEY", "PROLEPSIS_CACHE", "PROLEPSIS_CONFIG", "PROLEPSIS_DATA", "PROLEPSIS_TEST_")
+NOT_FIELDS = tuple(f"{ENVIRONMENT_PREFIX}{name}" for name in ("API_KEY", "CACHE", "CONFIG", "DATA", "URL", "TEST_"))
 """Beginnings of the environment variables of this prefix that name no field."""
 
 Section = TypeVar("Section", bound=BaseModel)

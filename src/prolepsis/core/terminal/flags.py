@@ -12,7 +12,7 @@ import typer
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from prolepsis.core.config import SettingTerms
+from prolepsis.core.config import COMMON, SettingTerms
 from prolepsis.core.terminal.config import Settings, environment_name, flag_name, is_terms, load_settings
 from prolepsis.core.terminal.output import show_settings
 
@@ -36,6 +36,14 @@ _PRINT_CONFIG = typer.Option(
 )
 
 
+def _show_all(context: typer.Context, wanted: bool) -> None:
+    if wanted:
+        for param in context.command.params:
+            param.hidden = False  # type: ignore[attr-defined]
+        print(context.get_help())
+        raise typer.Exit
+
+
 def configured(*sections: type[BaseModel]) -> Callable[[Command], Command]:
     """Give a command one flag for each field of `sections`; its first parameter receives the merged `Settings`."""
     fields = {name: field for section in sections for name, field in section.model_fields.items()}
@@ -46,6 +54,7 @@ def configured(*sections: type[BaseModel]) -> Callable[[Command], Command]:
 
         def run(**arguments: Any) -> None:
             flags = {name: arguments.pop(name) for name in fields}
+            del arguments["help_all"]
             settings = load_settings(flags, os.environ, arguments.pop("config"))
             if arguments.pop("print_config"):
                 show_settings(settings)
@@ -119,19 +128,19 @@ def _flag_parameters(fields: dict[str, FieldInfo], panels: dict[str, str]) -> li
         inspect.Parameter(name, keyword, default=None, annotation=_annotation(name, field, panels[name]))
         for name, field in fields.items()
     ]
-    return [config, show, *flags]
+    text = f"show {sum(COMMON not in field.metadata for field in fields.values())} more options"
+    more = typer.Option("--help-all", is_eager=True, callback=_show_all, help=text, rich_help_panel="Configuration")
+    show_all = inspect.Parameter("help_all", keyword, default=False, annotation=Annotated[bool, more])
+    return [*flags, config, show, show_all]
 
 
 def _annotation(name: str, field: FieldInfo, panel: str) -> Any:
-    flag, also = flag_name(name), _ALSO.get(name, ())
-    text = f"{field.description}{_default(field)}"
+    flag = flag_name(name)
+    shown: dict[str, Any] = {"help": f"{field.description}{_default(field)}", "show_default": False}
+    shown |= {"hidden": COMMON not in field.metadata, "rich_help_panel": panel}
     if field.annotation is bool:
-        both = f"{flag}/{flag.replace('--', '--no-', 1)}"
-        return Annotated[bool | None, typer.Option(both, help=text, show_default=False, rich_help_panel=panel)]
-    option = typer.Option(
-        flag, *also, help=text, metavar=_metavar(field.annotation), show_default=False, rich_help_panel=panel
-    )
-    return Annotated[str | None, option]
+        return Annotated[bool | None, typer.Option(f"{flag}/{flag.replace('--', '--no-', 1)}", **shown)]
+    return Annotated[str | None, typer.Option(flag, *_ALSO.get(name, ()), metavar=_metavar(field.annotation), **shown)]
 
 
 def _default(field: FieldInfo) -> str:

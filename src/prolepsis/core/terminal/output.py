@@ -5,17 +5,18 @@ import json
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING, Annotated, Literal, TextIO, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO, TypeVar, cast
 
 import typer
 from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from typer.core import TyperCommand, TyperGroup
 
 from prolepsis.core.errors import (
     MemoryPlanError,
@@ -202,17 +203,49 @@ def _plain(value: object) -> object:
     raise TypeError(f"{type(value).__name__} is not JSON")
 
 
+Run = TypeVar("Run", bound=Callable[..., Any])
 HELP_FLAGS = {"help_option_names": ["-h", "--help"]}
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON for programs")]
 
 
-def command_group(help_text: str) -> typer.Typer:
+class Command(TyperCommand):
+    """Lists its options below the title of their panel; a name is never cut, however narrow the terminal."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        panels: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            if (record := param.get_help_record(ctx)) is not None:
+                panel = getattr(param, "rich_help_panel", None) or f"{param.param_type_name.capitalize()}s"
+                panels.setdefault(panel, []).append(record)
+        for title, records in panels.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+
+class Group(TyperGroup):
+    """Lists its commands with their first sentences whole."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, (each.help or "").partition("\n\n")[0]) for name, each in self.commands.items()])
+
+
+class Commands(typer.Typer):
+    """Subcommands whose help looks like that of every command."""
+
+    def command(self, name: str | None = None, **given: Any) -> Callable[[Run], Run]:
+        return super().command(name, cls=Command, epilog=EPILOG, context_settings=HELP_FLAGS, **given)
+
+
+def command_group(help_text: str) -> Commands:
     """Return an empty group of subcommands."""
-    return typer.Typer(
+    return Commands(
+        cls=Group,
         help=help_text,
         epilog=EPILOG,
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
+        rich_markup_mode=None,
         context_settings=HELP_FLAGS,
     )

@@ -10,10 +10,10 @@ from urllib.parse import quote
 
 import typer
 
-from prolepsis.core.terminal.admin import HERE, Key, Url, ask
+from prolepsis.core.terminal.admin import Key, Url, ask
 from prolepsis.core.terminal.documents import Columns, print_reply
 from prolepsis.core.terminal.flags import take_signature
-from prolepsis.core.terminal.output import EPILOG, FAILED, AsJson, note
+from prolepsis.core.terminal.output import FAILED, AsJson, note
 
 Parameters = tuple[inspect.Parameter, ...]
 
@@ -91,13 +91,14 @@ class Resource:
         return {self.part: part} if isinstance(part, list) else part
 
 
-def add_commands(app: typer.Typer, *resources: Resource) -> typer.Typer:
-    """Add the commands of resources to a group, and return the group."""
+def add_commands(app: typer.Typer, *resources: Resource, views: bool = True, acts: bool = True) -> typer.Typer:
+    """Add the commands of resources, or only their `views` or `acts`, to a group, and return the group."""
     for resource in resources:
-        app.command(resource.command, epilog=EPILOG)(show_command(resource))
-        for act in resource.acts.values():
+        if views:
+            app.command(resource.command)(show_command(resource))
+        for act in resource.acts.values() if acts else ():
             if act.command:
-                app.command(act.command, epilog=EPILOG)(_act_command(act))
+                app.command(act.command)(_act_command(act))
     return app
 
 
@@ -127,13 +128,15 @@ def _act_command(act: Act) -> Callable[..., None]:
 
 
 def _filled(path: str, given: dict[str, Any]) -> str:
-    """Return the path with the parameters that it names, and take these from `given`."""
-    names = [name for name in given if f"{{{name}}}" in path]
-    return path.format(**{name: quote(given.pop(name), safe="") for name in names})
+    """Return the path with the parameters that it names, and take these from `given`; it ends before one not given."""
+    values = {name: given.pop(name) for name in list(given) if f"{{{name}}}" in path}
+    for name in (name for name, value in values.items() if value is None):
+        path = path.partition(f"/{{{name}}}")[0]
+    return path.format(**{name: quote(value, safe="") for name, value in values.items() if value is not None})
 
 
 def _with_parameters(run: Callable[..., None], name: str, text: str, own: Parameters) -> Callable[..., None]:
     run.__name__, run.__doc__ = name, text
-    common = (parameter("url", Url, HERE), parameter("key", Key, None), parameter("as_json", AsJson, False))
+    common = (parameter("url", Url), parameter("key", Key, None), parameter("as_json", AsJson, False))
     take_signature(run, run, [*own, *common])
     return run

@@ -69,7 +69,7 @@ class Facts:
 
     @cached_property
     def server(self) -> Server:
-        return Server(known(self.url, "no server is named: --server URL"), self.key)
+        return Server(known(self.url, "no server is named: --url URL"), self.key)
 
     @cached_property
     def rules(self) -> Sequence[Mapping[str, Any]]:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from prolepsis.core.errors import ConfigError
-from prolepsis.core.terminal.admin import Key
+from prolepsis.core.terminal.admin import Key, ServerUrl, server_in_place
 from prolepsis.core.terminal.documents import print_reply
 from prolepsis.core.terminal.output import FAILED, OK, UNPROVEN, AsJson, stdout
 from prolepsis.ops.incident.commands.incident import PrometheusUrl
@@ -19,7 +19,7 @@ _TO_DO = {"to_do": ("level", "check=id", "why", "how to mend it=fix")}
 
 def doctor(
     *,
-    server: Annotated[str | None, typer.Option(metavar="URL", help="a running server; its key has role admin")] = None,
+    url: ServerUrl = None,
     key: Key = None,
     prometheus: PrometheusUrl = None,
     backup: Annotated[Path | None, typer.Option(help="backup of the store, or the folder with all backups")] = None,
@@ -32,7 +32,7 @@ def doctor(
     checks = {check.id: check for check in all_checks()}
     if unknown := {*(only or ())} - checks.keys():
         raise ConfigError(f"only is {', '.join(unknown)}; allowed: {', '.join(checks)}", param="only")
-    facts = Facts(url=server, key=key, prometheus_url=prometheus, backup=backup)
+    facts = Facts(url=server_in_place(url, None, ""), key=key, prometheus_url=prometheus, backup=backup)
     results = sorted((checks[name].examined(facts) for name in only or checks), key=lambda result: result["state"])
     rows = {level: [result for result in results if result["level"] == level] for level in LEVELS}
     counts = {level: Counter(result["state"] for result in of_level) for level, of_level in rows.items()}

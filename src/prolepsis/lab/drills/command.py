@@ -14,9 +14,9 @@ import typer
 from prolepsis.core.config import DRAFT_HEAD
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.reasons import IN_WORDS, STOPPED, OffReason
-from prolepsis.core.terminal.admin import HERE, Key, NoServer, ask
+from prolepsis.core.terminal.admin import Key, NoServer, Url, ask
 from prolepsis.core.terminal.documents import print_reply
-from prolepsis.core.terminal.output import EPILOG, FAILED, INTERRUPTED, OK, UNPROVEN, AsJson, command_group, note
+from prolepsis.core.terminal.output import FAILED, INTERRUPTED, OK, UNPROVEN, AsJson, note
 from prolepsis.lab.drills.drills import BY_NAME, DRILLS, NEED_DRAFTS, NOT_HERE, Drill
 from prolepsis.server.cli.chat import ChatSession
 
@@ -25,7 +25,6 @@ MOST_S = 240.0
 """Longest time of a fault, and of a wait for requests of others."""
 Answers = list[tuple[str, str | None]]
 """Prompt and text; None: the request was refused, or did not end once and without an error."""
-app = command_group("Inject faults on purpose into a drained server, and judge how it takes them.")
 
 
 @dataclass(slots=True)
@@ -140,39 +139,38 @@ class Site:
         return httpx.get(f"{self._server.rstrip('/')}/metrics", headers=headers, timeout=30.0).text
 
 
-@app.command("list", epilog=EPILOG)
-def list_drills(*, as_json: AsJson = False) -> None:
-    """List the drills: what fails, which kind of fault of Chaos Mesh that is, and the alert that has to fire."""
-    columns = ("drill=name", "fails", "chaos_mesh", "alert=alarm.alert")
-    print_reply({"drills": list(map(asdict, DRILLS))}, {"drills": columns}, as_json=as_json)
-
-
-@app.command("run", epilog=EPILOG)
-def run(
-    name: Annotated[str, typer.Argument(help="a drill, or all")],
+def drill(
+    name: Annotated[str | None, typer.Argument(help="a drill, or all; default: a list of them")] = None,
     *,
-    server: Annotated[str, typer.Option(help="address of the server")] = HERE,
+    server: Url,
     key: Key = None,
     drain: Annotated[bool, typer.Option("--drain", help="have the server refuse all other requests")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run a drill, or all of them, with a key of the role admin; exit status 1 if one fails, 6 if none can be here."""
+    """Run a drill, or all of them, with a key of the role admin; exit status 1 if one fails, 6 if none can be here.
+
+    Without NAME, list what fails, which kind of fault of Chaos Mesh that is, and the alert that has to fire.
+    """
+    if name is None:
+        columns = ("drill=name", "fails", "chaos_mesh", "alert=alarm.alert")
+        print_reply({"drills": list(map(asdict, DRILLS))}, {"drills": columns}, as_json=as_json)
+        return
     if name not in (*BY_NAME, "all"):
         raise InvalidParameter(f"drill is {name!r}; allowed: all, {', '.join(BY_NAME)}", param="name")
     verdicts = []
     with suppress(KeyboardInterrupt):  # what ended keeps its verdict
-        for drill in DRILLS if name == "all" else [BY_NAME[name]]:
-            site = Site(server, key, drill, drain=drain)
+        for one in DRILLS if name == "all" else [BY_NAME[name]]:
+            site = Site(server, key, one, drain=drain)
             verdicts.append(site.verdict)
-            signs = dict.fromkeys(sign.alert for sign in (drill.alarm, drill.safe) if sign)
-            note(f"{drill.name}: {drill.fails}; waits for {', '.join(signs) or 'its answers'}, at most {MOST_S:g} s")
+            signs = dict.fromkeys(sign.alert for sign in (one.alarm, one.safe) if sign)
+            note(f"{one.name}: {one.fails}; waits for {', '.join(signs) or 'its answers'}, at most {MOST_S:g} s")
             try:
                 site.judge()
             except InvalidParameter as refusal:
                 if NOT_HERE not in str(refusal):
                     raise
                 site.verdict.verdict = str(refusal).partition(": ")[2]
-            note(f"{drill.name}: {site.verdict.verdict}")
+            note(f"{one.name}: {site.verdict.verdict}")
     print_reply({"verdicts": list(map(asdict, verdicts))}, as_json=as_json)
     statuses = {"failed": FAILED, "broken off": INTERRUPTED, "passed": OK}
     outcomes = {verdict.verdict for verdict in verdicts}

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from prolepsis.core.errors import ConfigError
-from prolepsis.core.terminal.admin import Key, ask
+from prolepsis.core.terminal.admin import Key, ServerUrl, ask, server_in_place
 from prolepsis.core.terminal.documents import print_reply
 from prolepsis.core.terminal.flags import settings_here
 from prolepsis.core.terminal.output import AsJson
@@ -18,7 +18,7 @@ _CLASSES = ("traffic_class", "kind", "num_requests", *_LENGTHS)
 def workload(
     file: Annotated[Path | None, typer.Argument(help="a recording or other trace, or JSON lines with texts")] = None,
     *,
-    server: Annotated[str | None, typer.Option(help="address of a running server, in place of a file")] = None,
+    url: ServerUrl = None,
     key: Key = None,
     model: Annotated[str | None, typer.Option(help="counts texts in its tokens; default: the engine's")] = None,
     as_json: AsJson = False,
@@ -28,14 +28,15 @@ def workload(
     from prolepsis.engine.models.files.tokenizer_files import load_tokenizer
     from prolepsis.lab.workload.profile import read_requests, report, served_requests
 
-    if server is not None and file is None:
+    server = server_in_place(url, file, "FILE")
+    if server is not None:
         recent = ask(server, key, "GET", "/admin/requests?last=512")["requests"]
         requests, shared = served_requests([entry["record"] for entry in recent])
-    elif file is not None and server is None:
+    elif file is not None:
         engine = settings_here(model=model).engine
         requests, shared = read_requests(file, lambda: load_tokenizer(resolve(engine.model, engine.model_dir)))
     else:
-        raise ConfigError("allowed: either FILE or --server URL", param="file")
+        raise ConfigError("allowed: either FILE or --url URL", param="file")
     if not requests:
         raise ConfigError(f"{server or file} has no request; allowed: one or more", param="file")
     document = {"shared_prefix_share": shared, **report(requests, "measured on this server" if server else "recorded")}

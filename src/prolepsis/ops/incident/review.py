@@ -212,11 +212,13 @@ def _neglected(review: Review) -> Iterator[ReviewFinding]:
     if not review.is_quarterly:
         return
     if not review.drills:
-        yield ReviewFinding("no drill was run", "all servers", "of a quarter; `prolepsis drill run all`")
+        yield ReviewFinding("no drill was run", "all servers", "of a quarter; `prolepsis drill all`")
     for subject, row in review.heads.items():
         days = (review.period.end.timestamp() - row.at) / DAY_S
         if days > DAYS["quarter"]:
-            yield ReviewFinding("a draft head is old", subject, f"exchanged {days:.0f} days ago; see `prolepsis drift`")
+            yield ReviewFinding(
+                "a draft head is old", subject, f"exchanged {days:.0f} days ago; see `prolepsis show drift`"
+            )
     busy = review.capacity["this"]
     if busy is not None and busy > BUSY:
         why = f"devices are used for {share(busy)} of the time that they are held, more than {share(BUSY)}"

@@ -5,20 +5,12 @@ from typing import Annotated
 
 import typer
 
-from prolepsis.core.terminal.output import EPILOG, command_group, note
+from prolepsis.core.terminal.output import note
 from prolepsis.ops.monitoring.files import RUNBOOK_URL, monitoring_files, shipped, write_monitoring
 from prolepsis.ops.monitoring.objectives import parse_objectives, read_objectives
 
-app = command_group("Write rules, alerts and dashboards for a monitoring system.")
 
-
-@app.callback()
-def group() -> None:
-    """Keep `write` a command of its own although it is the only one."""
-
-
-@app.command(epilog=EPILOG)
-def write(
+def monitoring(
     folder: Annotated[Path, typer.Argument(help="folder that the files are written to")],
     *,
     slos: Annotated[

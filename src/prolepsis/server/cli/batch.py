@@ -18,7 +18,7 @@ from prolepsis.core.errors import ConfigError
 from prolepsis.core.files import read_text
 from prolepsis.core.terminal.config import Settings
 from prolepsis.core.terminal.flags import configured
-from prolepsis.core.terminal.output import BAD_INPUT, EPILOG, command_group, print_error, print_facts, stderr, warn
+from prolepsis.core.terminal.output import BAD_INPUT, print_error, print_facts, stderr, warn
 
 if TYPE_CHECKING:
     from prolepsis.engine.start import Running
@@ -26,23 +26,16 @@ if TYPE_CHECKING:
 
 _BEGINNING = b'{"id":"batch_req_'
 """Of each result."""
-app = command_group("Run files of requests, as /v1/batches takes them.")
 
 
-@app.callback()
-def group() -> None:
-    """Keep `run` a subcommand: the only command of a group would take its place."""
-
-
-@app.command("run", epilog=EPILOG)
 @configured(EngineConfig)
-def run(
+def batch(
     settings: Settings,
     *,
     file: Annotated[Path, typer.Argument(help="requests, a JSON object a line")],
     output: Annotated[Path, typer.Option("--output", "-o", help="file of the results; an interrupted one is resumed")],
 ) -> None:
-    """Run the requests of a file here. Each result is on disk before it counts."""
+    """Run a file of requests, as /v1/batches takes it, without a server. Each result is on disk before it counts."""
     requests = BatchFile.read(file)
     with results_of(output) as (out, done):
         left = [line for line in requests.lines if line.custom_id not in done]

@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Annotated, Any
 
 import httpx
@@ -12,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from prolepsis.core.errors import InvalidParameter
-from prolepsis.core.terminal.admin import HERE, Key, NoServer, Url, ask, message_of
+from prolepsis.core.terminal.admin import Key, NoServer, Url, ask, message_of, waiting
 from prolepsis.core.terminal.output import note, print_error, stdout
 
 COLOURS = ("green", "cyan", "magenta", "yellow", "blue", "bright_red")
@@ -113,7 +114,7 @@ class Colours:
 def chat(
     question: Annotated[str | None, typer.Argument(help="one question; without it you are asked for several")] = None,
     *,
-    url: Url = HERE,
+    url: Url,
     key: Key = None,
     model: Annotated[str | None, typer.Option(help="model; default: the first that the server has")] = None,
     system: Annotated[str | None, typer.Option(help="system message")] = None,
@@ -167,7 +168,10 @@ def _obeyed(said: str, conversation: ChatSession) -> bool:
 
 def _answer(conversation: ChatSession, said: str, colours: Colours, out: Console) -> None:
     began, drafted, first = time.perf_counter(), 0, None
-    for piece in conversation.say(said):
+    pieces = conversation.say(said)
+    with waiting(f"the first token of {conversation.model} at {conversation.url}"):
+        start = next(pieces, DraftedText("", ""))
+    for piece in chain([start], pieces):
         first = first or time.perf_counter()
         drafted += len(piece.text) if piece.by else 0
         out.print(colours.text(piece), end="", soft_wrap=True)

@@ -6,86 +6,67 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 
 from prolepsis import __version__
 from prolepsis.core.errors import ProlepsisError
 from prolepsis.core.extras import named, not_installed
 from prolepsis.core.memory_failures import memory_failure
-from prolepsis.core.terminal.output import EPILOG, HELP_FLAGS, INTERRUPTED, exit_status, print_error, warn
+from prolepsis.core.terminal.output import HELP_FLAGS, INTERRUPTED, command_group, exit_status, print_error, warn
 
 if TYPE_CHECKING:
     from prolepsis.core.engine_client import EngineClient
     from prolepsis.core.terminal.config import Settings
 
-PANELS: dict[str, dict[str, tuple[str, str]]] = {
-    "Serve and generate": {
-        "serve": ("server.cli.serve:serve", "Serve a model over HTTP with OpenAI's API."),
-        "generate": ("server.cli.generate:generate", "Print the continuation of a prompt while it is generated."),
-        "chat": ("server.cli.chat:chat", "Talk with a running server, and see which proposer drafted what."),
-        "batch": ("server.cli.batch:app", "Run a file of requests without a server."),
-        "propose-server": ("server.cli.propose_server:propose_server", "Draft for engines in other processes."),
-    },
-    "Check and measure": {
-        "exact": ("lab.exact:exact", "Check on your own prompts that speculation changes no token."),
-        "bench": ("lab.bench:bench", "Measure decoding with and without speculation side by side."),
-        "profile": ("lab.profile:profile", "Measure what a forward pass costs here; show the self-check."),
-        "load": ("lab.load:load", "Put load on a server, with and without speculation side by side."),
-        "drill": ("lab.drills.command:app", "Inject faults into a drained server, and judge how it takes them."),
-        "rehearse": ("lab.rehearse:app", "Forecast what speculation would do to recorded traffic."),
-        "doctor": ("lab.doctor.command:doctor", "Check whether a machine, its settings and its server are ready."),
-        "tune": ("lab.tune:tune", "Search a policy and settings for a goal, in rehearsals of traffic."),
-        "workload": (
-            "lab.workload.command:workload",
-            "Show what requests are like, and what proposers may gain by it.",
-        ),
-    },
-    "Control speculation": {
-        "policy": ("server.cli.policy:app", "Check, compare, explain, apply and roll back policies."),
-        "rollout": ("control.rollout.commands:rollout", "Show and control the rollouts of a running server."),
-        "shadow": (
-            "control.rollout.commands:shadow",
-            "Show what speculation would gain, from requests in shadow mode.",
-        ),
-        "kill": (
-            "control.controls.commands.kill:app",
-            "Stop speculation, everywhere or in one scope, and allow it again.",
-        ),
-        "flags": ("control.controls.commands.flags:flags", "Show, set and remove feature flags of all replicas."),
-        "breaker": ("control.health.commands:breaker", "Show and set the circuit breakers of a running server."),
-        "heads": ("control.drafts.commands:heads", "Show and swap the draft heads of a running server."),
-    },
-    "Observe servers": {
-        "status": ("control.verdict.commands:status", "Say for each rule whether its speculation should be kept."),
-        "replicas": ("control.replicas.commands:replicas", "Show the servers that share a store, and their engines."),
-        "correctness": (
-            "control.correctness.commands:correctness",
-            "Show how many replayed requests match plain decoding.",
-        ),
-        "cost": ("control.cost.commands:app", "Show what requests cost and what speculation saves."),
-        "delivery": ("server.output.commands:delivery", "Show how many accepted draft tokens reached clients."),
-        "drift": ("control.health.commands:drift", "Show how the acceptance of proposers changed."),
-        "incident": ("ops.incident.commands.incident:app", "Show what happened, and hand it over in one file."),
-        "pilot": ("ops.incident.commands.pilot:app", "Compare speculating with control requests of a running server."),
-        "review": ("ops.incident.commands.review:review", "Write the document for a review of a day to a quarter."),
-        "monitoring": ("ops.monitoring.commands:app", "Write rules, alerts and dashboards for a monitoring system."),
-    },
-    "Keys and records": {
-        "keys": ("server.front.key_commands:app", "Create, list and revoke API keys."),
-        "store": ("server.cli.store:app", "Maintain the database of records, policies and the audit log."),
-        "audit": ("control.audit.commands.group:app", "Verify, show, export and replay the audit log."),
-    },
-    "Models and training": {
-        "models": ("server.cli.models:app", "Download, list, export and import models and draft heads."),
-        "train": ("training.commands:app", "Train draft heads on the target's own text."),
-    },
+COMMANDS: dict[str, tuple[str, str, str]] = {
+    "serve": ("serve", "server.cli.serve:serve", "Serve a model over HTTP with OpenAI's API."),
+    "propose-server": ("serve", "server.cli.propose_server:propose_server", "Draft for engines in other processes."),
+    "generate": ("ask", "server.cli.generate:generate", "Print the continuation of a prompt as it comes."),
+    "chat": ("ask", "server.cli.chat:chat", "Talk with a server; colours show who drafted what."),
+    "batch": ("ask", "server.cli.batch:batch", "Run a file of requests without a server."),
+    "check": ("check", "lab.check.command:check", "Say in minutes whether speculation is worth a pilot."),
+    "doctor": ("check", "lab.doctor.command:doctor", "Say whether machine, settings and server are ready."),
+    "workload": ("check", "lab.workload.command:workload", "Show what requests are like, and what drafts may gain."),
+    "exact": ("check", "lab.exact:exact", "Check on your prompts that no token changes."),
+    "bench": ("check", "lab.bench:bench", "Measure decoding with and without speculation."),
+    "profile": ("check", "lab.profile:profile", "Measure what a forward pass costs here."),
+    "rehearse": ("check", "lab.rehearse:app", "Forecast speculation on recorded traffic."),
+    "tune": ("check", "lab.tune:tune", "Search a policy and settings for a goal."),
+    "load": ("check", "lab.load:load", "Put load on a server, with and without speculation."),
+    "drill": ("check", "lab.drills.command:drill", "Inject faults into a drained server, and judge it."),
+    "pilot": ("pilot", "ops.incident.commands.pilot:app", "Compare speculating with control requests."),
+    "policy": ("pilot", "server.cli.policy:app", "Check, compare, explain, apply, roll back policies."),
+    "rollout": ("pilot", "control.rollout.commands:rollout", "Show and control rollouts."),
+    "kill": ("stop", "control.controls.commands.kill:app", "Stop speculation of all or one scope, or allow it."),
+    "breaker": ("stop", "control.health.commands:breaker", "Set circuit breakers; restart detection of drift."),
+    "flags": ("stop", "control.controls.commands.flags:flags", "Show, set and remove feature flags of all replicas."),
+    "status": ("look", "control.verdict.commands:status", "Say for each rule whether its speculation should be kept."),
+    "show": ("look", "server.cli.show:app", "Show one view: cost, drift, breakers, replicas, ..."),
+    "review": ("look", "ops.incident.commands.review:review", "Write the review of a day to a quarter."),
+    "incident": ("look", "ops.incident.commands.incident:incident", "Gather what happened in one redacted file."),
+    "monitoring": ("look", "ops.monitoring.commands:monitoring", "Write rules, alerts and dashboards."),
+    "keys": ("keep", "server.front.key_commands:app", "Create, list and revoke API keys."),
+    "store": ("keep", "server.cli.store:app", "Maintain the database of records and policies."),
+    "audit": ("keep", "control.audit.commands.group:app", "Verify, show, export and replay the audit log."),
+    "models": ("keep", "server.cli.models:app", "Download, show, export and import models and heads."),
+    "train": ("train", "training.commands:app", "Train draft heads on the target's own text."),
+    "heads": ("train", "control.drafts.commands:heads", "Show and swap the draft heads of a server."),
 }
-"""Commands by the panel of the help: name -> (module of prolepsis:function or Typer application, one line of help)."""
-COMMANDS = {name: command for commands in PANELS.values() for name, command in commands.items()}
+"""Commands in the order of the help: name -> (what a person does, module of prolepsis:function or group, its help)."""
 
 
-class Commands(TyperGroup):
+class FirstScreen(TyperGroup):
     """Imports a command when it runs, and turns every `ProlepsisError` into one line and an exit status."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """List each command on one line, so that all of them fit on a screen."""
+        formatter.write_paragraph()
+        before = ""
+        for name, (act, _, text) in COMMANDS.items():
+            formatter.write(f"{act if act != before else '':<7}{name:<16}{text}\n")
+            before = act
+        options = (option for param in self.get_params(ctx) for option in param.opts if option.startswith("--"))
+        formatter.write(f"\nOptions: {', '.join(options)}\n")
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         name, command, rest = super().resolve_command(ctx, args)
@@ -116,28 +97,11 @@ class Commands(TyperGroup):
             raise typer.Exit(exit_status(failure)) from error
 
 
-class Command(TyperCommand):
-    """Lists its options below the title of their panel; a name is never cut, however narrow the terminal."""
-
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        panels: dict[str, list[tuple[str, str]]] = {}
-        for param in self.get_params(ctx):
-            if (record := param.get_help_record(ctx)) is not None:
-                panels.setdefault(_panel_of(param), []).append(record)
-        for title, records in panels.items():
-            with formatter.section(title):
-                formatter.write_dl(records)
-
-
-def _panel_of(param: Any) -> str:
-    return param.rich_help_panel or f"{param.param_type_name.capitalize()}s"
-
-
 app = typer.Typer(
-    cls=Commands,
+    cls=FirstScreen,
     help="Serves language models with speculative decoding: the target model's own output, in fewer passes.",
-    epilog=EPILOG,
     no_args_is_help=True,
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings=HELP_FLAGS,
 )
@@ -172,21 +136,15 @@ async def _engine(settings: "Settings") -> "AsyncIterator[EngineClient]":
         yield engine.client
 
 
-def _placeholder() -> None:
-    """Stand for a command that is not imported yet; never called."""
-
-
-for _panel, _commands in PANELS.items():
-    for _name, (_target, _help) in _commands.items():
-        app.command(_name, help=_help, rich_help_panel=_panel)(_placeholder)
+for _name, (_act, _target, _help) in COMMANDS.items():
+    app.command(_name, help=_help)(lambda: None)  # stands for a command that is not imported yet
 
 
 def load_command(name: str) -> Any:
     """Import the module of a command and return the command."""
-    target, _ = COMMANDS[name]
-    value = named(target)
+    value = named(COMMANDS[name][1])
     if not isinstance(value, typer.Typer):
-        single = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-        single.command(name, cls=Command, epilog=EPILOG, context_settings=HELP_FLAGS)(value)
+        single = command_group("")
+        single.command(name)(value)
         value = single
     return typer.main.get_command(value)

@@ -13,7 +13,6 @@ from prolepsis.core.errors import InvalidParameter, ModelLoadError, ModelNotFoun
 from prolepsis.core.terminal.documents import print_reply
 from prolepsis.core.terminal.flags import settings_here
 from prolepsis.core.terminal.output import (
-    EPILOG,
     AsJson,
     command_group,
     note,
@@ -44,7 +43,7 @@ Directory = Annotated[
 ]
 
 
-@app.command(epilog=EPILOG)
+@app.command()
 def pull(name: Name = None, model_dir: Directory = None, as_json: AsJson = False) -> None:
     """Download a model if it is not here yet, and verify its checksums. An interrupted download continues.
 
@@ -82,7 +81,7 @@ def _default_head(store: "ModelStore", manifest: "Manifest") -> str | None:
     return entry.label if entry is not None else None
 
 
-@app.command(epilog=EPILOG)
+@app.command()
 def export(
     name: Annotated[str, typer.Argument(help="model (known name, folder, GGUF file or hub id) or draft head")],
     directory: Annotated[Path, typer.Argument(help="folder to write")],
@@ -126,7 +125,7 @@ def export(
     stdout().print(f"{name} is in {written}", soft_wrap=True)
 
 
-@app.command("import", epilog=EPILOG)
+@app.command("import")
 def import_(
     folder: Annotated[Path, typer.Argument(help="folder of an EAGLE-3 head in the speculators format")],
     name: Annotated[str, typer.Option("--as", help="NAME for its next version, or NAME@VERSION")],
@@ -153,7 +152,7 @@ def import_(
     note(f"let it draft by default: prolepsis models alias {entry.label} champion")
 
 
-@app.command(epilog=EPILOG)
+@app.command()
 def alias(
     head: Annotated[str, typer.Argument(help="NAME, NAME@VERSION or NAME@ALIAS; with --remove: NAME")],
     alias: Annotated[str, typer.Argument(help="such as champion or candidate")],
@@ -180,7 +179,7 @@ def alias(
     stdout().print(f"{subject} is {now or 'gone'}" + (f"; it was {was}" if was else ""), soft_wrap=True)
 
 
-@app.command(epilog=EPILOG)
+@app.command()
 def remove(
     name: Annotated[str, typer.Argument(help="an imported draft head: NAME (the newest version) or NAME@VERSION")],
     model_dir: Directory = None,
@@ -193,35 +192,16 @@ def remove(
     stdout().print(f"{entry.label} was deleted from {entry.folder.parent}", soft_wrap=True)
 
 
-@app.command("list", epilog=EPILOG)
-def list_models(model_dir: Directory = None, as_json: AsJson = False) -> None:
-    """List local models, known names that can be pulled, and draft heads and draft models."""
-    from prolepsis.engine.models.files.store import KNOWN
-
-    quiet_logs()
-    settings = settings_here(model_dir=model_dir)
-    store, entries = model_store(settings), drafters(settings.engine.model_dir)
-    document = {
-        "directory": str(store.root),
-        "models": [_described(store, manifest) for manifest in store.installed()],
-        "known": [{"name": k.name, "description": k.description, "licence": k.licence} for k in KNOWN.values()],
-        "drafters": [describe_drafter(entry, settings.engine.model_dir) for entry in entries],
-    }
-    print_reply(document, _COLUMNS, as_json=as_json)
-    if not as_json:
-        note("known models are downloaded by `models pull`; chain of 3: tokens of a step on held-out text")
-
-
-@app.command(epilog=EPILOG)
+@app.command()
 def show(
     name: Annotated[
         str | None,
-        typer.Argument(help="installed model, path, draft head or draft model; default: the configured model"),
+        typer.Argument(help="installed model, path, draft head or draft model; default: a list of all"),
     ] = None,
     model_dir: Directory = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what a model is, or the acceptance of a draft head or draft model.
+    """List models and what drafts for them, or show what a model is, or the acceptance of a draft head or model.
 
     Of a model: origin, licence, checksums, context, sampling parameters of requests that leave them out, speed limit.
 
@@ -233,17 +213,18 @@ def show(
 
     settings = settings_here(model_dir=model_dir)
     store = model_store(settings)
-    wanted = name or settings.engine.model
-    manifest = store.show(wanted)
-    if manifest is None and not Path(wanted).exists():
+    if name is None:
+        return _list(store, settings.engine.model_dir, as_json=as_json)
+    manifest = store.show(name)
+    if manifest is None and not Path(name).exists():
         quiet_logs()
         root = settings.engine.model_dir
-        entry = find_drafter(wanted, root)
+        entry = find_drafter(name, root)
         if entry is None:
             here = ", ".join(dict.fromkeys(model.name for model in (*store.installed(), *drafters(root)))) or "none"
-            raise ModelNotFound(f"model {wanted!r} is not in {store.root}; models here: {here}", param="name")
+            raise ModelNotFound(f"model {name!r} is not in {store.root}; models here: {here}", param="name")
         return print_reply(describe_drafter(entry, root), as_json=as_json)
-    about = facts_of_path(Path(wanted), settings) if manifest is None else facts_of_installed(store, manifest, settings)
+    about = facts_of_path(Path(name), settings) if manifest is None else facts_of_installed(store, manifest, settings)
     measured = measured_quality(Path(str(about["path"])))
     if as_json:
         print_json({**about, "quality": [asdict(quality) for quality in measured]})
@@ -251,6 +232,21 @@ def show(
     facts = shown(about) + [(f"quality with {quality.computation}", quality.describe()) for quality in measured]
     checksums = {} if manifest is None else manifest.sha256
     print_facts([*facts, *((f"sha256 {file}", digest) for file, digest in checksums.items())])
+
+
+def _list(store: "ModelStore", root: Path | None, *, as_json: bool) -> None:
+    from prolepsis.engine.models.files.store import KNOWN
+
+    quiet_logs()
+    document = {
+        "directory": str(store.root),
+        "models": [_described(store, manifest) for manifest in store.installed()],
+        "known": [{"name": k.name, "description": k.description, "licence": k.licence} for k in KNOWN.values()],
+        "drafters": [describe_drafter(entry, root) for entry in drafters(root)],
+    }
+    print_reply(document, _COLUMNS, as_json=as_json)
+    if not as_json:
+        note("known models are downloaded by `models pull`; chain of 3: tokens of a step on held-out text")
 
 
 def _described(store: "ModelStore", manifest: "Manifest") -> dict[str, object]:

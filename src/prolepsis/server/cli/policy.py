@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from prolepsis.control.health.commands import ELIGIBILITY
 from prolepsis.control.policy.check import InvalidPolicy, read_policy
 from prolepsis.control.policy.check import check as check_policy
 from prolepsis.control.policy.commands import VERSIONS, PolicyPath
@@ -21,11 +20,10 @@ from prolepsis.control.rollout.forecast import ASSUMED, Forecast, forecast
 from prolepsis.control.rollout.settings import settings_of
 from prolepsis.core.errors import ConfigError, UserError
 from prolepsis.core.facts import FlagDecision
-from prolepsis.core.terminal.admin import HERE, Key, Url, ask
+from prolepsis.core.terminal.admin import Key, Url, ask
 from prolepsis.core.terminal.documents import FINDINGS, as_yaml, print_reply
 from prolepsis.core.terminal.flags import settings_here
 from prolepsis.core.terminal.output import (
-    EPILOG,
     FAILED,
     AsJson,
     command_group,
@@ -50,7 +48,7 @@ _COLUMNS = {"findings": FINDINGS, "rollouts": ("rule", "stage", "expected")}
 _BOUNDS = ("shadow_percentage", "pinned", "guardrails", "rollout", "audit")  # terms that callers cannot change
 
 
-@app.command(epilog=EPILOG)
+@app.command()
 def check(
     file: PolicyPath,
     strict: Annotated[bool, typer.Option("--strict", help="warnings count as errors")] = False,
@@ -82,7 +80,7 @@ def check(
         raise typer.Exit(FAILED)
 
 
-@app.command(epilog=EPILOG)
+@app.command()
 def diff(
     old: Annotated[Path, typer.Argument(metavar="OLD", help="policy in YAML")],
     new: Annotated[Path, typer.Argument(metavar="NEW", help="policy in YAML")],
@@ -107,7 +105,7 @@ def diff(
         raise typer.Exit(FAILED)
 
 
-@app.command(epilog=EPILOG)
+@app.command()
 def explain(  # noqa: PLR0917  # typer names its options after parameters
     file: PolicyPath,
     request: Annotated[Path, typer.Option(help="JSON file with the body of an OpenAI request; - reads standard input")],
@@ -207,19 +205,22 @@ def _show_explained(request: ExplainedRequest, decisions: Sequence[FlagDecision]
         print_table("flags", ["flag", "value", "variant", "reason", "error"], rows)
 
 
-add_commands(app, VERSIONS, ELIGIBILITY)
+add_commands(app, VERSIONS, views=False)
 
 
-@app.command(epilog=EPILOG)
+@app.command()
 def show(
     version: Annotated[int | None, typer.Argument(min=1, metavar="VERSION", help="default: the one in use")] = None,
-    url: Url = HERE,
+    *,
+    versions: Annotated[bool, typer.Option("--versions", help="list versions, the newest first")] = False,
+    url: Url,
     key: Key = None,
     as_json: AsJson = False,
 ) -> None:
     """Print the text of a version; without VERSION, show which policy the server uses and where it comes from."""
-    if version is None:
-        print_reply(ask(url, key, "GET", "/admin/policy"), as_json=as_json)
+    if versions or version is None:
+        path, columns = (VERSIONS.path, VERSIONS.columns) if versions else ("/admin/policy", {})
+        print_reply(ask(url, key, "GET", path), columns, as_json=as_json)
         return
     document = ask(url, key, "GET", f"/admin/policy/versions/{version}")
     if as_json:

@@ -13,6 +13,7 @@ from prolepsis.control.audit import chain, waiting
 from prolepsis.control.audit.commands.acts import actor, record_act
 from prolepsis.control.audit.log import forget_tenant
 from prolepsis.control.audit.retention import OldText, TextRetention, erase_old_texts, old_texts
+from prolepsis.control.cost.commands import prices
 from prolepsis.control.policy import versions
 from prolepsis.control.store import records
 from prolepsis.control.store.configured import StoreOption, configured_database, ready_database
@@ -25,7 +26,7 @@ from prolepsis.core.config import DAY_S
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.terminal.documents import print_reply
 from prolepsis.core.terminal.flags import settings_here
-from prolepsis.core.terminal.output import EPILOG, AsJson, command_group, note
+from prolepsis.core.terminal.output import AsJson, command_group, note
 from prolepsis.engine.kept_prefixes import forget_prefixes
 
 
@@ -42,9 +43,10 @@ def signing_database(given: str | None) -> Iterator[Database]:
 
 
 app = command_group("Maintain the database of request records, policies, rollouts and the audit log.")
+app.command()(prices)
 
 
-@app.command(epilog=EPILOG)
+@app.command()
 def status(store: StoreOption = None, as_json: AsJson = False) -> None:
     """Show the address, schema and contents of the store."""
     with configured_database(store) as database:
@@ -59,7 +61,7 @@ def status(store: StoreOption = None, as_json: AsJson = False) -> None:
     print_reply(facts, as_json=as_json)
 
 
-@app.command(epilog=EPILOG)
+@app.command()
 def upgrade(store: StoreOption = None, as_json: AsJson = False) -> None:
     """Create the store, or upgrade its schema to this version; `serve` does so too."""
     with configured_database(store) as database:
@@ -73,7 +75,7 @@ def upgrade(store: StoreOption = None, as_json: AsJson = False) -> None:
         print_reply({"store": database.name, "schema_before": before, "schema": revision(database)}, as_json=as_json)
 
 
-@app.command(epilog=EPILOG)
+@app.command()
 def prune(
     days: Annotated[
         float | None,
@@ -123,7 +125,7 @@ def _due(num_records: int, days: float, old: Sequence[OldText]) -> str:
     )
 
 
-@app.command("forget-tenant", epilog=EPILOG)
+@app.command("forget-tenant")
 def forget(
     tenant: Annotated[str, typer.Argument(help="name of the tenant, as in its keys")],
     store: StoreOption = None,

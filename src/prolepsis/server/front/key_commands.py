@@ -10,15 +10,14 @@ import typer
 from prolepsis.control.audit.commands.acts import actor, record_act
 from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.errors import ConfigError
+from prolepsis.core.terminal.documents import print_reply
 from prolepsis.core.terminal.flags import settings_here
 from prolepsis.core.terminal.output import (
-    EPILOG,
     AsJson,
     command_group,
     note,
     print_facts,
     print_json,
-    print_table,
     stdout,
 )
 
@@ -31,10 +30,11 @@ KeysFile = Annotated[
     Path | None, typer.Option("--keys-file", help="default: keys.json in the user's configuration directory")
 ]
 TierOption = Literal["premium", "standard", "economy", "batch", "background"]
+_COLUMNS = ("id", "tenant", "tier", "roles", "models", "expires > expired", "note")
 _UNITS = {"m": timedelta(minutes=1), "h": timedelta(hours=1), "d": timedelta(days=1)}
 
 
-@app.command(epilog=EPILOG)
+@app.command()
 def create(  # noqa: PLR0917  # typer names its options after parameters
     tenant: Annotated[str, typer.Option(help="tenants see nothing of one another")] = "default",
     tier: Annotated[
@@ -76,22 +76,15 @@ def create(  # noqa: PLR0917  # typer names its options after parameters
     note(f"key {record.id} of tenant {record.tenant} is in {file.path}; this is the only time it is shown")
 
 
-@app.command("list", epilog=EPILOG)
+@app.command("list")
 def list_keys(keys_file: KeysFile = None, as_json: AsJson = False) -> None:
     """List the keys, without their secrets."""
-    file = _file(keys_file)
-    keys = file.read()
-    if as_json:
-        print_json({"file": file.path, "keys": [_shown(key) for key in keys]})
-        return
-    rows = [
-        [key.id, key.tenant, key.tier, " ".join(key.roles), " ".join(key.models) or "all", _state(key), key.note]
-        for key in keys
-    ]
-    print_table(str(file.path), ["id", "tenant", "tier", "roles", "models", "expires", "note"], rows)
+    file, now = _file(keys_file), datetime.now(UTC)
+    keys = [{**_shown(key), "expired": key.expired(now)} for key in file.read()]
+    print_reply({"file": file.path, "keys": keys}, {"keys": _COLUMNS}, as_json=as_json)
 
 
-@app.command(epilog=EPILOG)
+@app.command()
 def revoke(
     key_id: Annotated[str, typer.Argument(metavar="ID", help="as `keys list` shows it")], keys_file: KeysFile = None
 ) -> None:
@@ -123,9 +116,3 @@ def _expiry(text: str) -> datetime:
 
 def _shown(key: "KeyRecord") -> dict[str, object]:
     return key.model_dump(mode="json", exclude={"hash"})
-
-
-def _state(key: "KeyRecord") -> str:
-    if key.expires is None:
-        return "never"
-    return f"{key.expires:%Y-%m-%d %H:%M}" + (" (expired)" if key.expired(datetime.now(UTC)) else "")

@@ -1,6 +1,6 @@
-"""`prolepsis delivery`: how many accepted draft tokens of a running server reached clients."""
+"""`prolepsis show delivery`: how many accepted draft tokens of a running server reached clients."""
 
-from prolepsis.core.terminal.resource import Resource, show_command
+from prolepsis.core.terminal.resource import Resource
 
 DELIVERY = Resource(
     title="Delivery",
@@ -13,4 +13,3 @@ DELIVERY = Resource(
         "delivered": ("proposer", "traffic_class", "accepted=num_verified", "delivered=num_delivered", "lost"),
     },
 )
-delivery = show_command(DELIVERY)

@@ -184,9 +184,12 @@ def test_following_goes_on_through_failures() -> None:
 
 @pytest.mark.usefixtures("database")
 def test_the_newest_entries_are_shown() -> None:
-    shown = json.loads(run("audit", "show", "--last", "2", "--json").stdout)
+    shown = json.loads(run("audit", "show", "--last", "2", "--json").stdout)["entries"]
     assert [entry["seq"] for entry in shown] == [2, 3]
-    assert [e["seq"] for e in json.loads(run("audit", "show", "--tenant", "acme", "--json").stdout)] == [1, 3]
+    assert [e["seq"] for e in json.loads(run("audit", "show", "--tenant", "acme", "--json").stdout)["entries"]] == [
+        1,
+        3,
+    ]
     assert "plan.applied" in run("audit", "show").stdout
 
 
@@ -205,7 +208,7 @@ def test_pruning_deletes_records_and_is_on_record() -> None:
     assert plain("store", "prune", "--days", "1")["request_records_deleted"] == 0
     assert plain("store", "prune", "--days", "0")["request_records_deleted"] == 0, "0 days: never"
     assert plain("store", "prune", "--days", "0.0000001", "--yes")["request_records_deleted"] == 2
-    last = json.loads(run("audit", "show", "--action", "records.pruned", "--json").stdout)[-1]
+    last = json.loads(run("audit", "show", "--action", "records.pruned", "--json").stdout)["entries"][-1]
     assert last["details"]["after"]["request_records"] == 2
 
 

@@ -224,7 +224,8 @@ def url(store: Store) -> Iterator[str]:
 
 
 def test_a_server_shows_exports_and_verifies_its_log(url: str, tmp_path: Path) -> None:
-    assert [one["seq"] for one in json.loads(run("show", "--url", url, "--last", "2", "--json").stdout)] == [2, 3]
+    shown = json.loads(run("show", "--url", url, "--last", "2", "--json").stdout)
+    assert [one["seq"] for one in shown["entries"]] == [2, 3]
     many = run("show", "--url", url, "--last", "501")
     assert (many.exit_code, "last" in many.stderr) == (2, True)
     assert run("export", "-o", "here.jsonl").exit_code == 0

@@ -143,20 +143,20 @@ def test_a_kill_switch_that_is_not_saved_says_so(home: Path, server: Served) -> 
 
 
 def test_breakers_of_a_server(home: Path, server: Served) -> None:
-    def breaker(*words: str) -> Result:
-        return CliRunner().invoke(app, ["breaker", *words, "--url", server.url], env={"COLUMNS": "200"})
+    def run(*words: str) -> Result:
+        return CliRunner().invoke(app, [*words, "--url", server.url], env={"COLUMNS": "200"})
 
     name = "chat-completions/standard/free/short"
-    done = breaker("set", "suffix", name, "forced_open")
+    done = run("breaker", "set", "suffix", name, "forced_open")
     assert done.exit_code == 0, done.output
-    [listed] = json.loads(breaker("list", "--json").stdout)["breakers"]
+    [listed] = json.loads(run("show", "breakers", "--json").stdout)["breakers"]
     assert (listed["proposer"], listed["traffic_class"], listed["state"]) == ("suffix", name, "forced_open")
-    shown = [line.split() for line in breaker("list").stdout.splitlines()]
+    shown = [line.split() for line in run("show", "breakers").stdout.splitlines()]
     assert [name, "suffix", "forced_open", "all"] in [words[:4] for words in shown]
     assert ["traffic", "class", "proposer", "state", "tenants"] in [words[:5] for words in shown]
     assert "forced_open" in (home / "its.json").read_text()
-    assert json.loads(breaker("set", "suffix", name, "closed", "--json").stdout)["not_saved"] is None
-    wrong = breaker("set", "magic", name, "closed")
+    assert json.loads(run("breaker", "set", "suffix", name, "closed", "--json").stdout)["not_saved"] is None
+    wrong = run("breaker", "set", "magic", name, "closed")
     assert (wrong.exit_code, "allowed: suffix, prediction" in wrong.stderr) == (2, True)
 
 

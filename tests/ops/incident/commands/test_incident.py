@@ -46,28 +46,30 @@ def incident(*words: str) -> Result:
     return CliRunner().invoke(app, ["incident", *words])
 
 
+def timeline(*words: str) -> Result:
+    return CliRunner().invoke(app, ["show", "timeline", *words])
+
+
 def test_the_timeline_has_all_but_served_requests(store: Store) -> None:
-    rows = json.loads(incident("timeline", "--json").stdout)
+    rows = json.loads(timeline("--json").stdout)
     assert [(row["kind"], row["what"]) for row in rows] == [
         ("deployment", "server.started"),
         ("change", "kill.on"),
         ("rollout", "rollout.rolled_back"),
     ]
-    assert json.loads(incident("timeline", "--from", "2h", "--to", "1h", "--json").stdout) == []
-    assert "reason drill" in incident("timeline").stdout
-    assert "| rollout | rollout.rolled_back | server | main/wider | reason slower |" in (
-        incident("timeline", "--markdown").stdout
-    )
+    assert json.loads(timeline("--from", "2h", "--to", "1h", "--json").stdout) == []
+    assert "reason drill" in timeline().stdout
+    assert "| rollout | rollout.rolled_back | server | main/wider | reason slower |" in (timeline("--markdown").stdout)
 
 
 def test_a_server_has_the_same_timeline(store: Store) -> None:
     with served(FakeEngine(), store=store) as running:
-        shown = json.loads(incident("timeline", "--url", running.url, "--json").stdout)
-    assert shown[:3] == json.loads(incident("timeline", "--json").stdout)[:3]
+        shown = json.loads(timeline("--url", running.url, "--json").stdout)
+    assert shown[:3] == json.loads(timeline("--json").stdout)[:3]
 
 
 def test_a_wrong_time_says_what_is_allowed(store: Store) -> None:
-    result = incident("timeline", "--from", "yesterday")
+    result = timeline("--from", "yesterday")
     assert (result.exit_code, "allowed: now, so long ago" in result.stderr) == (2, True)
 
 
@@ -84,7 +86,7 @@ def files_of(archive: Path) -> dict[str, str]:
 def test_a_server_that_is_down_leaves_a_snapshot_of_the_store(store: Store, tmp_path: Path) -> None:
     (tmp_path / "server.log").write_text("")
     out, log = tmp_path / "it.tar.gz", str(tmp_path / "server.log")
-    result = incident("snapshot", "--url", NO_SERVER, "--log", log, "--log", "none.log", "-o", str(out))
+    result = incident("--url", NO_SERVER, "--log", log, "--log", "none.log", "-o", str(out))
     assert result.exit_code == 0, result.output
     files = files_of(out)
     assert "rollout.rolled_back" in files["timeline.md"]
@@ -100,12 +102,12 @@ def test_a_server_that_is_down_leaves_a_snapshot_of_the_store(store: Store, tmp_
 
 def test_a_snapshot_names_no_one_and_is_on_record(store: Store, tmp_path: Path) -> None:
     out = tmp_path / "it.tar.gz"
-    assert incident("snapshot", "--url", NO_SERVER, "-o", str(out)).exit_code == 0
+    assert incident("--url", NO_SERVER, "-o", str(out)).exit_code == 0
     files = files_of(out)
     assert "ann" not in json.loads(files["changes.json"])[1]["details"]["actor"]
     assert "command line, ann" not in "".join(files.values())
     assert "| kill.on | person 1 | all |" in files["timeline.md"]
-    assert incident("timeline", "--json").stdout.count("incident.snapshot") == 1
+    assert timeline("--json").stdout.count("incident.snapshot") == 1
 
 
 def test_a_server_adds_its_metrics_and_states(store: Store, tmp_path: Path) -> None:
@@ -113,7 +115,7 @@ def test_a_server_adds_its_metrics_and_states(store: Store, tmp_path: Path) -> N
     with served(FakeEngine(), store=store) as running:
         body = {"model": "tiny", "prompt": "Tell me of Ann", "max_tokens": 4}
         assert httpx.post(f"{running.url}/v1/completions", json=body).status_code == 200
-        result = incident("snapshot", "--url", running.url, "-o", str(out))
+        result = incident("--url", running.url, "-o", str(out))
     assert result.exit_code == 0, result.output
     files = files_of(out)
     assert "prolepsis_requests_total" in files["metrics.txt"]
@@ -127,7 +129,7 @@ def test_without_a_store_the_server_tells_the_changes(
 ) -> None:
     with served(FakeEngine(), store=store) as running:
         monkeypatch.setenv("PROLEPSIS_STORE", "none")
-        result = incident("snapshot", "--url", running.url, "-o", str(tmp_path / "it.tar.gz"))
+        result = incident("--url", running.url, "-o", str(tmp_path / "it.tar.gz"))
     assert result.exit_code == 0, result.output
     files = files_of(tmp_path / "it.tar.gz")
     assert "kill.on" in files["timeline.md"]
@@ -139,7 +141,7 @@ def test_a_policy_that_names_a_tenant_does_not_name_it_in_a_snapshot(store: Stor
     with store.database.write() as connection:
         versions.put(connection, text, author="ann", expect=versions.NO_VERSION)
     out = tmp_path / "it.tar.gz"
-    assert incident("snapshot", "--url", NO_SERVER, "-o", str(out)).exit_code == 0
+    assert incident("--url", NO_SERVER, "-o", str(out)).exit_code == 0
     policy = json.loads(files_of(out)["store/policies.json"])["in_use"]
     assert policy["text"]["rules"][0]["match"] == {"tenant": ["tenant 1"]}
     assert "acme" not in json.dumps(policy)
@@ -154,7 +156,7 @@ def test_prometheus_adds_alerts_and_what_the_dashboards_showed(store: Store, tmp
 
     out = tmp_path / "it.tar.gz"
     with serving(answer) as url:
-        result = incident("snapshot", "--url", NO_SERVER, "--prometheus", url, "-o", str(out))
+        result = incident("--url", NO_SERVER, "--prometheus", url, "-o", str(out))
     assert result.exit_code == 0, result.output
     files = files_of(out)
     assert "QueueGrows" in files["alerts.json"]
@@ -171,7 +173,7 @@ def test_prometheus_adds_alerts_and_what_the_dashboards_showed(store: Store, tmp
 
 def test_a_prometheus_that_is_down_costs_only_what_it_knows(store: Store, tmp_path: Path) -> None:
     out = tmp_path / "it.tar.gz"
-    result = incident("snapshot", "--url", NO_SERVER, "--prometheus", NO_SERVER, "-o", str(out))
+    result = incident("--url", NO_SERVER, "--prometheus", NO_SERVER, "-o", str(out))
     assert result.exit_code == 0, result.output
     files = files_of(out)
     assert files.keys() >= {"timeline.md", "requests.json"}

@@ -31,11 +31,11 @@ def test_a_report_is_text_json_and_a_page(store: Store, tmp_path: Path, monkeypa
         rows = [changed(one, ended_at=start + (one.row["ended_at"] - BEGAN) / 60.0) for one in traffic(300)]  # type: ignore[operator]
         records.add(connection, rows)
     with served(FakeEngine(), store=store, prices=PriceFile(tmp_path / "prices.yaml")) as running:
-        text = pilot("--server", running.url, "--html", str(tmp_path / "pilot.html"))
-        document = json.loads(pilot("--server", running.url, "--since", "2d", "--json").stdout)["report"]
-        none = pilot("--server", running.url, "--since", "1m")
-        wrong = pilot("--server", running.url, "--since", "lately")
-        nowhere = pilot("--server", running.url, "--html", str(tmp_path / "none" / "pilot.html"))
+        text = pilot("--url", running.url, "--html", str(tmp_path / "pilot.html"))
+        document = json.loads(pilot("--url", running.url, "--since", "2d", "--json").stdout)["report"]
+        none = pilot("--url", running.url, "--since", "1m")
+        wrong = pilot("--url", running.url, "--since", "lately")
+        nowhere = pilot("--url", running.url, "--html", str(tmp_path / "none" / "pilot.html"))
     assert text.exit_code == 0, text.output
     for part in ("end to end, 95 % (s)", "cost of a million tokens (EUR)", "what the evidence cannot say", "Hardware:"):
         assert part in text.stdout

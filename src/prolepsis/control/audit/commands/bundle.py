@@ -10,12 +10,11 @@ import typer
 
 from prolepsis.control.audit.bundle import Bundle, Form, bundle_of, exported, is_replayable, read_bundle, to_json
 from prolepsis.control.audit.commands.acts import actor, record_act
-from prolepsis.control.audit.commands.log import ServerUrl
 from prolepsis.control.store.configured import StoreOption, ready_database
 from prolepsis.core.errors import ConfigError
-from prolepsis.core.files import read_text, write_whole
+from prolepsis.core.files import read_text, write_output
 from prolepsis.core.stored_text import storable
-from prolepsis.core.terminal.admin import Key, ask
+from prolepsis.core.terminal.admin import Key, ServerUrl, ask, server_in_place
 from prolepsis.core.terminal.output import UNPROVEN, note, warn
 
 PassphraseFile = Annotated[
@@ -53,9 +52,9 @@ def bundle(
     Status 6: nothing can be replayed from it, since no setting or policy asks the audit log for tokens.
     """
     seal = _Seal(seal_for, passphrase_file)
-    if url is not None:
+    if server := server_in_place(url, store, "--store"):
         path, body = f"/admin/requests/{quote(name, safe='')}/bundle", {"form": seal.form, "sealed_for": seal.name}
-        contents = read_bundle(json.dumps(ask(url, key, "POST", path, body)).encode(), url)
+        contents = read_bundle(json.dumps(ask(server, key, "POST", path, body)).encode(), server)
     else:
         with ready_database(store) as database, database.read() as connection:
             contents = bundle_of(connection, storable(name), seal.form)
@@ -64,10 +63,7 @@ def bundle(
     if output is None:
         sys.stdout.write(content.decode())
     else:
-        try:
-            write_whole(output, content)
-        except OSError as error:
-            raise ConfigError(f"output {output} cannot be written: {error.strerror}", param="output") from None
+        write_output(output, content)
         note(f"wrote {output}, {f'sealed for {seal.name}' if seal.name else 'redacted'}")
     num_replayable, number = sum(map(is_replayable, contents.entries)), len(contents.entries)
     if num_replayable == 0:

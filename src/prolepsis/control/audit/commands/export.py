@@ -9,12 +9,12 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from prolepsis.control.audit.commands.log import ServerUrl, opened_log
+from prolepsis.control.audit.commands.log import opened_log
 from prolepsis.control.audit.delivery import JsonLines, deliver, destination, held_cursor
 from prolepsis.control.audit.entry import SERVED
 from prolepsis.control.store.configured import StoreOption
 from prolepsis.core.errors import DeliveryFailed, StoreUnavailable
-from prolepsis.core.terminal.admin import Key, NoServer
+from prolepsis.core.terminal.admin import Key, NoServer, ServerUrl
 from prolepsis.core.terminal.output import note, print_error
 
 LONGEST_WAIT_S = 30.0  # between two attempts while the log or the destination cannot be reached

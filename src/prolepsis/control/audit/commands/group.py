@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 from urllib.parse import quote
 
 import typer
@@ -11,32 +11,30 @@ from prolepsis.control.audit import chain
 from prolepsis.control.audit.bundle import is_replayable
 from prolepsis.control.audit.commands.bundle import NOT_KEPT, OpenWith, PassphraseFile, bundle, read_bundle_file
 from prolepsis.control.audit.commands.export import export
-from prolepsis.control.audit.commands.log import ServerUrl, opened_log
+from prolepsis.control.audit.commands.log import opened_log
 from prolepsis.control.audit.commands.verify import verify
 from prolepsis.control.audit.entry import SERVED, AuditEntry
 from prolepsis.control.audit.lookup import find_request
 from prolepsis.control.store.configured import StoreOption, ready_database
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.stored_text import storable
-from prolepsis.core.terminal.admin import Key, ask
+from prolepsis.core.terminal.admin import Key, ServerUrl, ask, server_in_place
 from prolepsis.core.terminal.documents import print_reply
 from prolepsis.core.terminal.flags import settings_here
 from prolepsis.core.terminal.output import (
-    EPILOG,
     FAILED,
     OK,
     UNPROVEN,
     AsJson,
     command_group,
     print_error,
-    print_json,
-    print_table,
 )
 
 _RECORD = (
     *("ended_at", "answer_id", "x-request-id=http_request_id", "trace_id", "tenant", "route", "terminal", "mode"),
     *("reason", "seed", "policy_version", "tokens=num_output_tokens"),
 )
+_ENTRIES = ("seq", "at", "actor=details.actor", "action", "subject=details.subject", "tenant=details.tenant")
 _DIFFERENCES = ("sample", "position", "kind", "margin", "tolerance")
 _REPLAYED = {
     "differences": _DIFFERENCES,
@@ -50,13 +48,19 @@ app = command_group("Verify, show, export and replay the audit log.")
 
 REPLAY_TIMEOUT_S = 90.0  # longer than a replay may take on a server
 
-app.command(epilog=EPILOG)(verify)
-app.command(epilog=EPILOG)(export)
-app.command(epilog=EPILOG)(bundle)
+app.command()(verify)
+app.command()(export)
+app.command()(bundle)
 
 
-@app.command(epilog=EPILOG)
+@app.command()
 def show(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="NAME", help="a request's x-request-id, trace id, answer id, or number of an audit entry"
+        ),
+    ] = None,
     *,
     last: Annotated[int, typer.Option(min=1, help="number of the newest entries")] = 20,
     action: Annotated[str | None, typer.Option(help="only entries with this action, e.g. policy.reloaded")] = None,
@@ -66,43 +70,28 @@ def show(
     key: Key = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the newest entries, oldest first."""
+    """Show the newest entries, oldest first; with NAME the records and the audit entries of a request."""
+    if name is not None:
+        print_reply(_found(name, store, url, key), {"records": _RECORD}, as_json=as_json)
+        return
     with opened_log(store, url, key) as log:
         entries = log.newest(last, action=action, tenant=tenant)
-    if as_json:
-        print_json([entry.plain() for entry in entries])
-        return
-    rows = []
-    for entry in entries:
-        details = entry.details
-        actor, *about = ("erased", "", "") if details is None else (details.actor, details.subject, details.tenant)
-        rows.append([str(entry.seq), entry.at[:19], actor, entry.action, *about])
-    print_table("audit log (UTC)", ["", "at", "actor", "action", "subject", "tenant"], rows)
+    print_reply({"entries": [entry.plain() for entry in entries]}, {"entries": _ENTRIES}, as_json=as_json)
 
 
-@app.command(epilog=EPILOG)
-def find(
-    name: Annotated[
-        str, typer.Argument(metavar="NAME", help="x-request-id, trace id, answer id, or number of an audit entry")
-    ],
-    *,
-    store: StoreOption = None,
-    url: ServerUrl = None,
-    key: Key = None,
-    as_json: AsJson = False,
-) -> None:
-    """Show the records and the audit entries of a request, found by any of its names."""
-    if url is not None:
-        reply = ask(url, key, "GET", f"/admin/requests/{quote(name, safe='')}")
+def _found(name: str, store: str | None, url: str | None, key: str | None) -> dict[str, Any]:
+    """Return the records and the audit entries of a request, found by any of its names."""
+    if server := server_in_place(url, store, "--store"):
+        reply: dict[str, Any] = ask(server, key, "GET", f"/admin/requests/{quote(name, safe='')}")
     else:
         with ready_database(store) as database, database.read() as connection:
             reply = asdict(find_request(connection, storable(name)))
     if not reply["records"] and not reply["audit_entries"]:
         raise InvalidParameter(f"no request is known as {name[:128]!r}", param="name")
-    print_reply(reply, {"records": _RECORD}, as_json=as_json)
+    return reply
 
 
-@app.command(epilog=EPILOG)
+@app.command()
 def replay(
     context: typer.Context,
     entry: Annotated[
@@ -129,11 +118,11 @@ def replay(
     Of a bundle it says for each prompt: equal, different, or cannot with the reason (status 6), such as a machine of
     another exact group, whose tokens may differ for that reason alone.
     """
-    if (entry is None) == (bundle is None) or (bundle is not None and url is not None):
-        raise InvalidParameter("allowed: an ID, with --url too, or --bundle FILE", param="id")
-    if url is not None:
+    if (entry is None) == (bundle is None):
+        raise InvalidParameter("allowed: an ID, or --bundle FILE", param="id")
+    if server := server_in_place(url, bundle or store, "--bundle or --store"):
         path = f"/admin/audit/{quote(entry or '', safe='')}/replay"
-        document = ask(url, key, "POST", path, timeout_s=REPLAY_TIMEOUT_S)
+        document = ask(server, key, "POST", path, timeout_s=REPLAY_TIMEOUT_S)
     else:
         from prolepsis.control.audit.commands.replay import bundle_replayed, replayed_here
 

@@ -5,10 +5,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from functools import cached_property, partial
-from typing import Annotated, Any
+from typing import Any
 from urllib.parse import urlencode
 
-import typer
 from sqlalchemy import Connection
 
 from prolepsis.control.audit import chain
@@ -17,9 +16,8 @@ from prolepsis.control.audit.verify import Anchor, parse_anchor
 from prolepsis.control.store.configured import ready_database
 from prolepsis.control.store.signing import SignedHead
 from prolepsis.core.errors import ConfigError
-from prolepsis.core.terminal.admin import ask
+from prolepsis.core.terminal.admin import ask, server_in_place
 
-ServerUrl = Annotated[str | None, typer.Option("--url", help="address of a running server, instead of the store")]
 _PAGE = 500
 
 
@@ -85,9 +83,9 @@ period in order, without served requests."""
 
 @contextmanager
 def opened_log(store: str | None, url: str | None, key: str | None) -> Iterator[Log]:
-    """Open the log of the server at `url`, or of the store without one."""
-    if url is not None:
-        yield RemoteLog(url, key)
+    """Open the log of a server, or of the store without one."""
+    if server := server_in_place(url, store, "--store"):
+        yield RemoteLog(server, key)
         return
     with ready_database(store) as database, database.read() as connection:
         yield StoredLog(connection)

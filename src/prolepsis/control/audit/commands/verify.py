@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from prolepsis.control.audit.commands.log import ServerUrl, exported, opened_log
+from prolepsis.control.audit.commands.log import exported, opened_log
 from prolepsis.control.audit.verify import (
     Anchor,
     ChainEvidence,
@@ -21,7 +21,7 @@ from prolepsis.control.store.configured import StoreOption, ready_database
 from prolepsis.control.store.database import Database, store_url
 from prolepsis.control.store.signing import PublicKeys, SignedHead, key_file
 from prolepsis.core.errors import ConfigError
-from prolepsis.core.terminal.admin import Key
+from prolepsis.core.terminal.admin import Key, ServerUrl, server_in_place
 from prolepsis.core.terminal.flags import settings_here
 from prolepsis.core.terminal.output import FAILED, UNPROVEN, AsJson, note, print_error, print_facts, print_json, warn
 
@@ -96,13 +96,14 @@ def verify(
     whether that signed it.
     """
     noted = [parse_anchor(text) for text in anchor or ()]
-    local = file is None and url is None
+    server = server_in_place(url, file or store, "--file or --store")
+    local = file is None and server is None
     known = KnownKeys(_keys(public_key, local=local), _heads(anchors, store, local=local), noted)
     if file is not None:
         with file.open(encoding="utf-8") as lines:
             verified = verify_entries(exported(lines), known.evidence())
     else:
-        with opened_log(store, url, key) as log:
+        with opened_log(store, server, key) as log:
             if public_key is None:
                 known = _without_other_keys(known, log.signed)
             verified = verify_entries(log.entries(), known.evidence(log.head, log.signed))

@@ -13,16 +13,13 @@ from prolepsis.control.store.controls import Control, control_key
 from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.kill_scope import EVERYTHING, KINDS, check_scope
-from prolepsis.core.terminal.admin import Key, ask
+from prolepsis.core.terminal.admin import Key, ServerUrl, ask, server_in_place
 from prolepsis.core.terminal.flags import settings_here
-from prolepsis.core.terminal.output import EPILOG, AsJson, command_group, note, print_json, stdout, warn
+from prolepsis.core.terminal.output import AsJson, command_group, note, print_json, stdout, warn
 
 app = command_group("Turn the kill switch on or off: while it is on, servers decode without speculation.")
 
 File = Annotated[Path | None, typer.Option(help="default: controls.json in the user's data directory")]
-Url = Annotated[
-    str | None, typer.Option(help="address of one server; default: the controls file, for all servers here")
-]
 _OF_SERVERS = ("rule:", "tenant:", "traffic_class:")  # scopes that each server has by its policy and its keys
 _SCOPES = ", ".join(f"{kind}:NAME" for kind in KINDS)
 Scope = Annotated[str, typer.Option(help=f"what to stop, or to allow again: {EVERYTHING}, {_SCOPES}")]
@@ -30,13 +27,13 @@ Reason = Annotated[str, typer.Option(help="shown in the log and by `kill status`
 
 
 def _add_turn(name: str, text: str, *, on: bool) -> None:
-    @app.command(name, help=text, epilog=EPILOG)
+    @app.command(name, help=text)
     def turn(
         *,
         reason: Reason = "",
         scope: Scope = EVERYTHING,
         controls_file: File = None,
-        url: Url = None,
+        url: ServerUrl = None,
         key: Key = None,
         as_json: AsJson = False,
     ) -> None:
@@ -70,8 +67,8 @@ _add_turn("on", _ON, on=True)
 _add_turn("off", _OFF, on=False)
 
 
-@app.command(epilog=EPILOG)
-def status(controls_file: File = None, url: Url = None, key: Key = None, as_json: AsJson = False) -> None:
+@app.command()
+def status(controls_file: File = None, url: ServerUrl = None, key: Key = None, as_json: AsJson = False) -> None:
     """Show the state in the controls file, or with --url the state of a server including its flags."""
     where = _where(controls_file, url)
     document = ask(where, key, "GET", "/admin/kill") if isinstance(where, str) else _in_file(where, where.read())
@@ -148,9 +145,7 @@ def _line(text: str, entry: KilledScope | None) -> None:
 
 
 def _where(file: Path | None, url: str | None) -> ControlsFile | str:
-    """Return the file or the URL that is meant; raises `ConfigError` where both are given."""
-    if url is None:
-        return ControlsFile(file or settings_here().server.controls_file)
-    if file is not None:
-        raise ConfigError("--controls-file and --url are both given; allowed: one of them", param="url")
-    return url
+    """Return the file or the URL that is meant."""
+    if server := server_in_place(url, file, "--controls-file"):
+        return server
+    return ControlsFile(file or settings_here().server.controls_file)

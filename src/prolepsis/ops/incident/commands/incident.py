@@ -1,4 +1,4 @@
-"""`prolepsis incident`: what happened, for those who look for the cause."""
+"""`prolepsis show timeline` and `prolepsis incident`: what happened, for those who look for the cause."""
 
 import platform
 from collections.abc import Callable, Iterator, Sequence
@@ -14,14 +14,14 @@ from sqlalchemy import Connection
 from prolepsis import __version__
 from prolepsis.control.audit import chain
 from prolepsis.control.audit.commands.acts import actor, record_act
-from prolepsis.control.audit.commands.log import RemoteLog, ServerUrl, opened_log
+from prolepsis.control.audit.commands.log import RemoteLog, opened_log
 from prolepsis.control.audit.entry import AuditEntry
 from prolepsis.control.store.configured import StoreOption, ready_database
 from prolepsis.core.errors import ConfigError, ProlepsisError
 from prolepsis.core.files import write_output
-from prolepsis.core.terminal.admin import HERE, Key, Url
+from prolepsis.core.terminal.admin import Key, ServerUrl, Url
 from prolepsis.core.terminal.flags import settings_here
-from prolepsis.core.terminal.output import EPILOG, AsJson, command_group, note, print_json, print_table, warn
+from prolepsis.core.terminal.output import AsJson, note, print_json, print_table, warn
 from prolepsis.ops.incident import stored
 from prolepsis.ops.incident.period import Period, period
 from prolepsis.ops.incident.prometheus import Firing, Prometheus, times_of
@@ -30,8 +30,6 @@ from prolepsis.ops.incident.sources import PARTS, Server, lines_of
 from prolepsis.ops.incident.timeline import markdown, shown_at
 from prolepsis.ops.incident.timeline import timeline as timeline_of
 from prolepsis.ops.monitoring.files import dashboards, filled
-
-app = command_group("Show what happened in an incident, and hand it over in one file.")
 
 PrometheusUrl = Annotated[
     str | None, typer.Option("--prometheus", metavar="URL", help="address of Prometheus, for alerts and series")
@@ -45,7 +43,6 @@ _LEAST_RATE_S = 60.0  # over which a rate is taken: four scrapes
 _Value = TypeVar("_Value")
 
 
-@app.command(epilog=EPILOG)
 def timeline(
     *,
     start: From = "1h",
@@ -71,8 +68,7 @@ def timeline(
         print_table(f"timeline, {window}", _COLUMNS, cells, in_order=True)
 
 
-@app.command(epilog=EPILOG)
-def snapshot(
+def incident(
     *,
     start: From = "15m",
     end: To = "now",
@@ -84,7 +80,7 @@ def snapshot(
     ] = None,
     prometheus: PrometheusUrl = None,
     store: StoreOption = None,
-    url: Url = HERE,
+    url: Url,
     key: Key = None,
 ) -> None:
     """Gather metrics, changes, states, slow and failed requests, versions, configuration and logs, all redacted.

@@ -9,9 +9,9 @@ import typer
 from prolepsis.control.verdict.commands import VERDICTS
 from prolepsis.control.web.drawing import interval
 from prolepsis.core.files import write_output
-from prolepsis.core.terminal.admin import HERE, Key, ask
+from prolepsis.core.terminal.admin import Key, Url, ask
 from prolepsis.core.terminal.documents import print_reply
-from prolepsis.core.terminal.output import EPILOG, AsJson, command_group
+from prolepsis.core.terminal.output import AsJson, command_group
 from prolepsis.ops.console.render import page_alone
 from prolepsis.ops.incident.period import parse_time
 
@@ -20,10 +20,10 @@ app = command_group("Report what speculation brought to the traffic of a running
 app.callback()(lambda: None)  # else the only command of the group would take its place
 
 
-@app.command(epilog=EPILOG)
+@app.command()
 def report(
     *,
-    url: Annotated[str, typer.Option("--server", "--url", help="address of the server")] = HERE,
+    url: Url,
     key: Key = None,
     since: Annotated[str, typer.Option(help="so long ago, such as 6h or 7d, or a time in ISO 8601")] = "7d",
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="write a page with pictures")] = None,
