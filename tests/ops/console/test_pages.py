@@ -230,7 +230,7 @@ async def test_heads_are_swapped_and_breakers_set(open_scene: Scene, browse: Bro
     await press(http, "breaker", state="forced_open", reason="odd drafts", **fields)
     assert "forced open" in (await http.get("/console/proposers")).text
     told = (
-        "Breaker of suffix in rule chat (chat completions, standard, free, short) is forced open: an operator set it."
+        "Breaker of suffix in rule chat (chat-completions, standard, free, short) is forced open: an operator set it."
     )
     assert told in (await http.get("/console")).text
     reset = await press(http, "drift", "/console/quality", **fields)

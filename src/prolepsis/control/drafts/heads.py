@@ -42,7 +42,7 @@ class HeadSwapBody(Body):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownHead(InstalledHead):
-    drafts_as: list[str]  # proposers that draft with it now
+    slot: str  # the proposer that drafts with it now; empty: none
     tried: str  # what it brought on the shipped prompts since it was swapped in; empty: it was not
 
 
@@ -94,12 +94,9 @@ class DraftHeads(Feature):
     async def shown(self) -> HeadsReply:
         """Return the heads by name and version."""
         installed, info = await self._installed(), self._client.info
+        slots = {head: slot for slot, head in info.heads.items()}
         heads = [
-            ShownHead(
-                **asdict(head),
-                drafts_as=[slot for slot, used in info.heads.items() if used == head.label],
-                tried=self._tried.get(head.label, ""),
-            )
+            ShownHead(**asdict(head), slot=slots.get(head.label, ""), tried=self._tried.get(head.label, ""))
             for head in installed
         ]
         warnings = [self._worse[head] for head in info.heads.values() if head in self._worse]

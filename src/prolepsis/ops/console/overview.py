@@ -93,13 +93,10 @@ def overview_pages(
         values = {
             "health": load.health(),
             "queue_age_s": load.demand.queue_age_s,
-            "exactness": client.info.exactness,
-            "exactness_reason": client.info.exactness_reason,
             "recent": recent(traffic.spans),
             "service": traffic.service,
             "verdicts": verdicts,
             "clients": traffic.clients,
-            "is_new": _is_new(traffic, load.health()),
             "least": MIN_REQUESTS,
             "charts": charts(traffic.spans, changes),
             "changes": changes,
@@ -112,11 +109,6 @@ def overview_pages(
         return Page("overview.html", "Overview", values)
 
     return FeaturePages((PageRoute(HOME, "Overview", overview, in_navigation=True),))
-
-
-def _is_new(traffic: TrafficReply, health: EngineHealth) -> bool:
-    """Return whether no request has come yet."""
-    return not (traffic.clients or health.num_running or health.num_waiting or health.reading)
 
 
 def recent(spans: Sequence[TimelineSpan], num: int = 20) -> TrafficSums:

@@ -159,18 +159,13 @@ def path(name: str) -> str:
     return Markup('<span class="path">{}</span>').format(Markup("/<wbr>").join(name.split("/")))
 
 
-_CLASS = re.compile(r"(?<![\w:/-])[a-z-]+/[a-z-]+/(?:free|structured)/(?:short|medium|long)(?:/[\w.-]*\w)?")
+_CLASS = re.compile(r"(?<![\w:/-])([a-z-]+)/([a-z-]+)/(free|structured)/(short|medium|long)(?:/([\w.-]*\w))?")
 
 
 def in_words(text: str) -> str:
     """Return a text with its traffic classes as people read them."""
-
-    def shown(found: re.Match[str]) -> str:
-        *parts, rule = f"{found[0]}/".split("/", 5)[:5]
-        of = ", ".join(words(part.replace("-", "_")) for part in parts)
-        return f"rule {rule} ({of})" if rule else of
-
-    return _CLASS.sub(shown, text)
+    of = r"\1, \2, \3, \4"
+    return _CLASS.sub(lambda found: found.expand(rf"rule \5 ({of})" if found[5] else of), text)
 
 
 def code(text: str) -> str:
