@@ -19,7 +19,6 @@ class JsonValue:
         return TypeAdapter(cls)
 
     def to_json(self) -> str:
-        """Return the value as JSON."""
         return self._adapter().dump_json(self).decode()
 
     @classmethod

@@ -21,7 +21,6 @@ _CONTROL = r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]"
 
 
 def kill_scope(kind: Kind, name: str) -> str:
-    """Return the scope of what is called `name`."""
     return f"{kind}:{name}"
 
 

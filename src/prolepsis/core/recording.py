@@ -72,8 +72,6 @@ Outcome = Literal["match", "near_tie", "structural"]
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """The result of a replay."""
-
     differences: Mapping[int, Difference]  # the first difference of each sample that has one
     num_tokens: int  # tokens decoded
 

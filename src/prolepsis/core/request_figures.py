@@ -143,6 +143,5 @@ FIGURES: tuple[RequestFigure, ...] = (
 
 
 def figures_of(about: RequestAbout, prompt: PromptEnded) -> dict[str, object]:
-    """Return the figures of a prompt by name."""
     sources: Mapping[Source, object] = {"about": about, "prompt": prompt, "stats": prompt.stats}
     return {figure.name: figure.read(sources[figure.source]) for figure in FIGURES}

@@ -31,7 +31,6 @@ def new_trace_id() -> str:
 
 
 def first_span(trace_id: str, *, sampled: bool) -> TraceContext:
-    """Return the first span of a new trace."""
     return TraceContext(trace_id, _new_id(64), sampled)
 
 

@@ -126,7 +126,6 @@ _NAMES = tuple(field.name for field in fields(TrafficSums))
 
 
 def sums_of(stats: RequestStats) -> TrafficSums:
-    """Return the sums of one request."""
     sums = sums_of_device(stats.device)
     sums.num_output_tokens, sums.num_steps = stats.num_output_tokens, stats.num_steps
     sums.num_draft_tokens, sums.num_accepted = stats.num_draft_tokens, stats.num_accepted

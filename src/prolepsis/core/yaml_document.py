@@ -151,7 +151,6 @@ def read_shape(
 
 
 def located(findings: Sequence[Finding], document: Document) -> list[Finding]:
-    """Return the findings with their lines."""
     return [Finding(entry.severity, entry.path, entry.message, document.line(entry.path)) for entry in findings]
 
 

@@ -78,7 +78,12 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, start_engine
             server = StoppingServer(app, services.client, server_config)
             announce(server_config, services.keys)
             with _signals_end_quietly():
-                _run(server, listener, server_config)
+                try:
+                    server.run(sockets=[listener])
+                except OSError as error:  # another process that had bound the same port began to listen first
+                    if error.errno != errno.EADDRINUSE:
+                        raise
+                    raise _cannot_listen(server_config, error) from None
     if server.engine_gone is not None:
         raise server.engine_gone
 
@@ -131,15 +136,6 @@ def _started(info: EngineInfo, engine: EngineConfig, server: ServerConfig) -> Au
     files = {name: sha256_of(path) for name, path in server if isinstance(path, Path) and path.is_file()}
     after = {"engine": engine.model_dump(mode="json"), "server": server.model_dump(mode="json"), "sha256": files}
     return AuditEvent(actor=SERVER, action="server.started", after=after, versions=info.versions)
-
-
-def _run(server: uvicorn.Server, listener: socket.socket, config: ServerConfig) -> None:
-    try:
-        server.run(sockets=[listener])
-    except OSError as error:  # another process that had bound the same port began to listen first
-        if error.errno != errno.EADDRINUSE:
-            raise
-        raise _cannot_listen(config, error) from None
 
 
 def bind(config: ServerConfig) -> Listener:

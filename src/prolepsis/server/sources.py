@@ -36,8 +36,12 @@ class Sources:
 
 def read_sources(config: ServerConfig) -> Sources:
     """Read what the configuration names; raises `ConfigError` if some of it cannot be used."""
+    file = KeyFile(config.keys_file or default_key_file())
+    if config.keys_file is not None and file.version() is None:  # without it the server would be open to everyone
+        message = f"key file {file.path} does not exist; `prolepsis keys create` with it makes a first key"
+        raise ConfigError(message, param="keys_file")
     sources = Sources(
-        keys=_keys(config),
+        keys=Keys(file),
         policy=PolicyFile(config.policy, KNOWN) if config.policy else None,
         flags=flag_source(config),
         prices=PriceFile(config.prices, config.price) if config.prices else None,
@@ -48,12 +52,3 @@ def read_sources(config: ServerConfig) -> Sources:
     check_alertmanager(config.alertmanager)
     Limits(config.requests_per_minute, config.tokens_per_minute).check()
     return sources
-
-
-def _keys(config: ServerConfig) -> Keys:
-    """A key file that was named must be there: without it the server would be open to everyone."""
-    file = KeyFile(config.keys_file or default_key_file())
-    if config.keys_file is not None and file.version() is None:
-        message = f"key file {file.path} does not exist; `prolepsis keys create` with it makes a first key"
-        raise ConfigError(message, param="keys_file")
-    return Keys(file)

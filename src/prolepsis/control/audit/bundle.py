@@ -81,7 +81,6 @@ def read_bundle(text: bytes, name: str) -> Bundle:
 
 
 def is_replayable(entry: AuditEntry) -> bool:
-    """Return whether an entry has the tokens."""
     after = entry.details.after if entry.details is not None else None
     return isinstance(after, dict) and RECORDING in after
 

@@ -56,7 +56,6 @@ class OperatorFlags:
 
     @property
     def all(self) -> list[SetFlag]:
-        """The flags that are set, by name."""
         return [usable.entry for _, usable in sorted(self._flags.items()) if usable is not None]
 
     def entry(self, key: str) -> SetFlag | None:

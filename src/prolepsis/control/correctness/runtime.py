@@ -236,7 +236,17 @@ class ReplayFeature(Feature):
         if not replayed.shown:
             return
         first = min(replayed.shown, key=lambda difference: (difference.kind != "structural", difference.sample))
-        mismatch = _mismatch(served, first)
+        about = served.about
+        mismatch = ReplayMismatch(
+            at=time.time(),
+            request_id=served.request_id,
+            route=about.route,
+            rule=about.policy_rule,
+            policy_version=about.policy_version,
+            arm=about.assignment.arm if about.assignment else None,
+            **asdict(served.mode),
+            **asdict(first),
+        )
         self.mismatches.append(mismatch)
         write = log.error if mismatch.kind == "structural" else log.warning
         write("replay_mismatch", kind=mismatch.kind, request_id=mismatch.request_id, position=mismatch.position)
@@ -265,20 +275,6 @@ async def _task_of(work: Coroutine[object, object, Replayed]) -> AsyncIterator[a
         if not task.done():
             task.cancel()
             await asyncio.wait([task])
-
-
-def _mismatch(served: ServedRequest, first: SampleDifference) -> ReplayMismatch:
-    about = served.about
-    return ReplayMismatch(
-        at=time.time(),
-        request_id=served.request_id,
-        route=about.route,
-        rule=about.policy_rule,
-        policy_version=about.policy_version,
-        arm=about.assignment.arm if about.assignment else None,
-        **asdict(served.mode),
-        **asdict(first),
-    )
 
 
 def _audit_event(mismatch: ReplayMismatch, tenant: str, info: EngineInfo) -> AuditEvent:

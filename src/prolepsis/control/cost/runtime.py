@@ -142,11 +142,12 @@ class CostFeature(Feature):
     def _observe(self, about: RequestAbout, stats: RequestStats, *, is_compared: bool) -> None:
         assignment = about.assignment if about.is_evidence else None
         amount = self.device_time.charge(stats.device.total, stats.compute_s or 0.0, stats.num_output_tokens)
+        by_tokens = {(counts.num_accepted, counts.num_draft_tokens): name for name, counts in stats.proposers.items()}
         cost = RequestCost(
             route=about.route,
             tenant=about.tenant or NO_TENANT,
             rule=about.policy_rule or NO_RULE,
-            proposer=_main_proposer(stats),
+            proposer=by_tokens[max(by_tokens)] if by_tokens else NO_PROPOSER,
             num_output_tokens=stats.num_output_tokens,
             device=stats.device,
             num_computed_tokens=max(0, stats.num_prompt_tokens - stats.num_cached_tokens),
@@ -239,12 +240,6 @@ def _contest(about: RequestAbout) -> Experiment | None:
     """Return the experiment; only if chance drew the request by itself, against plain."""
     drawn, share = about.assignment, about.canary_share
     return None if drawn is None or share is None else Experiment(drawn.rollout_id, drawn.run, drawn.stage, share)
-
-
-def _main_proposer(stats: RequestStats) -> str:
-    """Return the proposer with the most accepted tokens, or without any, with the most drafted ones."""
-    by_tokens = {(counts.num_accepted, counts.num_draft_tokens): name for name, counts in stats.proposers.items()}
-    return by_tokens[max(by_tokens)] if by_tokens else NO_PROPOSER
 
 
 def cost_routes(costs: CostFeature) -> Sequence[Route]:

@@ -57,7 +57,6 @@ class HeadTrial:
         return self.most_accepted < max(_NOTHING, _MUCH * before.accepted if before else 0.0)
 
     def describe(self) -> str:
-        """Return it in words."""
         if not self.num_draft_tokens:
             return f"it drafted nothing on {self.num_prompts} prompts"
         rate = self.num_accepted / self.num_draft_tokens

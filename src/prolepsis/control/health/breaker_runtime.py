@@ -88,13 +88,11 @@ class BreakerRuntime:
             controls.follow(OPENED, self._follow_opened)
 
     def shown(self) -> BreakersReply:
-        """All breakers, for people."""
         return BreakersReply(
             self.enabled, [self.shown_one(breaker) for _, breaker in sorted(self.breakers.all.items())]
         )
 
     def shown_one(self, breaker: Breaker) -> BreakerReply:
-        """One breaker, for people."""
         probed_in_s = max(0.0, breaker.since + breaker.open_s - self._clock()) if breaker.state == "open" else None
         return BreakerReply(
             state=breaker.state, reason=breaker.why, by=breaker.by, probed_in_s=probed_in_s, **breaker.figures

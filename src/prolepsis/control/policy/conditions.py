@@ -116,8 +116,6 @@ Tag: TypeAlias = Annotated[str, spelt(r"[A-Za-z0-9-]+", "a language tag such as 
 
 
 class Condition(Protocol):
-    """A condition on one fact."""
-
     def holds(self, fact: object) -> bool: ...
 
     def witnesses(self) -> Iterable[object]:

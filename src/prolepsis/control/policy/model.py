@@ -231,7 +231,6 @@ def plain_match(match: Match) -> dict[str, object]:
 
 
 def plain_terms(terms: Terms) -> dict[str, object]:
-    """Return the terms as plain values."""
     plain = terms.model_dump(mode="json", exclude={name for name in _OPTIONAL if getattr(terms, name) is None})
     plain["guardrails"] = [guardrail.model_dump(mode="json", exclude_none=True) for guardrail in terms.guardrails]
     return plain

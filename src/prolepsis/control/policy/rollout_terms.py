@@ -45,8 +45,6 @@ Metric = Literal[
 
 @dataclass(frozen=True, slots=True)
 class MetricInfo:
-    """A metric, and how it is tested."""
-
     text: str
     value: Value
     better: Better = "lower"

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from prolepsis.control.traffic.feature import RuleTraffic
-from prolepsis.control.traffic.timeline import TimelineSpan
 from prolepsis.core.traffic_sums import LEAST_REQUESTS, TrafficSums, ratio
 
 
@@ -27,14 +26,10 @@ def other_rules(rules: Sequence[RuleTraffic], rule: str, since: float) -> Iterat
     for reply in rules:
         before, after = TrafficSums(), TrafficSums()
         for span in reply.minutes:
-            if not _holds(span, since):
+            if not (span.at <= since < span.at + 60.0):
                 (before if span.at < since else after).add(span)
         if reply.rule != rule and before.num_requests + after.num_requests:
             yield OtherRule(reply.rule, before.num_requests, after.num_requests, _per_token(before), _per_token(after))
-
-
-def _holds(span: TimelineSpan, at: float) -> bool:
-    return span.at <= at < span.at + 60.0
 
 
 def _per_token(sums: TrafficSums) -> float | None:

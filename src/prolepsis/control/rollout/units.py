@@ -86,7 +86,6 @@ class Units:
         return by_stage
 
     def take(self, keys: Iterable[UnitKey], now: float) -> list[tuple[UnitKey, UnitValues]]:
-        """Return the values of units that are counted from now on."""
         taken = [(key, self._open.pop(key)) for key in keys]
         for key, _ in taken:
             self._counted.pop(key, None)

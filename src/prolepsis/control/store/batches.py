@@ -84,7 +84,6 @@ class BatchTable:
         return rows[0] if rows else None
 
     def newest(self, tenant: str, *, after: str | None, most: int) -> list[StoredBatch]:
-        """Return batches of a tenant, the newest first."""
         query = select(batches).where(batches.c.tenant == tenant)
         return self._rows(page_of(query, batches, batches.c.batch_id, after, most))
 

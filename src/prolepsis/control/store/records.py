@@ -22,8 +22,6 @@ from prolepsis.core.request_figures import figures_of
 
 @dataclass(frozen=True, slots=True)
 class RequestRecord(QueueItem):
-    """One row of `request_records`."""
-
     kind: ClassVar[Kind] = "request"
 
     row: Mapping[str, object]

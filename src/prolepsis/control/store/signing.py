@@ -50,7 +50,6 @@ class SignedHead:
     signature: str  # signature of the other fields except `key_id`; base64
 
     def statement(self) -> bytes:
-        """Return the bytes that are signed."""
         signed = {"prolepsis": "head", "chain": self.chain, "seq": self.seq, "digest": self.digest, "at": self.at}
         return canonical(signed).encode()
 

@@ -47,7 +47,6 @@ class DocumentKey(StoredString):
 
 
 def _columns(kind: Any, names: str, *, nullable: bool = False) -> list[Column[Any]]:
-    """Return columns of one type."""
     return [Column(name, kind, nullable=nullable) for name in names.split()]
 
 

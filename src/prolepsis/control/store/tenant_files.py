@@ -28,8 +28,6 @@ _ROWS_A_DELETION = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantFile:
-    """One row of `files`."""
-
     file_id: str = field(default_factory=lambda: f"file-{uuid4().hex[:24]}")
     tenant: str
     purpose: str

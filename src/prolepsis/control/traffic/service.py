@@ -84,7 +84,9 @@ class ServiceLevel:
 
     def ended(self, ended: RequestEnded, now: float) -> None:
         """Count a request that has ended; `now` is Unix time, which may be set back."""
-        span = self._span(now)
+        if not self._spans or now - self._spans[-1].at >= _SPAN_S or now < self._spans[-1].at - LONG_S:
+            self._spans.append(_ServiceSpan(now, Counter(), Counter()))
+        span = self._spans[-1]
         span.ends[ended.end] += 1
         if ended.end == "finished" or ended.end in FAILED:
             span.judged[ANSWERED, "", ended.end in FAILED] += 1
@@ -100,11 +102,6 @@ class ServiceLevel:
             if per_token_s is not None:
                 span.judged[PER_TOKEN, ended.about.tier, per_token_s > PER_TOKEN.limit_s] += 1
             self._times.append(_Times(now, first_s, per_token_s, prompt.waited_s + prompt.stats.total_s))
-
-    def _span(self, now: float) -> _ServiceSpan:
-        if not self._spans or now - self._spans[-1].at >= _SPAN_S or now < self._spans[-1].at - LONG_S:
-            self._spans.append(_ServiceSpan(now, Counter(), Counter()))
-        return self._spans[-1]
 
     def reply(self, now: float) -> ServiceReply:
         """Return the figures of the last five minutes, and what of the last hour is missed."""

@@ -56,8 +56,6 @@ class RolloutStanding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleReadings:
-    """What is known of a rule."""
-
     rule: str
     rollout: str = ""  # empty: the rule has none in the policy in use
     compared: ArmComparison | None = None  # requests of the newest stage of that rollout
@@ -97,7 +95,19 @@ class RuleVerdict:
     def rests_on(self) -> str:
         """The figures in words."""
         if self.answer == "unknown":
-            return self._needed()
+            parts = [self._counts()] if self.reason != "no_control" else []
+            if self.saved.estimate is not None:
+                parts.insert(0, _times(self.saved))
+            if self.needs is not None:
+                at = f", some {duration(self.needs_s)} at this traffic" if self.needs_s is not None else ""
+                parts.append(f"needs about {self.needs:,} more{at}")
+            elif self.reason == "chance":
+                parts.append(f"needs more than {MOST_NEEDED:,}")
+            if self.reason == "no_control":
+                parts.append("`prolepsis pilot start` draws some")
+                if self.predicted is not None:
+                    parts.append(f"by prediction it saves {self.predicted:.0%} of device time")
+            return "; ".join(parts)
         return f"{_times(self.saved)}, {self._counts()}" if self.saved.estimate is not None else ""
 
     @computed_field  # type: ignore[prop-decorator]
@@ -107,21 +117,6 @@ class RuleVerdict:
 
     def _counts(self) -> str:
         return f"{self.num_speculating:,} speculating and {self.num_control:,} control requests"
-
-    def _needed(self) -> str:
-        parts = [self._counts()] if self.reason != "no_control" else []
-        if self.saved.estimate is not None:
-            parts.insert(0, _times(self.saved))
-        if self.needs is not None:
-            at = f", some {duration(self.needs_s)} at this traffic" if self.needs_s is not None else ""
-            parts.append(f"needs about {self.needs:,} more{at}")
-        elif self.reason == "chance":
-            parts.append(f"needs more than {MOST_NEEDED:,}")
-        if self.reason == "no_control":
-            parts.append("`prolepsis pilot start` draws some")
-            if self.predicted is not None:
-                parts.append(f"by prediction it saves {self.predicted:.0%} of device time")
-        return "; ".join(parts)
 
 
 def judge_rule(known: RuleReadings) -> RuleVerdict:

@@ -53,7 +53,6 @@ def allows(caller: Caller, route: Route) -> bool:
 
 
 def as_json(route: Route, value: object) -> Any:
-    """Return what a route replied as JSON values."""
     return _adapter(route.response_model).dump_python(value, mode="json")
 
 

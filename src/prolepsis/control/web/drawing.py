@@ -69,7 +69,6 @@ class Chart:
         return f"{figure(low)} to {figure(high)}"
 
     def paths(self) -> list[str]:
-        """Return the path of each line."""
         return [path_of(line.values, *self.span) for line in self.lines]
 
     def bands(self) -> list[str]:

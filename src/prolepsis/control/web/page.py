@@ -90,7 +90,6 @@ class Visit:
             return Section(None, problem=str(describe_error(error)))
 
     async def document(self, resource: Resource) -> Section[Any]:
-        """Return a resource as JSON."""
         section: Section[Any] = await self.section(object, resource.path)
         if section.value is None:
             return section

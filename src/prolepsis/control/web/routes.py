@@ -67,8 +67,6 @@ Endpoint = TypeVar("Endpoint", bound=Callable[..., Awaitable[object]])
 
 
 class Route(APIRoute):
-    """A route that has its roles with it."""
-
     def __init__(
         self,
         path: str,
@@ -128,13 +126,24 @@ class Routes:
 
         def declare(endpoint: Endpoint) -> Endpoint:
             shape = reply or endpoint.__annotations__["return"]
+            error = {"application/json": {"schema": {"$ref": f"{_REF}{self._errors.name}"}}}
+            responses: dict[int | str, Any] = {
+                status: {"description": _STATUSES[status], "content": error} for status in (*_ALWAYS, *errors)
+            }
+            responses[400]["content"] = {**error, **_TEXT}  # plain text is the answer to a request that is not HTTP
+            if may_fail:
+                either = [{"$ref": _REF + kind.__name__} for kind in get_args(shape) or (shape,)]
+                either.append({"$ref": f"{_REF}{self._errors.name}"})
+                responses[503]["content"] = {"application/json": {"schema": {"anyOf": either}}}
+            if streams is not None:
+                responses[200] = {"content": {streams: {"schema": _STREAMS.get(streams, {})}}}
             options = {
                 "methods": [method],
                 "summary": summary,
                 "response_description": "Done",
                 "response_model": None if reply is str else Default(None) if reply is None else reply,
                 "response_class": PlainTextResponse if reply is str else Default(JSONResponse),
-                "responses": _responses(shape, errors, self._errors, may_fail=may_fail, streams=streams),
+                "responses": responses,
                 "openapi_extra": {
                     "security": _security(roles),
                     "parameters": [_parameter(name, "header", schema) for name, schema in (headers or {}).items()],
@@ -167,23 +176,6 @@ def _security(roles: Roles | None) -> list[dict[str, list[str]]]:
 
 def _parameter(name: str, place: str, schema: Any) -> dict[str, Any]:
     return {"name": name, "in": place, "required": False, "schema": schema}
-
-
-def _responses(
-    reply: Any, errors: Sequence[int], shape: ErrorShape, *, may_fail: bool, streams: EventType | None
-) -> dict[int | str, Any]:
-    error = {"application/json": {"schema": {"$ref": f"{_REF}{shape.name}"}}}
-    responses: dict[int | str, Any] = {
-        status: {"description": _STATUSES[status], "content": error} for status in (*_ALWAYS, *errors)
-    }
-    responses[400]["content"] = {**error, **_TEXT}  # plain text is the answer to a request that is not HTTP
-    if may_fail:
-        either = [{"$ref": _REF + kind.__name__} for kind in get_args(reply) or (reply,)]
-        either.append({"$ref": f"{_REF}{shape.name}"})
-        responses[503]["content"] = {"application/json": {"schema": {"anyOf": either}}}
-    if streams is not None:
-        responses[200] = {"content": {streams: {"schema": _STREAMS.get(streams, {})}}}
-    return responses
 
 
 class Application(FastAPI):

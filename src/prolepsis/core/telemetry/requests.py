@@ -107,7 +107,6 @@ class RequestMetrics:
         self._structured = count("structured_answers", text, "kind", "mode", "result")
 
     def ended(self, ended: RequestEnded) -> None:
-        """Count a request that has ended."""
         about, outcome = ended.about, ended.end
         modes = {prompt.stats.mode.mode for prompt in ended.prompts}
         mode: Mode = "on" if "on" in modes else "shadow" if "shadow" in modes else "off"

@@ -104,7 +104,6 @@ def options_of(settings: object) -> dict[str, inspect.Parameter]:
 
 
 def with_options(settings: Kind, values: Mapping[str, object]) -> Kind:
-    """Return a settings dataclass with `values` for its options."""
     changes: dict[str, Any] = {}
     for name, hint in get_type_hints(type(settings), include_extras=True).items():
         if get_origin(hint) is Annotated:

@@ -61,7 +61,6 @@ _STATUS_OF: tuple[tuple[type[ProlepsisError], int], ...] = (
 
 
 def exit_status(error: ProlepsisError) -> int:
-    """Return the documented exit status of an error."""
     return next(status for kind, status in _STATUS_OF if isinstance(error, kind))
 
 

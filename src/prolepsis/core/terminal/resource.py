@@ -102,8 +102,6 @@ def add_commands(app: typer.Typer, *resources: Resource, views: bool = True, act
 
 
 def show_command(resource: Resource) -> Callable[..., None]:
-    """Return the command that shows a resource."""
-
     def run(url: str, key: str | None, *, as_json: bool, **given: Any) -> None:
         document = resource.show(ask(url, key, "GET", _filled(resource.path, given)))
         print_reply(document, resource.columns, as_json=as_json)

@@ -147,8 +147,6 @@ def charts(spans: Sequence[TimelineSpan], changes: Section[ChangesReply], width_
 
 
 class HealthParts(Protocol):
-    """Parts of /admin/health."""
-
     @property
     def breakers(self) -> BreakersReply: ...
     @property

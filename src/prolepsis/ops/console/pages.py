@@ -87,30 +87,27 @@ class Pages:
         """Return the handler behind sign-in: the console's routes are public to the server, and no page is."""
 
         async def endpoint(request: Request) -> Response:
-            return await self._answer(request, handler)
+            session: Session | None = None
+            opened: Response | None = None
+            try:
+                self.check_sender(request)
+                session = self.sessions.find(request.cookies.get(_cookie_name(request)), used=not _is_update(request))
+                if session is None and not self.keys.required:
+                    session = self.begin(request, opened := Response(), b"")
+                caller = self.keys.holder(session.signed_in) if session is not None else None
+                if session is None or caller is None:
+                    return _to_sign_in(request)
+                if not any(caller.has(role) for role in READERS):
+                    raise wrong_role(caller.roles, READERS)
+                visit = await self._visit(request, caller, session)
+                response = await self._shown(visit, await handler(visit))
+            except Exception as error:  # the HTTP edge: every failure becomes one page
+                response = self._failed(request, session, error)
+            if opened is not None:
+                response.raw_headers.extend(item for item in opened.raw_headers if item[0] == b"set-cookie")
+            return response
 
         return endpoint
-
-    async def _answer(self, request: Request, handler: Handler) -> Response:
-        session: Session | None = None
-        opened: Response | None = None
-        try:
-            self.check_sender(request)
-            session = self.sessions.find(request.cookies.get(_cookie_name(request)), used=not _is_update(request))
-            if session is None and not self.keys.required:
-                session = self.begin(request, opened := Response(), b"")
-            caller = self.keys.holder(session.signed_in) if session is not None else None
-            if session is None or caller is None:
-                return _to_sign_in(request)
-            if not any(caller.has(role) for role in READERS):
-                raise wrong_role(caller.roles, READERS)
-            visit = await self._visit(request, caller, session)
-            response = await self._shown(visit, await handler(visit))
-        except Exception as error:  # the HTTP edge: every failure becomes one page
-            response = self._failed(request, session, error)
-        if opened is not None:
-            response.raw_headers.extend(item for item in opened.raw_headers if item[0] == b"set-cookie")
-        return response
 
     async def _visit(self, request: Request, caller: Caller, session: Session) -> Visit:
         form = await form_of(request) if request.method == "POST" else {}

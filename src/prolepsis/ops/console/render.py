@@ -93,7 +93,6 @@ def number(value: float | None, digits: int = 2) -> str:
 
 
 def share(value: float | None, digits: int = 1) -> str:
-    """Return a share of 1 in percent."""
     return UNKNOWN if value is None else f"{100 * value:.{digits}f}{THIN}%"
 
 

@@ -67,7 +67,10 @@ async def _recent(visit: Visit) -> Page | GoTo:
 async def _request(visit: Visit) -> Page:
     name = visit.names["name"]
     reply = await visit.read(KnownRequest, "/admin/requests/{name}", name=name)
-    entries = await _served_entries(visit, reply.audit_entries)
+    sections = [
+        await visit.section(AuditEntry, "/admin/audit/{entry}", entry=str(number)) for number in reply.audit_entries[:8]
+    ]
+    entries = [section.value for section in sections if section.value is not None and section.value.action == SERVED]
     cost = await visit.section(CostReport, "/admin/cost")
     price = cost.value.price if cost.value else None
     known = {request.record["request_id"]: request for request in reply.requests}
@@ -81,12 +84,6 @@ async def _request(visit: Visit) -> Page:
         "most_recent": MAX_RECENT,
     }
     return Page("request.html", "Request", values, live=False)
-
-
-async def _served_entries(visit: Visit, numbers: Sequence[int]) -> list[AuditEntry]:
-    """Return the entries that recorded the request itself; none if the caller may not read them."""
-    sections = [await visit.section(AuditEntry, "/admin/audit/{entry}", entry=str(number)) for number in numbers[:8]]
-    return [section.value for section in sections if section.value is not None and section.value.action == SERVED]
 
 
 def shown(

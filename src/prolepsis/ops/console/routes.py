@@ -45,8 +45,6 @@ DASHBOARDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsoleParts:
-    """The parts that the console is made of."""
-
     client: EngineClient
     load: Load
     store: Store

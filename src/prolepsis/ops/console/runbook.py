@@ -35,7 +35,6 @@ class Runbook:
 
 @cache  # files of the package: they stay as they are
 def runbooks() -> Mapping[str, Runbook]:
-    """Return all runbooks by name."""
     folder = files(__package__) / "runbooks"
     pages = [file for file in folder.iterdir() if file.name.endswith(".md")]
     made = [_runbook(file.name.removesuffix(".md"), file.read_text(encoding="utf-8")) for file in pages]

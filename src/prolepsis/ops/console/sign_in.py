@@ -27,7 +27,14 @@ def declare_sign_in(pages: Pages, emit: Emit) -> None:
         try:
             pages.check_sender(request)
             form = await form_of(request)
-            return _signed_in(pages, request, form, emit)
+            signed_in = pages.keys.sign_in(form.get("key", "").strip())
+            caller = pages.keys.holder(signed_in)
+            if not any(caller.has(role) for role in READERS):
+                raise wrong_role(caller.roles, READERS)
+            response = RedirectResponse(local_page(form.get("next")), 303, HEADERS)
+            pages.begin(request, response, signed_in)
+            emit(AuditEvent(actor=caller.actor, action="console.signed_in"))
+            return response
         except Exception as error:  # the HTTP edge: every failure is shown on the form
             pages.observe(error)
             refused = describe_error(error)
@@ -39,17 +46,6 @@ def declare_sign_in(pages: Pages, emit: Emit) -> None:
         return GoTo(SIGN_IN)
 
     pages.declare(PageRoute("/console/sign-out", "Close the session", sign_out, method="POST"))
-
-
-def _signed_in(pages: Pages, request: Request, form: dict[str, str], emit: Emit) -> Response:
-    signed_in = pages.keys.sign_in(form.get("key", "").strip())
-    caller = pages.keys.holder(signed_in)
-    if not any(caller.has(role) for role in READERS):
-        raise wrong_role(caller.roles, READERS)
-    response = RedirectResponse(local_page(form.get("next")), 303, HEADERS)
-    pages.begin(request, response, signed_in)
-    emit(AuditEvent(actor=caller.actor, action="console.signed_in"))
-    return response
 
 
 def _form(pages: Pages, following: str, message: str, refused: RequestRefused | None = None) -> Response:

@@ -111,7 +111,6 @@ class Prometheus:
         ]
 
     def lines(self, query: str, times: Times) -> list[SeriesValues]:
-        """Return the values of each series of a query."""
         end = min(times.start + (times.number - 1) * times.step_s, self._now())
         if end < times.start:
             return []

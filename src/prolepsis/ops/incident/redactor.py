@@ -54,7 +54,6 @@ class Redactor:
         return self._shown(value)
 
     def text(self, text: str) -> str:
-        """Return a text redacted."""
         return redacted_text(self._without_names(_NAMED_BY_CLIENTS.sub(_without_id, text)))
 
     def log(self, text: str) -> str:

@@ -42,7 +42,6 @@ def seconds(window: str) -> int:
 
 
 def burn_rate_groups(objectives: Objectives) -> list[Group]:
-    """Return the rule groups of all objectives."""
     groups: list[Group] = []
     for slo in objectives.slos:
         name = f"{objectives.service}-{slo.name}"
@@ -131,5 +130,4 @@ def _burning(slo: Objective, rate: BurnRate, ids: Mapping[str, str]) -> str:
 
 
 def selector(labels: Mapping[str, str]) -> str:
-    """Return labels as a selector."""
     return "{" + ", ".join(f'{name}="{value}"' for name, value in sorted(labels.items())) + "}"

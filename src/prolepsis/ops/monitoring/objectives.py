@@ -72,8 +72,6 @@ class Alert(Part):
 
 
 class Alerting(Part):
-    """The alerts of an objective."""
-
     name: Annotated[str, _ALERT]
     labels: Labels = Field(default_factory=dict)
     annotations: Labels = Field(default_factory=dict)  # `runbook` is the name of a page in console/runbooks

@@ -227,7 +227,21 @@ def _batch_routes(context: Context, runner: BatchRunner, models: Models) -> Sequ
         if await asyncio.to_thread(runner.files.get, caller.tenant, body.input_file_id) is None:
             _not_found(f"No such File object: {body.input_file_id[:64]}", "input_file_id")
         await _check_model(runner, body.input_file_id, caller, models)
-        batch = _new_batch(body, caller)
+        now, after = time.time(), body.output_expires_after
+        batch = StoredBatch(
+            batch_id=f"batch_{uuid4().hex}",
+            tenant=caller.tenant,
+            key_id=caller.key_id,
+            model="",
+            input_file_id=body.input_file_id,
+            document={
+                **body.model_dump(include={"endpoint", "completion_window", "metadata"}),
+                "output_expires_s": after and after.seconds,
+            },
+            status="validating",
+            created_at=now,
+            expires_at=now + WINDOW_S,
+        )
         if not await asyncio.to_thread(table.add, batch, most_running=MOST_RUNNING):
             message = f"{MOST_RUNNING} batches of this tenant have not ended; allowed: to wait for one or cancel one."
             raise RequestRefused(message, code="too_many_batches", status=429, headers={"retry-after": "60"})
@@ -258,24 +272,6 @@ def _batch_routes(context: Context, runner: BatchRunner, models: Models) -> Sequ
         return await reply(await found(caller.tenant, batch_id))
 
     return routes.all
-
-
-def _new_batch(body: BatchBody, caller: Caller) -> StoredBatch:
-    now, after = time.time(), body.output_expires_after
-    return StoredBatch(
-        batch_id=f"batch_{uuid4().hex}",
-        tenant=caller.tenant,
-        key_id=caller.key_id,
-        model="",
-        input_file_id=body.input_file_id,
-        document={
-            **body.model_dump(include={"endpoint", "completion_window", "metadata"}),
-            "output_expires_s": after and after.seconds,
-        },
-        status="validating",
-        created_at=now,
-        expires_at=now + WINDOW_S,
-    )
 
 
 async def _check_model(runner: BatchRunner, file_id: str, caller: Caller, models: Models) -> None:

@@ -35,7 +35,6 @@ async def whole_completion(
 
 
 async def consumed(parts: Parts, take: Callable[[Delta], object]) -> RequestStats:
-    """Give each delta to `take`, and return the stats."""
     stats = RequestStats()
     async with aclosing(parts):
         async for part in parts:

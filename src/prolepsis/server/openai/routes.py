@@ -62,7 +62,6 @@ Serve = Callable[[B, Request, Services], Awaitable[Response]]
 
 
 def named(body: B, models: Models, request: Request) -> B:
-    """Return a body that names its model."""
     return body if body.model else body.model_copy(update={"model": models.first(caller_of(request))})
 
 

@@ -72,23 +72,18 @@ def show(
 ) -> None:
     """Show the newest entries, oldest first; with NAME the records and the audit entries of a request."""
     if name is not None:
-        print_reply(_found(name, store, url, key), {"records": _RECORD}, as_json=as_json)
+        if server := server_in_place(url, store, "--store"):
+            reply: dict[str, Any] = ask(server, key, "GET", f"/admin/requests/{quote(name, safe='')}")
+        else:
+            with ready_database(store) as database, database.read() as connection:
+                reply = asdict(find_request(connection, storable(name)))
+        if not reply["records"] and not reply["audit_entries"]:
+            raise InvalidParameter(f"no request is known as {name[:128]!r}", param="name")
+        print_reply(reply, {"records": _RECORD}, as_json=as_json)
         return
     with opened_log(store, url, key) as log:
         entries = log.newest(last, action=action, tenant=tenant)
     print_reply({"entries": [entry.plain() for entry in entries]}, {"entries": _ENTRIES}, as_json=as_json)
-
-
-def _found(name: str, store: str | None, url: str | None, key: str | None) -> dict[str, Any]:
-    """Return the records and the audit entries of a request, found by any of its names."""
-    if server := server_in_place(url, store, "--store"):
-        reply: dict[str, Any] = ask(server, key, "GET", f"/admin/requests/{quote(name, safe='')}")
-    else:
-        with ready_database(store) as database, database.read() as connection:
-            reply = asdict(find_request(connection, storable(name)))
-    if not reply["records"] and not reply["audit_entries"]:
-        raise InvalidParameter(f"no request is known as {name[:128]!r}", param="name")
-    return reply
 
 
 @app.command()

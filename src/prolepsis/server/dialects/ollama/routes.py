@@ -109,7 +109,23 @@ def ollama_routes(models: Models) -> Sequence[Route]:
 
     @routes.post("/api/show", roles=ANY_ROLE, summary="One model, in Ollama's shape")
     async def show(body: Annotated[OllamaModelBody, read_body(OllamaModelBody)], caller: SignedIn) -> JsonObject:
-        return _shown(models.of(body.model, caller))
+        services = models.of(body.model, caller)
+        info, tokenizer = services.client.info, services.tokenizer
+        known = {
+            "tools": tokenizer.formats.tools is not None,
+            "insert": tokenizer.fill_marks is not None,
+            "thinking": tokenizer.formats.reasoning is not None,
+        }
+        architecture = info.files.architecture
+        served = {"general.architecture": architecture, f"{architecture}.context_length": info.max_model_len}
+        return {
+            "modelfile": f"FROM {info.model}\n",
+            "parameters": "",
+            "template": tokenizer.chat_template or "",
+            "model_info": {**info.files.facts, **served},
+            "capabilities": ["completion", *(name for name, is_known in known.items() if is_known)],
+            **_details(services),
+        }
 
     @routes.post(
         "/api/pull",
@@ -129,25 +145,6 @@ def ollama_routes(models: Models) -> Sequence[Route]:
 
     refuse_others(routes, "/api")
     return routes.all
-
-
-def _shown(services: Services) -> JsonObject:
-    info, tokenizer = services.client.info, services.tokenizer
-    known = {
-        "tools": tokenizer.formats.tools is not None,
-        "insert": tokenizer.fill_marks is not None,
-        "thinking": tokenizer.formats.reasoning is not None,
-    }
-    architecture = info.files.architecture
-    served = {"general.architecture": architecture, f"{architecture}.context_length": info.max_model_len}
-    return {
-        "modelfile": f"FROM {info.model}\n",
-        "parameters": "",
-        "template": tokenizer.chat_template or "",
-        "model_info": {**info.files.facts, **served},
-        "capabilities": ["completion", *(name for name, is_known in known.items() if is_known)],
-        **_details(services),
-    }
 
 
 def _details(services: Services) -> JsonObject:
