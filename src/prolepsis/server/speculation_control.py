@@ -92,7 +92,7 @@ def speculation_control(context: Context, sources: Sources) -> SpeculationContro
         rules=lambda: policies.rule_modes,
         standings=rollouts.standings,
         compared=costs.experiments,
-        judged=proposers.judged,
+        against=proposers.against,
         killed=lambda: operators.kill_switch.status.killed,
         report=costs.pilot,
         emit=context.emit,

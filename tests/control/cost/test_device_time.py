@@ -34,8 +34,8 @@ def test_idle_time_is_paid_and_not_used(device: DeviceTime, clock: Clock) -> Non
     clock.now += 100.0
     assert device.charge(10.0, 20.0, 2000) == pytest.approx(0.01)
     total = device.total()
-    assert (total.held_s, total.used_s, total.idle_s) == (100.0, 10.0, 90.0)
-    assert (total.amount_paid, total.amount_used, total.amount_idle) == pytest.approx((0.1, 0.01, 0.09))
+    assert (total.held_s, total.used_s) == (100.0, 10.0)
+    assert (total.amount_paid, total.amount_used) == pytest.approx((0.1, 0.01))
     assert (total.paid_per_million_tokens, total.used_per_million_tokens) == pytest.approx((50.0, 5.0))
 
 
@@ -70,9 +70,4 @@ def test_without_a_price_there_are_seconds_and_no_money(device: DeviceTime, cloc
     clock.now += 10.0
     assert device.charge(1.0, 1.0, 10) is None
     total = device.total()
-    assert (total.held_s, total.amount_paid, total.paid_per_million_tokens, total.amount_idle) == (
-        10.0,
-        None,
-        None,
-        None,
-    )
+    assert (total.held_s, total.amount_paid, total.paid_per_million_tokens) == (10.0, None, None)

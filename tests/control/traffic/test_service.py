@@ -6,7 +6,16 @@ from typing import Literal
 import pytest
 import yaml
 
-from prolepsis.control.traffic.service import BURNS, GOALS, LATELY_S, LONG_S, UNTIMED, ServiceLevel
+from prolepsis.control.traffic.service import (
+    ANSWERED,
+    BURNS,
+    FIRST_TOKEN,
+    LATELY_S,
+    LONG_S,
+    PER_TOKEN,
+    UNTIMED,
+    ServiceLevel,
+)
 from prolepsis.core.ended import End, RequestEnded
 from prolepsis.ops.monitoring.burn_rates import BURN_RATES, seconds
 from prolepsis.ops.monitoring.files import shipped
@@ -85,7 +94,7 @@ def test_the_limits_are_those_of_the_shipped_objectives() -> None:
     slos = {one["alerting"]["name"]: one for one in yaml.safe_load(shipped("slos.yaml"))["slos"]}
     page = BURN_RATES[0]
     assert (page.factor, seconds(page.short), seconds(page.long)) == (BURNS, LATELY_S, LONG_S)
-    for goal in GOALS:
+    for goal in (ANSWERED, FIRST_TOKEN, PER_TOKEN):
         slo = slos[goal.alert]
         assert round(1 - slo["objective"] / 100, 6) == goal.budget
         assert slo["alerting"]["minimum_events"] == goal.least

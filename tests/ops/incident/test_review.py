@@ -46,7 +46,6 @@ def happened(kind: Kind, what: str) -> tuple[Happening, ...]:
     ("review", "found"),
     [
         (replace(QUIET, this=drafted(720)), ("acceptance fell", "suffix, chat")),
-        (replace(QUIET, this=chat(replace(GOOD, device_s=101.0))), ("drafts cost more than they bring", "chat")),
         (replace(QUIET, this=chat(replace(GOOD, num_failed=2))), ("requests fail", "chat")),
         (replace(QUIET, happened=happened("event", "breaker.open")), ("a breaker opened", "suffix chat")),
         (

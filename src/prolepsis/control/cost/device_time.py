@@ -62,18 +62,6 @@ class DeviceCost:
 
     @computed_field  # type: ignore[prop-decorator]
     @property
-    def idle_s(self) -> float:
-        return max(0.0, self.held_s - self.used_s)
-
-    @computed_field  # type: ignore[prop-decorator]
-    @property
-    def amount_idle(self) -> float | None:
-        if self.amount_paid is None or self.amount_used is None:
-            return None
-        return max(0.0, self.amount_paid - self.amount_used)
-
-    @computed_field  # type: ignore[prop-decorator]
-    @property
     def paid_per_million_tokens(self) -> float | None:
         return self._per_million(self.amount_paid)
 

@@ -93,11 +93,6 @@ class UsageTotals:
 
     @computed_field  # type: ignore[prop-decorator]
     @property
-    def amount_per_million_tokens(self) -> float | None:
-        return None if self.amount is None else ratio(1e6 * self.amount, self.num_output_tokens)
-
-    @computed_field  # type: ignore[prop-decorator]
-    @property
     def predicted_plain_s(self) -> float:
         return self.device.predicted_plain
 

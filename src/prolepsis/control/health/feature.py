@@ -15,11 +15,11 @@ from prolepsis.control.controls.controls import Controls
 from prolepsis.control.controls.effective_plan import EffectivePlan
 from prolepsis.control.health.breaker import Breakers, BreakerSettings
 from prolepsis.control.health.breaker_runtime import BreakerRuntime
-from prolepsis.control.health.drift import DriftStreams
+from prolepsis.control.health.drift import DriftStreams, Key
 from prolepsis.control.health.drift_runtime import DriftRuntime
 from prolepsis.control.health.eligibility import Conditions, Eligibility, Judged, StartTerms
 from prolepsis.control.health.learned import Keeper, Learned
-from prolepsis.control.health.routes import ProposerHealth, health_routes
+from prolepsis.control.health.routes import health_routes
 from prolepsis.control.store.database import Database
 from prolepsis.control.store.learned import LearnedTable
 from prolepsis.control.web.context import Context
@@ -54,30 +54,23 @@ class HealthFeature(Feature):
         self.drift = drift
         self.eligibility = eligibility
         self.routes = health_routes(breakers, drift, proposers)
-        self.health_parts = {
-            "proposers": self.judged,
-            "breakers": breakers.shown,
-            "drift": drift.shown,
-            "eligibility": eligibility.shown,
-        }
+        self.health_parts = {"breakers": breakers.shown, "drift": drift.shown, "eligibility": eligibility.shown}
         self._counts = counts
         self._clock = clock
 
-    def judged(self) -> list[ProposerHealth]:
-        """Return what is judged of every proposer and traffic class that one of them has judged."""
+    def against(self) -> list[tuple[Key, str, str]]:
+        """Return what is held against proposers in traffic classes: by which judge, and what it says."""
         breakers, streams, gone = self.breakers.breakers.all, self.drift.streams.all, self.drift.gone
-        counted = {place[:2] for place in self.eligibility.figures}
-        return [
-            ProposerHealth(
-                proposer=key[0],
-                traffic_class=key[1],
-                breaker=breakers[key].state if key in breakers else None,
-                drift=streams[key].status if key in streams else None,
-                benefit_gone=gone.get(key),
-                eligible=self.eligibility.met(*key),
-            )
-            for key in sorted(breakers.keys() | streams.keys() | gone.keys() | counted)
-        ]
+        keys = breakers.keys() | streams.keys() | gone.keys() | {place[:2] for place in self.eligibility.figures}
+        opened = ((key, one.state.replace("_", " ")) for key, one in breakers.items() if one.state != "closed")
+        return sorted(
+            [
+                *((key, "breaker", state) for key, state in opened),
+                *((key, "drift", one.status) for key, one in streams.items() if one.status in ("drifted", "cliff")),
+                *((key, "benefit", "gone") for key, is_gone in gone.items() if is_gone),
+                *((key, "eligibility", "not met") for key in keys if self.eligibility.met(*key) is False),
+            ]
+        )
 
     async def tick(self) -> None:
         """Process what the engine counted, and follow the policy; cheap if nothing changed."""

@@ -9,10 +9,9 @@ from anyio import to_thread
 from pydantic import Field
 
 from prolepsis.control.controls.kill_switch import Reason, shown_reason
-from prolepsis.control.health.breaker import OperatorState, State
+from prolepsis.control.health.breaker import OperatorState
 from prolepsis.control.health.breaker_runtime import BreakerReply, BreakerRuntime
 from prolepsis.control.health.commands import HEALTH
-from prolepsis.control.health.drift import Status
 from prolepsis.control.health.drift_runtime import DriftRuntime, DriftStreamReply
 from prolepsis.control.web.body_reader import read_body, read_query
 from prolepsis.control.web.caller import SignedIn
@@ -36,18 +35,6 @@ class BreakerBody(DriftResetQuery):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BreakerSetReply(BreakerReply):
     not_saved: str | None  # reason why the state holds only until the server ends
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProposerHealth:
-    """What is judged of one proposer in one traffic class; null: not judged."""
-
-    proposer: str
-    traffic_class: str
-    breaker: State | None
-    drift: Status | None
-    benefit_gone: bool | None  # whether its drafts bring less than half of the tokens that they brought
-    eligible: bool | None  # whether its traffic class meets all conditions that concern the proposer
 
 
 class HealthPage(Feature):

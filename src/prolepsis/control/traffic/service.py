@@ -30,7 +30,6 @@ class Goal:
 ANSWERED = Goal("AvailabilityBudgetBurns", 0.001, 50, 0.0, "failed")
 FIRST_TOKEN = Goal("FirstTokenBudgetBurns", 0.01, 100, 2.5, "waited more than 2.5 s for the first token")
 PER_TOKEN = Goal("TokenLatencyBudgetBurns", 0.01, 100, 0.05, "took more than 50 ms for a token")
-GOALS = (ANSWERED, FIRST_TOKEN, PER_TOKEN)
 UNTIMED = "background"
 """The tier of the lines of batches: they wait for all others, so no time of theirs is late."""
 

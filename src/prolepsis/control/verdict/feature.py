@@ -3,10 +3,9 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain
 from typing import Annotated
 
 import structlog
@@ -15,7 +14,7 @@ from pydantic import AwareDatetime
 
 from prolepsis.control.cost.comparison import ArmComparison, ComparedExperiment
 from prolepsis.control.cost.pilot import PilotReport
-from prolepsis.control.health.routes import ProposerHealth
+from prolepsis.control.health.drift import Key
 from prolepsis.control.store.database import Database
 from prolepsis.control.store.documents import StoredDocument, key
 from prolepsis.control.verdict.commands import VERDICTS
@@ -75,21 +74,21 @@ class VerdictFeature(Feature):
         rules: Callable[[], Mapping[str, Mode]],
         standings: Callable[[], Mapping[str, RolloutStanding]],
         compared: Callable[[], Awaitable[Sequence[ComparedExperiment]]],
-        judged: Callable[[], Sequence[ProposerHealth]] = tuple,
+        against: Callable[[], Sequence[tuple[Key, str, str]]] = tuple,
         killed: Callable[[], Collection[str]] = tuple,
         report: Callable[[float], PilotReport],
         emit: Emit = discard,
         now: Callable[[], float] = time.time,
     ) -> None:
         """`rules`: of the policy in use with their modes, none without one; `standings`: of those that are rolled out;
-        `compared`: the newest stages; `judged`: proposers by traffic class; `killed`: scopes that are stopped;
+        `compared`: the newest stages; `against`: what judges hold against proposers; `killed`: scopes that are stopped;
         `report`: of the requests since a Unix time.
         """
         text = "1: the verdict on a rule of the policy, in words"
         self._gauge = gauge(registry, "rule_verdict", text, "rule", "verdict", most=64)
         self._database, self._emit, self._now = database, emit, now
         self._rules, self._standings, self._compared = rules, standings, compared
-        self._judged, self._killed = judged, killed
+        self._against, self._killed = against, killed
         self._modes = LatestModes()
         self._predicted: dict[str, RatioSums] = {}
         self._times: dict[str, deque[float]] = {}
@@ -143,11 +142,11 @@ class VerdictFeature(Feature):
         self._modes.keep([*rules])
         standings, now = self._standings(), self._now()
         groups = {experiment.rollout: experiment.groups[0] for experiment in await self._compared()}
-        judged = self._judged()
+        against = self._against()
         made = dict[str, RuleVerdict]()
         for rule, mode in rules.items():
             before = self.verdicts.get(rule) or (self._stored or {}).get(rule)
-            known = self._readings(rule, mode, standings.get(rule), groups, judged)
+            known = self._readings(rule, mode, standings.get(rule), groups, against)
             made[rule] = followed(judge_rule(known), before, now)
             if before is not None and before.verdict != made[rule].verdict:
                 self._report(made[rule], before)
@@ -163,15 +162,17 @@ class VerdictFeature(Feature):
         mode: Mode,
         standing: RolloutStanding | None,
         groups: Mapping[str, ArmComparison],
-        judged: Sequence[ProposerHealth],
+        against: Sequence[tuple[Key, str, str]],
     ) -> RuleReadings:
         killed, predicted = self._killed(), self._predicted.get(rule)
         before = self.verdicts.get(rule) or (self._stored or {}).get(rule)
-        of_rule = [of for of in judged if rule_of_class(of.traffic_class) == rule]
         was_harmed = before is not None and before.reason == "harmed"
         spent = predicted.interval if predicted is not None else None
         is_killed = EVERYTHING in killed or kill_scope("rule", rule) in killed
         others = [JudgeReading("guardrails", standing.guardrails)] if standing and standing.guardrails else []
+        for (proposer, traffic_class), judge, says in against:
+            if rule_of_class(traffic_class) == rule:
+                others.append(JudgeReading(judge, says, f"{proposer} in {traffic_class}"))
         return RuleReadings(
             rule=rule,
             rollout=standing.rollout if standing else "",
@@ -180,7 +181,7 @@ class VerdictFeature(Feature):
             off="killed" if is_killed else self._modes.off(rule) if mode != "off" else _SAID_OFF.get(rule, "rule_off"),
             compared_per_s=_rate(self._times.get(rule, ())),
             predicted=None if spent is None or spent.estimate is None else 1.0 - spent.estimate,
-            others=[*others, *chain.from_iterable(map(_said, of_rule))],
+            others=others,
         )
 
     def _report(self, verdict: RuleVerdict, before: RuleVerdict) -> None:
@@ -203,19 +204,6 @@ class VerdictFeature(Feature):
             VERDICTS_KEPT.remove(connection, key.not_in(verdicts))
             VERDICTS_KEPT.put(connection, [StoredDocument(rule, one, one.since) for rule, one in verdicts.items()])
         self._stored = verdicts
-
-
-def _said(of: ProposerHealth) -> Iterator[JudgeReading]:
-    """Yield what judges hold against a proposer in one traffic class."""
-    where = f"{of.proposer} in {of.traffic_class}"
-    if of.breaker not in (None, "closed"):
-        yield JudgeReading("breaker", str(of.breaker).replace("_", " "), where)
-    if of.drift in ("drifted", "cliff"):
-        yield JudgeReading("drift", str(of.drift), where)
-    if of.benefit_gone:
-        yield JudgeReading("benefit", "gone", where)
-    if of.eligible is False:
-        yield JudgeReading("eligibility", "not met", where)
 
 
 def _rate(times: Sequence[float]) -> float | None:

@@ -143,7 +143,6 @@ class Review:
             *_burnt(self.budgets or ()),
             *_paged(self.alerts),
             *_failing(self.this),
-            *_losing(self.this),
             *_worn(self.this, self.before),
             *_neglected(self),
         ]
@@ -188,13 +187,6 @@ def _failing(this: WeekFigures) -> Iterator[ReviewFinding]:
         if now.num_requests >= LEAST_REQUESTS and now.num_failed > FAILED * now.num_requests:
             failed = share(now.num_failed / now.num_requests)
             yield ReviewFinding("requests fail", name, f"{failed} of {now.num_requests:,}, more than {share(FAILED)}")
-
-
-def _losing(this: WeekFigures) -> Iterator[ReviewFinding]:
-    for name, now in this.classes.items():
-        if now.num_requests >= LEAST_REQUESTS and now.num_draft_tokens and now.saved is not None and now.saved < 0:
-            why = f"device time {share(-now.saved)} above that predicted without drafts, {now.num_requests:,} requests"
-            yield ReviewFinding("drafts cost more than they bring", name, why)
 
 
 def _worn(this: WeekFigures, before: WeekFigures) -> Iterator[ReviewFinding]:
