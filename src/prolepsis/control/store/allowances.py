@@ -1,12 +1,12 @@
 """Rate limits that replicas share: what is left of each in the store, which they lease in parts."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, select
+from sqlalchemy import select
 
 from prolepsis.control.store import documents as of
-from prolepsis.control.store.database import Database, database_time
+from prolepsis.control.store.database import StoreTable
 from prolepsis.control.store.documents import Documents, StoredDocument
 from prolepsis.core.token_bucket import PERIOD_S, TokenBucket
 
@@ -29,13 +29,7 @@ class Lease:
     left: float  # for all replicas
 
 
-class AllowanceTable:
-    """Each call waits for the database and may raise `StoreUnavailable`; none belongs on an event loop."""
-
-    def __init__(self, database: Database, *, now: Callable[[Connection], float] = database_time) -> None:
-        self._database = database
-        self._now = now
-
+class AllowanceTable(StoreTable):
     def lease(self, requests: Mapping[AllowanceKey, LeaseRequest]) -> Mapping[AllowanceKey, Lease]:
         """Take for each request what it wants, or what is left, all in one transaction."""
         by_name = {allowance_name(*key): request for key, request in requests.items()}

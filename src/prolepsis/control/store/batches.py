@@ -11,7 +11,7 @@ from uuid import uuid4
 
 from sqlalchemy import ColumnElement, Connection, RowMapping, Select, delete, func, insert, select, update
 
-from prolepsis.control.store.database import Database, database_time, hold
+from prolepsis.control.store.database import Database, StoreTable, hold
 from prolepsis.control.store.pages import page_of
 from prolepsis.control.store.tables import batch_lines, batches, files
 from prolepsis.control.store.tenant_files import RUNNING, FileTable, TenantFile, delete_lines
@@ -62,13 +62,7 @@ class LineResult:
         return {"state": self.state, "result": self.text, "result_bytes": size, **usage}
 
 
-class BatchTable:
-    """Each call waits for the database and may raise `StoreUnavailable`; none belongs on an event loop."""
-
-    def __init__(self, database: Database, *, now: Callable[[Connection], float] = database_time) -> None:
-        self._database = database
-        self._now = now
-
+class BatchTable(StoreTable):
     def add(self, batch: StoredBatch, *, most_running: float = math.inf) -> bool:
         """Keep a batch; returns False where this many of its tenant's have not ended."""
         running = select(func.count()).where(batches.c.tenant == batch.tenant, batches.c.status.in_(RUNNING))

@@ -9,7 +9,7 @@ from pydantic import Field
 from sqlalchemy.exc import DataError, IntegrityError
 
 from prolepsis.control.store import documents as of
-from prolepsis.control.store.database import Database
+from prolepsis.control.store.database import StoreTable
 from prolepsis.control.store.documents import Documents, StoredDocument
 from prolepsis.core.config import DAY_S
 from prolepsis.core.stored_text import UNSTORABLE
@@ -37,12 +37,7 @@ _CONTROLS = Documents.of("control", Control)
 _IS_REMOVED = of.text.startswith('{"value":null,')
 
 
-class ControlTable:
-    """Each call waits for the database and may raise `StoreUnavailable`; none belongs on an event loop."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
+class ControlTable(StoreTable):
     @property
     def is_shared(self) -> bool:
         """Whether other machines may follow it."""

@@ -177,6 +177,13 @@ def database_time(connection: Connection) -> float:
     return time.time()
 
 
+class StoreTable:
+    """Each call waits for the database and may raise `StoreUnavailable`; none belongs on an event loop."""
+
+    def __init__(self, database: Database, *, now: Callable[[Connection], float] = database_time) -> None:
+        self._database, self._now = database, now
+
+
 def insert_or_update(connection: Connection, table: Table) -> "postgresql.Insert | sqlite.Insert":
     """Return an insert that may say what happens to rows that exist (`on_conflict_do_update`)."""
     if connection.dialect.name == "postgresql":

@@ -3,14 +3,14 @@
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 from sqlalchemy import ColumnElement, Connection, RowMapping, delete, func, insert, select, update
 
 from prolepsis.control.store.batches import LEASE_S
-from prolepsis.control.store.database import Database, database_time, hold
+from prolepsis.control.store.database import Database, StoreTable, hold
 from prolepsis.control.store.pages import first_of
 from prolepsis.control.store.tables import response_events, responses
 from prolepsis.control.store.turns import not_forgotten
@@ -56,13 +56,7 @@ class ResponseNews:
     num_bytes: int = 0
 
 
-class ResponseTable:
-    """Each call waits for the database and may raise `StoreUnavailable`; none belongs on an event loop."""
-
-    def __init__(self, database: Database, *, now: Callable[[Connection], float] = database_time) -> None:
-        self._database = database
-        self._now = now
-
+class ResponseTable(StoreTable):
     def add(
         self,
         response: StoredResponse,

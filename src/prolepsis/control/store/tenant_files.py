@@ -10,7 +10,7 @@ from uuid import uuid4
 import sqlalchemy as sa
 from sqlalchemy import ColumnElement, Connection, Row, Select, Table, delete, func, insert, select, update
 
-from prolepsis.control.store.database import Database, hold
+from prolepsis.control.store.database import Database, StoreTable, hold
 from prolepsis.control.store.pages import first_of, page_of
 from prolepsis.control.store.tables import batch_lines, batches, file_parts, files
 from prolepsis.core.errors import StoreConflict, StoreUnavailable
@@ -39,12 +39,7 @@ class TenantFile:
     line_state: str | None = None
 
 
-class FileTable:
-    """Each call waits for the database and may raise `StoreUnavailable`; none belongs on an event loop."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
+class FileTable(StoreTable):
     def put(self, file: TenantFile, parts: Iterable[bytes], *, most_bytes: float = math.inf) -> bool:
         """Keep a file; each part but the last has `PART_BYTES`. Returns False where the tenant's files have no room.
 

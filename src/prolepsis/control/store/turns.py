@@ -1,6 +1,6 @@
 """Turns: work that one of the replicas does for all, and tenants that were forgotten, whose requests write no more."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from hashlib import sha256
 from typing import TypeVar
 
@@ -8,7 +8,7 @@ from sqlalchemy import Connection
 
 from prolepsis.control.store import documents as of
 from prolepsis.control.store.allowances import ALLOWANCES, allowance_name
-from prolepsis.control.store.database import Database, database_time, hold
+from prolepsis.control.store.database import Database, StoreTable, hold
 from prolepsis.control.store.documents import Documents, StoredDocument
 from prolepsis.control.store.queue import Begun
 
@@ -16,15 +16,8 @@ Item = TypeVar("Item", bound=Begun)
 _TURNS = Documents("turn", str, str)  # by work; `at`: when a replica last took it
 
 
-class PeriodicWork:
-    """Periodic work that one replica does for all: the first one that takes its turn.
-
-    Each call waits for the database and may raise `StoreUnavailable`; none belongs on an event loop.
-    """
-
-    def __init__(self, database: Database, *, now: Callable[[Connection], float] = database_time) -> None:
-        self._database = database
-        self._now = now
+class PeriodicWork(StoreTable):
+    """Periodic work that one replica does for all: the first one that takes its turn."""
 
     def take(self, work: str, every_s: float) -> bool:
         """Return whether the caller does the work now: no replica has taken it for `every_s` seconds."""

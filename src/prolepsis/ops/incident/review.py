@@ -9,12 +9,13 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from prolepsis.control.verdict.verdict import RuleVerdict
 from prolepsis.core.config import DAY_S
+from prolepsis.core.terminal.output import shown_time
 from prolepsis.core.traffic_sums import LEAST_REQUESTS as LEAST_SAVED
 from prolepsis.core.traffic_sums import TrafficSums
 from prolepsis.core.units import figure
 from prolepsis.ops.incident.period import Period
 from prolepsis.ops.incident.prometheus import Firing
-from prolepsis.ops.incident.timeline import Happening, cell, shown_at
+from prolepsis.ops.incident.timeline import Happening, cell
 from prolepsis.ops.incident.week import WeekFigures
 
 FELL = 0.1  # acceptance that fell by this share of what it was is looked at
@@ -140,9 +141,7 @@ class Review:
         """Findings to look at, the gravest first."""
         return [
             *_watched(self.happened),
-            *_burnt(self.budgets or ()),
-            *_paged(self.alerts),
-            *_failing(self.this),
+            *_over_limits(self),
             *_worn(self.this, self.before),
             *_neglected(self),
         ]
@@ -166,24 +165,18 @@ def _watched(happened: Iterable[Happening]) -> Iterator[ReviewFinding]:
         for key, number in numbers.items():
             if key[0] == what:
                 details = f", {last[key].details}" if last[key].details else ""
-                yield ReviewFinding(meaning, key[1], f"{number} x, last at {shown_at(last[key].at)}{details}")
+                yield ReviewFinding(meaning, key[1], f"{number} x, last at {shown_time(last[key].at)}{details}")
 
 
-def _burnt(known: Iterable[ErrorBudget]) -> Iterator[ReviewFinding]:
-    for budget in known:
+def _over_limits(review: Review) -> Iterator[ReviewFinding]:
+    for budget in review.budgets or ():
         if budget.remaining < LOW_BUDGET:
             what = "an error budget is overspent" if budget.remaining < 0 else "an error budget is nearly spent"
             yield ReviewFinding(what, budget.objective, f"{budget.left} left, less than {share(LOW_BUDGET)}")
-
-
-def _paged(alerts: Iterable[Firing]) -> Iterator[ReviewFinding]:
-    numbers = Counter(alert.name for alert in alerts if alert.labels.get("severity") == "page")
+    numbers = Counter(alert.name for alert in review.alerts if alert.labels.get("severity") == "page")
     for name, number in numbers.most_common():
         yield ReviewFinding("an alert paged", name, f"{number} x")
-
-
-def _failing(this: WeekFigures) -> Iterator[ReviewFinding]:
-    for name, now in this.classes.items():
+    for name, now in review.this.classes.items():
         if now.num_requests >= LEAST_REQUESTS and now.num_failed > FAILED * now.num_requests:
             failed = share(now.num_failed / now.num_requests)
             yield ReviewFinding("requests fail", name, f"{failed} of {now.num_requests:,}, more than {share(FAILED)}")
@@ -235,7 +228,7 @@ def page(review: Review) -> str:
         lstrip_blocks=True,
         autoescape=False,  # noqa: S701  # Markdown; `cell` escapes what tables hold
     )
-    made.filters |= {"cell": cell, "share": share, "saved": saved, "shown_at": shown_at, "figure": figure}
+    made.filters |= {"cell": cell, "share": share, "saved": saved, "shown_at": shown_time, "figure": figure}
     made.filters["number"] = lambda value: f"{value:,}"
     made.filters["amount"] = lambda value, currency: "-" if value is None else f"{figure(value, 4)} {currency}"
     made.filters["change"] = lambda value: "-" if value is None else f"{100 * value:+.0f} %"

@@ -2,13 +2,14 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from itertools import islice
 from typing import Literal
 
 from prolepsis.control.audit.changes import without_repeats
 from prolepsis.control.audit.entry import AuditEntry
 from prolepsis.control.audit.summary import changed_fields, version_words
+from prolepsis.core.terminal.output import shown_time
 from prolepsis.ops.incident.prometheus import Firing
 
 Kind = Literal["alert", "deployment", "rollout", "event", "use", "change"]
@@ -60,12 +61,8 @@ def markdown(rows: Iterable[Happening], title: str) -> str:
     lines = [f"# {title}", "", "| time (UTC) | kind | what | who | subject | details |", "|---|---|---|---|---|---|"]
     for row in rows:
         cells = (row.kind, row.what, row.who, row.subject, row.details)
-        lines.append(f"| {shown_at(row.at)} | " + " | ".join(map(cell, cells)) + " |")
+        lines.append(f"| {shown_time(row.at)} | " + " | ".join(map(cell, cells)) + " |")
     return "\n".join(lines) + "\n"
-
-
-def shown_at(seconds: float) -> str:
-    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S}"
 
 
 def cell(text: str) -> str:

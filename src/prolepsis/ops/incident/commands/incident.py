@@ -21,13 +21,13 @@ from prolepsis.core.errors import ConfigError, ProlepsisError
 from prolepsis.core.files import write_output
 from prolepsis.core.terminal.admin import Key, ServerUrl, Url
 from prolepsis.core.terminal.flags import settings_here
-from prolepsis.core.terminal.output import AsJson, note, print_json, print_table, warn
+from prolepsis.core.terminal.output import AsJson, note, print_json, print_table, shown_time, warn
 from prolepsis.ops.incident import stored
 from prolepsis.ops.incident.period import Period, period
 from prolepsis.ops.incident.prometheus import Firing, Prometheus, times_of
 from prolepsis.ops.incident.snapshot import Source, archive, made, read_all
 from prolepsis.ops.incident.sources import PARTS, Server, lines_of
-from prolepsis.ops.incident.timeline import markdown, shown_at
+from prolepsis.ops.incident.timeline import markdown
 from prolepsis.ops.incident.timeline import timeline as timeline_of
 from prolepsis.ops.monitoring.files import dashboards, filled
 
@@ -64,7 +64,7 @@ def timeline(
     elif as_markdown:
         print(markdown(rows, f"Timeline, {window}"), end="")
     else:
-        cells = [[shown_at(row.at), row.kind, row.what, row.who, row.subject, row.details] for row in rows]
+        cells = [[shown_time(row.at), row.kind, row.what, row.who, row.subject, row.details] for row in rows]
         print_table(f"timeline, {window}", _COLUMNS, cells, in_order=True)
 
 
