@@ -87,14 +87,13 @@ class WindowEvidence(JsonValue):
     ) -> Self:
         """Return the evidence with a request that finished now; `late`: it is counted already, these values are not."""
         minute = int(now // MINUTE_S)
-        window = self if self.spans and self.spans[-1].first >= minute else self._with_span(minute)
+        window = self
+        if not self.spans or self.spans[-1].first < minute:
+            span = MinuteSpan(minute, 1, StageEvidence(self.rollout_id, self.stage, run=self.run))
+            window = replace(self, spans=(*self.spans, span)).at(60.0 * minute)
         last = window.spans[-1]
         observe = last.evidence.observe_more if late else last.evidence.observe
         return replace(window, spans=(*window.spans[:-1], replace(last, evidence=observe(guardrails, arm, values))))
-
-    def _with_span(self, minute: int) -> Self:
-        span = MinuteSpan(minute, 1, StageEvidence(self.rollout_id, self.stage, run=self.run))
-        return replace(self, spans=(*self.spans, span)).at(60.0 * minute)
 
     def at(self, now: float) -> Self:
         """Return the evidence as it is kept at `now` (Unix time in seconds): without old spans, others merged."""

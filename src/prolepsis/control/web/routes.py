@@ -146,7 +146,10 @@ class Routes:
                 "responses": responses,
                 "openapi_extra": {
                     "security": _security(roles),
-                    "parameters": [_parameter(name, "header", schema) for name, schema in (headers or {}).items()],
+                    "parameters": [
+                        {"name": name, "in": "header", "required": False, "schema": schema}
+                        for name, schema in (headers or {}).items()
+                    ],
                 },
                 "include_in_schema": documented,
                 "operation_id": "_".join((method.lower(), *re.findall("[A-Za-z0-9]+", path))),
@@ -172,10 +175,6 @@ def _security(roles: Roles | None) -> list[dict[str, list[str]]]:
     if roles is None:
         return []
     return [{"key": sorted(roles)}] if roles else [{}, {"key": []}]
-
-
-def _parameter(name: str, place: str, schema: Any) -> dict[str, Any]:
-    return {"name": name, "in": place, "required": False, "schema": schema}
 
 
 class Application(FastAPI):

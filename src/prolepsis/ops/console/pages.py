@@ -141,7 +141,8 @@ class Pages:
             if session is not None:
                 self.sessions.close(session)
             return _to_sign_in(request, "&ended=1")
-        values = {"title": "Not possible", "status": shown.status, "message": str(shown), "back": _back(request)}
+        back = local_page(urlsplit(request.headers.get("referer", "")).path)
+        values = {"title": "Not possible", "status": shown.status, "message": str(shown), "back": back}
         response = self.render("error.html", values, shown.status)
         response.headers.update(shown.headers)
         return response
@@ -182,10 +183,6 @@ def _page_of(request: Request) -> str:
     if request.method != "GET":
         return HOME
     return request.url.path + (f"?{request.url.query}" if request.url.query else "")
-
-
-def _back(request: Request) -> str:
-    return local_page(urlsplit(request.headers.get("referer", "")).path)
 
 
 def _host(request: Request) -> str:

@@ -11,7 +11,7 @@ from prolepsis.control.traffic.recent import MAX_RECENT, KnownRequest, RecentRep
 from prolepsis.control.web.page import FeaturePages, GoTo, Page, PageRoute, Visit
 from prolepsis.core.reasons import IN_WORDS, PlainReason
 from prolepsis.core.rounds import Round
-from prolepsis.core.stages import Stage, StageSeconds
+from prolepsis.core.stages import Stage
 
 STAGES: Mapping[Stage, str] = {
     "receive": "reading the request",
@@ -90,8 +90,14 @@ def shown(
     record: Mapping[str, object], recent: RecentRequest | None, entries: Sequence[AuditEntry], price: PriceInUse | None
 ) -> ShownRequest:
     """Return a record with what was kept of its rounds, in memory or in the audit log."""
-    parts = _stages(recent.stages) if recent else _parts(record)
-    device = [value for name in PARTS if name != "queue_s" and isinstance(value := record.get(name), float)]
+    recorded = {name: value for name in PARTS if isinstance(value := record.get(name), float)}
+    device = [value for name, value in recorded.items() if name != "queue_s"]
+    named = (
+        {STAGES[stage]: seconds for stage, seconds in recent.stages.by_stage().items()}
+        if recent
+        else {PARTS[name]: seconds for name, seconds in recorded.items()}
+    )
+    parts = {name: seconds for name, seconds in named.items() if seconds > 0.0}
     device_s = sum(device) if device else None
     amount = device_s * price.per_hour / 3600.0 if device_s is not None and price else None
     rounds = recent.rounds if recent else []
@@ -101,14 +107,6 @@ def shown(
     plain_steps: Mapping[PlainReason, int] = recent.plain_steps if recent else {}
     total_s = recent.stages.total if recent else None
     return ShownRequest(record, list(_placed(parts)), total_s, device_s, amount, rounds[:MAX_DRAWN], plain_steps)
-
-
-def _stages(stages: StageSeconds) -> dict[str, float]:
-    return {STAGES[stage]: seconds for stage, seconds in stages.by_stage().items() if seconds > 0.0}
-
-
-def _parts(record: Mapping[str, object]) -> dict[str, float]:
-    return {PARTS[name]: value for name in PARTS if isinstance(value := record.get(name), float) and value > 0.0}
 
 
 def _placed(parts: Mapping[str, float]) -> Iterator[tuple[str, float, float, float]]:
