@@ -186,7 +186,7 @@ def test_files_and_modules_that_a_page_names_are_there() -> None:
 
 
 def test_a_command_with_a_wrong_option_is_not_understood() -> None:
-    for words in (("serve", "--no-such"), ("kill", "up"), ("kill", "on", "--scopes", "x")):
+    for words in (("serve", "--no-such"), ("stop", "up"), ("stop", "--scopes", "x")):
         with pytest.raises(TyperException):
             understood(words)
 
