@@ -140,6 +140,13 @@ class GuardrailTerms(Part):
         return self
 
 
+GUARDRAILS = (
+    {"name": "latency", "metric": "latency_p95_ms", "margin": 0.1},
+    {"name": "errors", "metric": "error_rate", "margin": 0.01},
+)
+"""Of rules that a command writes and a person has not guarded."""
+
+
 class HeaderKey(Part):
     """A header whose value names what belongs together, such as a conversation."""
 

@@ -1,4 +1,4 @@
-"""`prolepsis stop` and `resume`: the kill switch of all servers on this machine, or of one; of everything or a scope."""
+"""`prolepsis stop` and `resume`: the kill switch of this machine or a server; of everything or a scope."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -66,7 +66,8 @@ def _turn(where: ControlsFile | str, key: str | None, scope: str, reason: str, *
         control = act(known, scope, on=on, by=user(), reason=given, at=datetime.now(UTC))
         document = _in_file(where, where.set(control_key(KILL, scope), control))
         after = {"on": on, "scope": scope, "reason": given}
-        record_act(AuditEvent(actor=actor(), action=f"kill.{'on' if on else 'off'}", subject=str(where.path), after=after))
+        action = f"kill.{'on' if on else 'off'}"
+        record_act(AuditEvent(actor=actor(), action=action, subject=str(where.path), after=after))
     if as_json:
         print_json(document)
         return

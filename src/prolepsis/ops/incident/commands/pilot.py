@@ -1,23 +1,202 @@
-"""`prolepsis pilot`: what speculation brought to the traffic of a running server, against its live control."""
+"""`prolepsis pilot`: speculate with a share of some traffic for some days, and see what that brings."""
 
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from prolepsis.control.policy.check import parse_policy
+from prolepsis.control.policy.model import Policy
+from prolepsis.control.policy.pilot import (
+    PILOT,
+    PilotTerms,
+    RuleText,
+    facts_of,
+    kept_rule,
+    rule_lines,
+    taken,
+    with_replaced,
+    with_rules,
+)
+from prolepsis.control.rollout.machine import JUDGED
 from prolepsis.control.verdict.commands import VERDICTS
 from prolepsis.control.web.drawing import interval
-from prolepsis.core.files import write_output
+from prolepsis.core.errors import ConfigError
+from prolepsis.core.files import read_text, write_output
 from prolepsis.core.terminal.admin import Key, Url, ask
-from prolepsis.core.terminal.documents import print_reply
-from prolepsis.core.terminal.output import AsJson, command_group
+from prolepsis.core.terminal.documents import as_yaml, print_reply
+from prolepsis.core.terminal.output import FAILED, AsJson, command_group, note, print_json, warn
 from prolepsis.ops.console.render import page_alone
 from prolepsis.ops.incident.period import parse_time
 
 _FIGURES = ("figure", "speculating", "control", "change=change:share", "n=num_speculating", "n of control=num_control")
-app = command_group("Report what speculation brought to the traffic of a running server.")
-app.callback()(lambda: None)  # else the only command of the group would take its place
+_COMPARED = ("rollout", "share", "cost=cost:share", "n=num_speculating", "n of control=num_control")
+_COST = "cost of a million tokens (device s)"
+_SHIPPED = "the shipped set"
+_CHANGES = {"pilot": ("rule", "of recorded requests", "taken from"), "changes": ("kind", "rule", "field", "old", "new")}
+_STATUS = {"pilot": ("rule", "phase", "verdict > rests_on", "requests=num_requests", "until")}
+app = command_group("Speculate with a share of some traffic for some days, and see what it brings.")
+
+RuleName = Annotated[str | None, typer.Option("--rule", metavar="NAME", help="this one alone")]
+
+
+@app.command()
+def start(
+    *,
+    source: Annotated[
+        Path, typer.Option("--from", metavar="FILE", help="what `prolepsis check` found; else name traffic")
+    ] = Path("check.json"),
+    route: Annotated[str | None, typer.Option(help="traffic of this route, in place of FILE")] = None,
+    tenant: Annotated[str | None, typer.Option(help="traffic of this tenant, in place of FILE")] = None,
+    rule: Annotated[str | None, typer.Option(help="the one of FILE with this name, or the name of the rule")] = None,
+    default: Annotated[bool, typer.Option("--default", help="all that no rule matches, in place of FILE")] = False,
+    share: Annotated[float, typer.Option(min=1, max=95, help="percent of these requests that speculate")] = 50.0,
+    days: Annotated[float, typer.Option(min=0.01, max=90, help="then they get what they got before")] = 7.0,
+    anyway: Annotated[bool, typer.Option("--anyway", help="also rules that match no recorded request")] = False,
+    url: Url,
+    key: Key = None,
+    as_json: AsJson = False,
+) -> None:
+    """Put rules for traffic that is worth it into the policy, each with a rollout that ends by itself, and start them.
+
+    The share speculates and the others stay plain, so that the two can be compared. A guardrail that shows harm ends it
+    at once. What is done, and to how many of the last requests, is shown first.
+    """
+    terms = PilotTerms(share, days, datetime.now(UTC))
+    named = {"route": route, "tenant": tenant}
+    match = {name: value for name, value in named.items() if value is not None}
+    found = {rule or tenant or str(route or "default").rpartition("/v1/")[2]: match} if match or default else None
+    rules = [terms.rule(name, match) for name, match in (found or _worth(source, rule)).items()]
+    in_use = ask(url, key, "GET", "/admin/policy")
+    new = [each for each in rules if each["name"] not in in_use["rules"]]
+    if in_use["source"] == "file" and new:
+        print("".join(line for each in new for line in rule_lines(each)), end="")
+        note(f"this server's policy is {in_use['name']}: put these lines first under `rules`, then run this again")
+        raise typer.Exit(FAILED)
+    shown = _apply(new, url, key, anyway=anyway, as_json=as_json) if new else {}
+    started = [*_started({str(each["name"]) for each in rules}, url, key)]
+    if as_json:
+        print_json({**shown, "started": started})
+        return
+    note(f"started: {', '.join(started) or 'none'}; `prolepsis pilot status` says how it goes")
+
+
+def _worth(file: Path, name: str | None) -> dict[str, Mapping[str, object]]:
+    """Return the matches of what a check found worth a pilot, by name."""
+    try:
+        document = json.loads(read_text(file, "from"))
+        found = {str(row["name"]): row["match"] for row in document["pilot"] if name in (None, row["name"])}
+        sentence, is_shipped = document["sentence"], document["prompts"] == _SHIPPED
+    except (ValueError, LookupError, TypeError):
+        raise ConfigError(f"--from {file} is not what `prolepsis check` writes", param="from") from None
+    if not found:
+        only = f" named {name}" if name else ""
+        raise ConfigError(f"{file} has nothing{only} that is worth a pilot; it ends: {sentence}", param="from")
+    if "all" in found and is_shipped:
+        message = f"{file} is of {_SHIPPED} of prompts, which says nothing of your traffic; check your own, or --route"
+        raise ConfigError(message, param="from")
+    return found
+
+
+def _apply(rules: Sequence[RuleText], url: str, key: str | None, *, anyway: bool, as_json: bool) -> dict[str, Any]:
+    """Say what the rules match and change, and put them into the policy, without those that match nothing."""
+    before, text, version = _stored(url, key)
+    facts = [*map(facts_of, ask(url, key, "GET", "/admin/requests", query={"last": "512"})["requests"])]
+    counts = taken(before, parse_policy(with_rules(text, rules), "policy")[0], facts)
+    if idle := [name for name, count in counts.items() if not count and not anyway]:
+        warn(f"left out, as none of the last {len(facts)} requests matches: {', '.join(idle)}; --anyway takes them too")
+        rules = [rule for rule in rules if rule["name"] not in idle]
+    if not rules:
+        raise ConfigError("no rule of the pilot matches a request; clients declare `domain` in `metadata`")
+    made = with_rules(text, rules)
+    checked = ask(url, key, "POST", "/admin/policy/check", {"text": made})
+    rows = [
+        {"rule": rule, "of recorded requests": f"{count.total()} of {len(facts)}", "taken from": ", ".join(count)}
+        for rule, count in counts.items()
+        if rule in {each["name"] for each in rules}
+    ]
+    shown = {"pilot": rows, "changes": checked["changes"]}
+    if not as_json:
+        changes = [{**row, "old": as_yaml(row["old"]), "new": as_yaml(row["new"])} for row in checked["changes"]]
+        print_reply({"pilot": rows, "changes": changes, "warnings": checked["warnings"]}, _CHANGES, as_json=False)
+        if not version:
+            warn("no policy was in use, so callers decided alone; from now on requests of no rule are plain")
+    if checked["errors"]:
+        raise ConfigError("; ".join(checked["errors"]))
+    ask(url, key, "PUT", "/admin/policy", {"text": made, "expect": version, "reason": "pilot start"})
+    return shown
+
+
+def _stored(url: str, key: str | None) -> tuple[Policy, str, int]:
+    """Return the policy in use, with its text and version; raises `InvalidParameter` where no store has it."""
+    version = ask(url, key, "GET", "/admin/policy/versions")["in_use"] or 0
+    text = ask(url, key, "GET", f"/admin/policy/versions/{version}")["text"] if version else ""
+    return parse_policy(text, "policy")[0] if text else Policy(), text, version
+
+
+def _rollouts(url: str, key: str | None) -> dict[str, Any]:
+    return {row["rule"]: row for row in ask(url, key, "GET", "/admin/rollouts")["rollouts"]}
+
+
+def _started(names: set[str], url: str, key: str | None) -> Iterator[str]:
+    for rule, row in _rollouts(url, key).items():
+        if rule in names and row["phase"] in ("off", "rolled_back"):
+            ask(url, key, "POST", f"/admin/rollouts/{row['id']}/start", {"reason": "pilot start"})
+            yield rule
+
+
+def _pilots(url: str, key: str | None, name: str | None) -> dict[str, Any]:
+    """Return the conditions of the pilot's rules in use, by name; raises `ConfigError` where there are none."""
+    content = ask(url, key, "GET", "/admin/policy")["content"] or {"rules": []}
+    rules = {rule["name"]: rule["match"] for rule in content["rules"] if rule["name"].startswith(PILOT)}
+    if not (found := {rule: match for rule, match in rules.items() if name in (None, rule, rule.removeprefix(PILOT))}):
+        here = f"; its pilots: {', '.join(rules)}" if rules else ""
+        raise ConfigError(f"the policy in use has no pilot{f' {name}' if name else ''}{here}", param="rule")
+    return found
+
+
+@app.command()
+def status(*, rule: RuleName = None, url: Url, key: Key = None, as_json: AsJson = False) -> None:
+    """Show for each rule of the pilot its verdict now, its requests so far, and when it ends."""
+    rollouts = _rollouts(url, key)
+    verdicts = {row["rule"]: row for row in ask(url, key, "GET", VERDICTS.path)["verdicts"]}
+    rows = [
+        {
+            "rule": name,
+            "phase": rollouts[name]["phase"],
+            **{field: verdicts.get(name, {}).get(field, "") for field in ("verdict", "rests_on")},
+            "num_requests": rollouts[name]["num_canary"] + rollouts[name]["num_control"],
+            "until": match["time"][0]["until"],
+        }
+        for name, match in _pilots(url, key, rule).items()
+    ]
+    print_reply({"pilot": rows}, _STATUS, as_json=as_json)
+    if not as_json and any(row["verdict"].startswith(("keep", "stop")) for row in rows):
+        note("it is known: `prolepsis pilot stop` ends the pilot, with --keep its rules stay on")
+
+
+@app.command()
+def stop(
+    *,
+    rule: RuleName = None,
+    keep: Annotated[bool, typer.Option("--keep", help="speculate with all its requests but a holdout of 5 %")] = False,
+    reason: Annotated[str, typer.Option(help="recorded with the version of the policy")] = "",
+    url: Url,
+    key: Key = None,
+    as_json: AsJson = False,
+) -> None:
+    """End the pilot: its requests stop speculating at once, and its rules leave the policy; or keep its rules."""
+    pilots, why = _pilots(url, key, rule), reason or f"pilot stop{' --keep' if keep else ''}"
+    for name, row in _rollouts(url, key).items() if not keep else ():
+        if name in pilots and row["phase"] in JUDGED:
+            ask(url, key, "POST", f"/admin/rollouts/{row['id']}/rollback", {"reason": why})
+    _, text, version = _stored(url, key)
+    made = with_replaced(text, {name: kept_rule(name, match) if keep else None for name, match in pilots.items()})
+    reply = ask(url, key, "PUT", "/admin/policy", {"text": made, "expect": version, "reason": why})
+    print_reply({"kept" if keep else "ended": [*pilots], **reply}, as_json=as_json)
 
 
 @app.command()
@@ -29,13 +208,22 @@ def report(
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="write a page with pictures")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the verdict on each rule, the figures of a period behind it, and what the evidence cannot say."""
+    """Print the verdict on each rule, what was compared in a period, the figures of the most, and what is not known."""
     start = parse_time(since, datetime.now(UTC), "since").astimezone(UTC)
     reply = ask(url, key, "GET", f"{VERDICTS.path}?since={start:%Y-%m-%dT%H:%M:%SZ}", timeout_s=120.0)
-    report = reply["report"]
     if html is not None:
-        page = page_alone("ops/incident/templates/pilot.html", place=interval, verdicts=reply["verdicts"], **report)
+        page = page_alone("ops/incident/templates/pilot.html", place=interval, **reply)
         write_output(html, page.encode(), "html")
-    shown = {"verdicts": reply["verdicts"], **report, "limits": [{"limit": text} for text in report["limits"]]}
-    columns = {**VERDICTS.columns, "figures": _FIGURES, "limits": ("what the evidence cannot say=limit",)}
+    first, *others = reply["reports"]
+    shown = {"verdicts": reply["verdicts"], **({"compared": [*map(_compared, reply["reports"])]} if others else {})}
+    shown |= {**first, "limits": [{"limit": text} for text in first["limits"]]}
+    columns = {**VERDICTS.columns, "compared": _COMPARED, "figures": _FIGURES}
+    columns["limits"] = ("what the evidence cannot say=limit",)
     print_reply(reply if as_json else shown, columns, as_json=as_json)
+
+
+def _compared(of: Mapping[str, Any]) -> dict[str, Any]:
+    """Return one line about a report."""
+    [cost] = [figure for figure in of["figures"] if figure["figure"] == _COST]
+    numbers = {name: cost[name] for name in ("num_speculating", "num_control")}
+    return {"rollout": of["rollout"], "share": of["share"], "cost": cost["change"], **numbers}
