@@ -88,7 +88,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish() -> None:
     if "fastapi" in sys.modules:
-        from tests.reply_schemas import share
+        from tests.shared_routes import share
 
         share()
     gc.freeze()  # a collection need not look at all that was imported

@@ -145,11 +145,17 @@ def acts() -> Iterator[str]:
     yield from sorted(ACTS)
 
 
+def trees(words: str) -> Iterator[ast.Module]:
+    """Yield the source files with some words, parsed: all of them would take seconds."""
+    texts = (file.read_text() for file in SOURCE.rglob("*.py"))
+    return (ast.parse(text) for text in texts if re.search(words, text))
+
+
 def error_codes() -> Iterator[str]:
     """Yield the codes of errors: of their classes, and those that are given to one."""
     found = set()
-    for file in SOURCE.rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text())):
+    for tree in trees(r"\bcode ?="):
+        for node in ast.walk(tree):
             values = [word.value for word in node.keywords if word.arg == "code"] if isinstance(node, ast.Call) else []
             if isinstance(node, ast.ClassDef):
                 values = [

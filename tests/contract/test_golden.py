@@ -7,7 +7,7 @@ import re
 import pytest
 
 from tests.contract.acts import ACTS
-from tests.contract.surface import GOLDEN, LISTS, SOURCE, lines
+from tests.contract.surface import GOLDEN, LISTS, SOURCE, lines, trees
 
 PACKAGES = "|".join(sorted(folder.parent.name for folder in SOURCE.glob("*/*/__init__.py")))
 ROOMS = "|".join(sorted(folder.parent.name for folder in SOURCE.glob("*/__init__.py")))
@@ -37,8 +37,8 @@ def test_no_name_is_the_path_of_a_package(name: str) -> None:
 
 def test_the_list_of_acts_has_all_that_the_source_names() -> None:
     named, areas = set[str](), {act.partition(".")[0] for act in ACTS}
-    for file in SOURCE.rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text())):
+    for tree in trees(r"(\.act|_record|_event|AuditEvent)\(|\baction ="):
+        for node in ast.walk(tree):
             for given in _actions(node):
                 if isinstance(given, ast.Constant):
                     named.add(str(given.value))

@@ -1,6 +1,6 @@
 import io
 import json
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -22,6 +22,7 @@ from prolepsis.server.run import bind
 from tests.server.application import build
 from tests.server.fakes import ByteTokenizer, FakeEngine
 from tests.server_thread import running
+from tests.world.site import Site
 
 
 @dataclass
@@ -102,15 +103,6 @@ def shared() -> Iterator[Served]:
 
 
 @pytest.fixture
-async def client() -> AsyncIterator[Callable[[FakeEngine], httpx.AsyncClient]]:
+def client() -> Callable[[FakeEngine], httpx.AsyncClient]:
     """Call the application without a network: one client per engine."""
-    clients: list[httpx.AsyncClient] = []
-
-    def connect(engine: FakeEngine) -> httpx.AsyncClient:
-        app = build(steady(), engine, ByteTokenizer(), Metrics())
-        clients.append(httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost"))
-        return clients[-1]
-
-    yield connect
-    for one in clients:
-        await one.aclose()
+    return lambda engine: Site(engine, steady()).http

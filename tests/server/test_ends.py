@@ -8,17 +8,15 @@ from typing import Any
 import httpx
 import pytest
 
-from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import ClientDeadlineExceeded, GrammarFailed, ProlepsisError, StepFailed
 from prolepsis.core.events import Aborted, Event, Failed, Finished, FinishReason, Tokens
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import RequestStats
-from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.server.output.built_in import Patterns
 from tests.fake_client import INFO, FakeEngineClient
-from tests.server.application import build
-from tests.server.fakes import END, ByteTokenizer
+from tests.server.fakes import END
 from tests.server.output.policies import loaded
+from tests.world.site import Site
 
 MOST = 300
 HI = [{"role": "user", "content": "Hi"}]
@@ -96,8 +94,7 @@ class Ending(FakeEngineClient):
 
 async def ask(route: str, engine: FakeEngineClient, more: dict[str, Any], *, stream: bool) -> httpx.Response:
     output = [loaded(Patterns(stops=True), name="keys")]
-    app = build(ServerConfig(), engine, ByteTokenizer(), Metrics(), output=output)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
+    async with Site(engine, output=output).http as http:
         return await http.post(route, json={"model": "tiny", "stream": stream, **BODIES[route], **more})
 
 

@@ -91,7 +91,7 @@ asyncio.run(main())
 def package(tmp_path: Path) -> Iterator[Path]:
     """Give a copy of the package."""
     copy = tmp_path / "prolepsis"
-    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(PACKAGE, copy)  # with what is compiled
     yield copy
     shutil.rmtree(copy)
 
@@ -104,7 +104,7 @@ def test_a_feature_is_one_folder_and_one_entry_of_the_list(package: Path) -> Non
     before = listed.read_text()
     imported, entry = "from prolepsis.control.long_answers import feature as long_answers", "    long_answers.feature,"
     after = before.replace("\n\nFEATURES", f"\n{imported}\n\nFEATURES", 1)
-    listed.write_text(after.replace("    heads.feature,\n", f"    heads.feature,\n{entry}\n", 1))
+    listed.write_text(after.replace("    alerts.feature,\n", f"    alerts.feature,\n{entry}\n", 1))
     reply, metric, is_documented = served(package.parent)
     assert reply == {"num_long": 1, "region": "north", "is_kept": False}
     assert metric == ["prolepsis_long_answers_total 1.0"]

@@ -16,13 +16,12 @@ from prolepsis.core.errors import DeadlineExceeded
 from prolepsis.core.events import Event, Failed
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import RequestStats
-from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.server.answering.stream import OPENS_AFTER_S
 from tests.fake_client import FakeEngineClient
-from tests.server.application import build
 from tests.server.conftest import steady
-from tests.server.fakes import ByteTokenizer, FakeEngine
+from tests.server.fakes import FakeEngine
 from tests.virtual_time import virtual_time
+from tests.world.site import Site
 
 READING_S = 35.0
 HI = [{"role": "user", "content": "Hi"}]
@@ -64,17 +63,13 @@ class Sent:
         return max(later - at for at, later in pairwise(times))
 
 
-class Server:
+class Server(Site):
     """An application whose requests are made by hand, in one event loop with its engine."""
 
     def __init__(self, engine: FakeEngineClient, **config: Any) -> None:
-        self.engine = engine
-        self.metrics = Metrics()
-        self.app = build(
-            steady(ServerConfig(limits=LimitTerms(start_drafts=0), **config)), engine, ByteTokenizer(), self.metrics
-        )
+        super().__init__(engine, steady(ServerConfig(limits=LimitTerms(start_drafts=0), **config)))
 
-    async def post(
+    async def begin(
         self, path: str, more: Mapping[str, Any] | None = None, *, leaves_s: float = 1e6, **headers: str
     ) -> Sent:
         """Ask, and leave after `leaves_s`."""
@@ -134,11 +129,11 @@ def fails(request: GenerateRequest) -> Iterable[Event | float]:
 @virtual_time
 async def test_a_stream_begins_before_its_first_token_and_is_never_silent_for_long(path: str) -> None:
     """It sent nothing, not even its headers, until the prompt was read; proxies and clients gave up meanwhile."""
-    sent = await Server(late()).post(path)
+    sent = await Server(late()).begin(path)
     assert (sent.status, sent.is_whole) == (200, True)
     assert sent.begun_at == pytest.approx(0 if "verify" in path else OPENS_AFTER_S)
     assert sent.longest_silence_s <= 10.001
-    quick = await Server(FakeEngine("Hello", step=9)).post(path)
+    quick = await Server(FakeEngine("Hello", step=9)).begin(path)
     assert sent.text.count("Hello") == quick.text.count("Hello") > 0, "nothing but pings is added"
 
 
@@ -156,7 +151,7 @@ OPENINGS: Mapping[str, tuple[str, str]] = {
 @pytest.mark.parametrize("path", OPENINGS)
 @virtual_time
 async def test_each_dialect_begins_and_waits_in_its_own_way(path: str) -> None:
-    sent = await Server(late()).post(path)
+    sent = await Server(late()).begin(path)
     assert OPENINGS[path][0] in sent.parts[0][1]
     assert [OPENINGS[path][1] in text for _, text in sent.parts[1:4]] == [True] * 3
 
@@ -164,7 +159,7 @@ async def test_each_dialect_begins_and_waits_in_its_own_way(path: str) -> None:
 @virtual_time
 async def test_what_begins_a_stream_is_said_once() -> None:
     """Clients join the strings of deltas, the role too; events of responses are numbered without a gap."""
-    chat, messages, response = [await Server(late()).post(path) for path in (CHAT, "/v1/messages", RESPONSES)]
+    chat, messages, response = [await Server(late()).begin(path) for path in (CHAT, "/v1/messages", RESPONSES)]
     assert chat.text.count('"role"') == 2, "of two choices"
     assert messages.text.count("event: message_start") == 1
     assert response.text.count("event: response.created") == 1
@@ -186,7 +181,7 @@ CODES = {RESPONSES: "server_error", "/v1/messages": "timeout_error", "/api/chat"
 @virtual_time
 async def test_a_failure_behind_the_status_is_the_dialects_last_event(path: str) -> None:
     server = Server(FakeEngineClient(fails))
-    sent = await server.post(path)
+    sent = await server.begin(path)
     assert (sent.status, sent.is_whole, "[DONE]" in sent.text) == (200, True, False)
     found: Any = sent.events[-1]
     for name in ERRORS[path]:
@@ -194,20 +189,19 @@ async def test_a_failure_behind_the_status_is_the_dialects_last_event(path: str)
     assert found == CODES.get(path, "deadline_exceeded")
     failures = [event for event in sent.events if (event.get("response") or event).get("error")]
     assert failures == sent.events[-1:], "it is the only one"
-    labels = {"route": path, "tier": "standard", "outcome": "failed"}
-    assert server.metrics.registry.get_sample_value("prolepsis_requests_total", labels) == 1
+    assert server.sample("requests_total", route=path, tier="standard", outcome="failed") == 1
 
 
 @virtual_time
 async def test_pings_can_be_turned_off_and_streams_begin_all_the_same() -> None:
-    sent = await Server(late(), stream_ping_s=0).post(CHAT)
+    sent = await Server(late(), stream_ping_s=0).begin(CHAT)
     assert sent.begun_at == pytest.approx(OPENS_AFTER_S)
     assert "ping" not in sent.text
 
 
 @virtual_time
 async def test_pings_also_break_silences_between_tokens() -> None:
-    sent = await Server(FakeEngine("Hello", step=2, delay_s=READING_S)).post(TEXTS)
+    sent = await Server(FakeEngine("Hello", step=2, delay_s=READING_S)).begin(TEXTS)
     assert sent.text.count(": ping") == 1 + 3 * 3
     assert sent.longest_silence_s <= 10.001
 
@@ -224,13 +218,13 @@ SHOWN: Mapping[str, tuple[dict[str, Any], str]] = {
 async def test_the_progress_of_a_prompt_is_shown_where_it_is_asked_for(path: str) -> None:
     more, shown = SHOWN[path]
     server = Server(late())
-    asking = asyncio.ensure_future(server.post(path, more))
+    asking = asyncio.ensure_future(server.begin(path, more))
     await server.reads(1024)
     await asyncio.sleep(5)
     await server.reads(4096)
     sent = await asking
     assert next(at for at, text in sent.parts if shown in text) <= (11 if path == TEXTS else 7)
-    unasked = await Server(late()).post(path)
+    unasked = await Server(late()).begin(path)
     assert "prompt_progress" not in unasked.text
     assert '"speculation"' not in unasked.text
 
@@ -239,7 +233,7 @@ async def test_the_progress_of_a_prompt_is_shown_where_it_is_asked_for(path: str
 @virtual_time
 async def test_the_answer_that_is_kept_for_a_retry_holds_no_pings(path: str) -> None:
     server = Server(late())
-    first, retry = [await server.post(path, idempotency_key="one") for _ in range(2)]
+    first, retry = [await server.begin(path, idempotency_key="one") for _ in range(2)]
     assert len(server.engine.requests) == 1
     assert retry.status == 200
     pings = [event for event in first.events if event not in retry.events]
@@ -251,7 +245,7 @@ async def test_the_answer_that_is_kept_for_a_retry_holds_no_pings(path: str) -> 
 async def test_a_failure_that_was_not_charged_is_not_kept_for_a_retry() -> None:
     server = Server(FakeEngineClient(lambda request: [READING_S, DeadlineExceeded("late")]))
     for _ in range(2):
-        await server.post(CHAT, idempotency_key="one")
+        await server.begin(CHAT, idempotency_key="one")
     assert len(server.engine.requests) == 2
 
 
@@ -259,7 +253,7 @@ async def test_a_failure_that_was_not_charged_is_not_kept_for_a_retry() -> None:
 @virtual_time
 async def test_a_client_that_leaves_while_its_prompt_is_read_ends_its_request(path: str) -> None:
     server = Server(late())
-    sent = await server.post(path, leaves_s=5.0)
+    sent = await server.begin(path, leaves_s=5.0)
     assert not sent.is_whole
     assert server.engine.aborted == [server.engine.requests[0].request_id]
     assert asyncio.get_running_loop().time() == pytest.approx(5.0)
@@ -268,9 +262,9 @@ async def test_a_client_that_leaves_while_its_prompt_is_read_ends_its_request(pa
 @virtual_time
 async def test_a_stream_in_the_queue_begins_and_leaves_with_its_client() -> None:
     server = Server(late(), max_in_engine=1)
-    first = asyncio.ensure_future(server.post(TEXTS))
+    first = asyncio.ensure_future(server.begin(TEXTS))
     await server.engine.asked.wait()
-    queued = await server.post(TEXTS, leaves_s=15.0)
+    queued = await server.begin(TEXTS, leaves_s=15.0)
     assert [(round(at, 2), text) for at, text in queued.parts] == [(OPENS_AFTER_S, ": ping\n\n"), (10.25, ": ping\n\n")]
     assert server.app.state.admission.num_waiting == 0
     await first

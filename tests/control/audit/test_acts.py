@@ -350,6 +350,10 @@ async def test_the_list_has_every_route_that_changes_something(tmp_path: Path) -
     assert acts == set(BY_ROUTE), "an act without an entry in this list may have none in the audit log"
 
 
+def words_of(commands: str) -> set[str]:
+    return {" ".join(command.split()) for command in commands.split(",")}
+
+
 LOCAL = {
     "stop": (["stop", "--reason", "drill"], "kill.on"),
     "resume": (["resume"], "kill.off"),
@@ -359,39 +363,23 @@ LOCAL = {
     "store forget-tenant": (["store", "forget-tenant", "acme"], "tenant.forgotten"),
 }
 """Commands that control something here; with --url they are acts of the server."""
-ASKING = {
-    *(f"show {view}" for view in ("cost", "drift", "breakers", "eligibility", "correctness", "delivery", "shadow")),
-    *("show replicas", "breaker set", "breaker reset", "status"),
-    *("flags list", "flags set", "flags remove", "pilot report", "drill"),
-    "rehearse record",
-    *("policy apply", "policy rollback", "policy show"),
-    *("heads list", "heads swap"),
-    *(f"rollout {verb}" for verb in ("show", "start", "hold", "resume", "promote", "rollback")),
-}
+ASKING = words_of(
+    """
+    show cost, show drift, show breakers, show eligibility, show correctness, show delivery, show shadow, show replicas,
+    breaker set, breaker reset, status, flags list, flags set, flags remove, pilot start, pilot status,
+    pilot stop, pilot report, drill, rehearse record,
+    policy apply, policy rollback, policy show, heads list, heads swap, rollout show, rollout start, rollout hold,
+    rollout resume, rollout promote, rollout rollback
+    """
+)
 """Commands that ask a server."""
-READING = {
-    *(
-        "generate",
-        "chat",
-        "batch",
-        "bench",
-        "doctor",
-        "profile",
-        "load",
-        "tune",
-        "workload",
-    ),
-    *(
-        "rehearse measure",
-        "rehearse run",
-        "rehearse machines",
-        "keys list",
-        "review",
-    ),
-    *("policy check", "policy diff", "policy explain", "store status", "store prices"),
-    *("audit verify", "audit show", "audit export", "audit replay"),
-    *("show timeline", "propose-server", "monitoring"),
-}
+READING = words_of(
+    """
+    generate, chat, batch, bench, check, doctor, profile, load, tune, workload, rehearse measure, rehearse run,
+    rehearse machines, keys list, review, policy check, policy diff, policy explain, store status,
+    store prices, audit verify, audit show, audit export, audit replay, show timeline, propose-server, monitoring
+    """
+)
 STARTING = {
     "serve": "server.started",
     "store upgrade": "store.upgraded",

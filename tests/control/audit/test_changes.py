@@ -30,22 +30,22 @@ def swapped(before: str, after: str, actor: str = "ann") -> AuditEvent:
     return AuditEvent(actor=actor, action="head.swapped", subject="draft_head", before={"head": before}, after=named)
 
 
-def test_changes_of_the_last_day_come_newest_first_and_each_once(database: Database) -> None:
-    changes = RecentChanges(database, lambda: NOW)
+def test_changes_of_the_last_day_come_newest_first_and_each_once(sqlite_database: Database) -> None:
+    changes = RecentChanges(sqlite_database, lambda: NOW)
     assert changes.read().changes == []
-    append(database, swapped("a@1", "a@2"), ago_s=25 * HOUR)
-    append(database, AuditEvent(actor="acme", action=SERVED), ago_s=2 * HOUR)
-    (first,) = append(database, swapped("a@2", "a@3"), ago_s=2 * HOUR)
+    append(sqlite_database, swapped("a@1", "a@2"), ago_s=25 * HOUR)
+    append(sqlite_database, AuditEvent(actor="acme", action=SERVED), ago_s=2 * HOUR)
+    (first,) = append(sqlite_database, swapped("a@2", "a@3"), ago_s=2 * HOUR)
     assert [one.seq for one in changes.read().changes] == [first]
-    assert [one.seq for one in RecentChanges(database, lambda: NOW).read().changes] == [first]
-    (second,) = append(database, swapped("a@3", "a@2"), ago_s=HOUR)
+    assert [one.seq for one in RecentChanges(sqlite_database, lambda: NOW).read().changes] == [first]
+    (second,) = append(sqlite_database, swapped("a@3", "a@2"), ago_s=HOUR)
     [newest, older] = changes.read().changes
     assert (newest.seq, older.seq) == (second, first)
     assert (newest.actor, newest.subject, newest.what, newest.reason) == (
         *("ann", "draft_head"),
         *("head a@3 -> a@2", "better"),
     )
-    later = RecentChanges(database, lambda: NOW + 22.5 * HOUR)
+    later = RecentChanges(sqlite_database, lambda: NOW + 22.5 * HOUR)
     assert [one.seq for one in later.read().changes] == [second]
 
 
@@ -59,19 +59,19 @@ def test_the_first_entry_of_the_day_is_found_behind_older_ones(database: Databas
     assert [one.seq for one in RecentChanges(database, lambda: NOW).read().changes] == seqs[::-1]
 
 
-def test_a_change_taken_over_by_replicas_is_listed_once(database: Database) -> None:
+def test_a_change_taken_over_by_replicas_is_listed_once(sqlite_database: Database) -> None:
     versions = {"policy": "1@abc"}
     taken = AuditEvent(actor=SERVER, action="policy.reloaded", versions=versions)
     of_file = AuditEvent(actor=SERVER, action="policy.reloaded", versions={"policy": "2@def"})
     applied = AuditEvent(actor="ann", action="policy.applied", subject="version 1", versions=versions)
-    append(database, applied, taken, of_file)
-    assert [one.action for one in RecentChanges(database, lambda: NOW).read().changes] == [
+    append(sqlite_database, applied, taken, of_file)
+    assert [one.action for one in RecentChanges(sqlite_database, lambda: NOW).read().changes] == [
         "policy.reloaded",
         "policy.applied",
     ]
 
 
-def test_a_stop_by_the_controls_file_is_listed_once_where_a_server_followed(database: Database) -> None:
+def test_a_stop_by_the_controls_file_is_listed_once_where_a_server_followed(sqlite_database: Database) -> None:
     act = {"on": True, "reason": "drill"}
     server = AuditEvent(
         actor="ann",
@@ -83,30 +83,30 @@ def test_a_stop_by_the_controls_file_is_listed_once_where_a_server_followed(data
     alone, followed = (
         AuditEvent(actor="command line, ann", action="kill.on", subject="controls.json", after=act) for _ in range(2)
     )
-    append(database, alone, ago_s=HOUR)
-    append(database, server, followed)
-    listed = [(one.actor, one.reason) for one in RecentChanges(database, lambda: NOW).read().changes]
+    append(sqlite_database, alone, ago_s=HOUR)
+    append(sqlite_database, server, followed)
+    listed = [(one.actor, one.reason) for one in RecentChanges(sqlite_database, lambda: NOW).read().changes]
     assert listed == [("ann", "drill"), ("command line, ann", "drill")]
 
 
-def test_a_change_of_the_policy_is_reported_by_its_version(database: Database) -> None:
+def test_a_change_of_the_policy_is_reported_by_its_version(sqlite_database: Database) -> None:
     after = {"version": 2, "digest": "ab" * 32, "reason": "longer drafts"}
     first = AuditEvent(actor="ann", action="policy.applied", subject="version 1", after={**after, "version": 1})
     second = AuditEvent(
         actor="ann", action="policy.applied", subject="version 2", before={"version": 1, "digest": "c"}, after=after
     )
-    append(database, first, second)
-    [newest, older] = RecentChanges(database, lambda: NOW).read().changes
+    append(sqlite_database, first, second)
+    [newest, older] = RecentChanges(sqlite_database, lambda: NOW).read().changes
     assert (newest.what, newest.reason, older.what) == ("version 1 -> 2", "longer drafts", "")
 
 
-def test_the_kill_switch_tells_its_scopes_and_the_reason_of_the_new_one(database: Database) -> None:
+def test_the_kill_switch_tells_its_scopes_and_the_reason_of_the_new_one(sqlite_database: Database) -> None:
     old = {"scope": "route:/v1/completions", "by": "bob", "reason": "old"}
     new = {"scope": "proposer:draft_head", "by": "ann", "reason": "damaged"}
     before = {"killed": [old["scope"]], "shared": [old], "operator": []}
     after = {"killed": [old["scope"], new["scope"]], "shared": [old, new], "operator": []}
-    append(database, AuditEvent(actor="ann", action="kill.on", before=before, after=after))
-    [change] = RecentChanges(database, lambda: NOW).read().changes
+    append(sqlite_database, AuditEvent(actor="ann", action="kill.on", before=before, after=after))
+    [change] = RecentChanges(sqlite_database, lambda: NOW).read().changes
     assert (change.what, change.reason) == ("stopped proposer:draft_head", "damaged")
 
 

@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 import pytest
 
-from prolepsis.control.cost.pilot import PilotFigure, PilotReport, pilot_report
+from prolepsis.control.cost.pilot import PilotFigure, PilotReport, pilot_reports
 from prolepsis.control.store import records
 from prolepsis.control.store.database import Database
 from prolepsis.control.store.migrate import migrated_in_memory
@@ -69,7 +69,9 @@ def reported(database: Database, written: list[RequestRecord]) -> PilotReport:
     with database.write() as connection:
         records.add(connection, written)
     with database.read() as connection:
-        return pilot_report(connection, BEGAN - 1.0, BEGAN + 1e7, {"device s": 1.0, "EUR": 0.001})
+        [report, *others] = pilot_reports(connection, BEGAN - 1.0, BEGAN + 1e7, {"device s": 1.0, "EUR": 0.001})
+    assert not others
+    return report
 
 
 def figures(report: PilotReport) -> dict[str, PilotFigure]:
@@ -163,6 +165,17 @@ def test_the_comparison_with_the_most_evidence_is_reported(database: Database) -
     later = [changed(one, canary_share=0.95, ended_at=BEGAN + 2e6 + i) for i, one in enumerate(traffic(50, share=0.95))]
     report = reported(database, [*traffic(100), *later])
     assert (report.share, figures(report)[END].num_speculating + figures(report)[END].num_control) == (0.5, 100)
+
+
+def test_each_rollout_has_a_report_the_largest_first(database: Database) -> None:
+    chat = [changed(one, rollout_run="chat@2#1") for one in traffic(40)]
+    with database.write() as connection:
+        records.add(connection, [*chat, *traffic(100)])
+    with database.read() as connection:
+        found = pilot_reports(connection, BEGAN - 1.0, BEGAN + 1e7, {"device s": 1.0})
+    assert [report.rollout for report in found] == ["code@1#1", "chat@2#1"]
+    assert [report.figures[4].num_speculating + report.figures[4].num_control for report in found] == [100, 40]
+    assert {report.num_requests for report in found} == {140}
 
 
 def test_without_a_comparison_the_reason_is_told(database: Database) -> None:

@@ -216,8 +216,8 @@ async def test_the_records_of_a_rollout_make_a_pilot_report(tmp_path: Path, stor
             assert (await http.post("/v1/completions", json=BODY)).status_code == 200
         await http.post("/v1/completions", json={**BODY, "prompt": ["a", "b"]})
         assert store.writer.flush(20.0)
-        found = (await http.get("/admin/verdicts", params={"since": "2026-01-01T00:00:00Z"})).json()["report"]
-        assert (await http.get("/admin/verdicts")).json()["report"] is None, "a period has a beginning"
+        [found] = (await http.get("/admin/verdicts", params={"since": "2026-01-01T00:00:00Z"})).json()["reports"]
+        assert (await http.get("/admin/verdicts")).json()["reports"] == [], "a period has a beginning"
     assert (found["num_requests"], found["rollout"], found["share"]) == (202, f"{rollout['id']}#1", 0.5)
     costs = {one["figure"]: one for one in found["figures"] if one["figure"].startswith("cost")}
     device, money = costs["cost of a million tokens (device s)"], costs["cost of a million tokens (EUR)"]

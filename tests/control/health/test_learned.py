@@ -1,9 +1,7 @@
 """What health learned, in a database: it outlives the server, and each replica reads what another learned."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import closing
+from collections.abc import Mapping
 
-import pytest
 from sqlalchemy import update
 from structlog.testing import capture_logs
 
@@ -17,7 +15,6 @@ from prolepsis.control.store.tables import documents as table
 from prolepsis.core.errors import StoreUnavailable
 from prolepsis.core.stats import JudgedDraft, TrafficClassCounts
 from tests.control.health.ended import TRAFFIC_CLASS, ended
-from tests.control.store.databases import opened
 
 KEY = ("draft_head", TRAFFIC_CLASS)
 FIGURES = {(*KEY, "head@1"): DraftFigures(64, 600.0, 400.0, 1.5, 900.0)}
@@ -31,12 +28,6 @@ HELD = Judged(
     eligible=True,
     versions={"draft_head": "head@1"},
 )
-
-
-@pytest.fixture
-def database(sqlite: str) -> Iterator[Database]:
-    with closing(opened(sqlite)) as made:
-        yield made
 
 
 def streams_of(*versions: str) -> DriftStreams:
@@ -57,35 +48,35 @@ def everything() -> Learned:
     return Learned(streams.states(), benefits.states(), FIGURES, [HELD])
 
 
-def test_one_server_reads_what_another_learned(database: Database) -> None:
+def test_one_server_reads_what_another_learned(sqlite_database: Database) -> None:
     learned = everything()
-    learned.write(LearnedTable(database))
-    assert Learned.read(LearnedTable(database)) == learned
+    learned.write(LearnedTable(sqlite_database))
+    assert Learned.read(LearnedTable(sqlite_database)) == learned
 
 
-def test_the_version_that_was_used_last_is_read_last(database: Database) -> None:
-    kept = LearnedTable(database)
+def test_the_version_that_was_used_last_is_read_last(sqlite_database: Database) -> None:
+    kept = LearnedTable(sqlite_database)
     for versions in (("b@1",), ("b@1", "c@1"), ("b@1", "c@1", "a@1")):
         Learned(streams_of(*versions).states()).write(kept)
-    assert [version for _, version in Learned.read(LearnedTable(database)).streams][-1] == "a@1"
+    assert [version for _, version in Learned.read(LearnedTable(sqlite_database)).streams][-1] == "a@1"
 
 
-def test_conditions_that_are_gone_and_what_is_out_of_use_are_dropped(database: Database) -> None:
-    kept = LearnedTable(database)
+def test_conditions_that_are_gone_and_what_is_out_of_use_are_dropped(sqlite_database: Database) -> None:
+    kept = LearnedTable(sqlite_database)
     everything().write(kept)
     Learned(figures=FIGURES).write(kept)
-    assert Learned.read(LearnedTable(database)).conditions == []
-    with database.write() as connection:
+    assert Learned.read(LearnedTable(sqlite_database)).conditions == []
+    with sqlite_database.write() as connection:
         connection.execute(update(table).values(at=1.0))
     Learned(streams_of("head@2").states()).write(kept)
-    assert Learned.read(LearnedTable(database)) == Learned(streams_of("head@2").states(), conditions=[])
+    assert Learned.read(LearnedTable(sqlite_database)) == Learned(streams_of("head@2").states(), conditions=[])
 
 
-def test_a_row_of_another_format_is_learned_again(database: Database) -> None:
-    everything().write(LearnedTable(database))
-    with database.write() as connection:
+def test_a_row_of_another_format_is_learned_again(sqlite_database: Database) -> None:
+    everything().write(LearnedTable(sqlite_database))
+    with sqlite_database.write() as connection:
         connection.execute(update(table).values(value='{"older": true}'))
-    assert Learned.read(LearnedTable(database)) == Learned(conditions=[])
+    assert Learned.read(LearnedTable(sqlite_database)) == Learned(conditions=[])
 
 
 class Away(LearnedTable):

@@ -62,8 +62,8 @@ def history(setting: str) -> list[tuple[int, str, str]]:
         return [(one.version, one.author, one.reason) for one in versions.history(connection, 10)]
 
 
-async def test_versions_are_applied_listed_and_rolled_back(setting: str) -> None:
-    async with replicas(setting, 1) as [server]:
+async def test_versions_are_applied_listed_and_rolled_back(sqlite: str) -> None:
+    async with replicas(sqlite, 1) as [server]:
         assert await server.mode() == (None, True)  # no version yet: callers decide alone
         applied = await server.apply(OFF, 0, "start")
         assert applied.status_code == 200, applied.text
@@ -82,7 +82,7 @@ async def test_versions_are_applied_listed_and_rolled_back(setting: str) -> None
         assert [read(PolicyText, one).text for one in texts] == [OFF, ON, OFF]
         shown = read(PolicyReply, (await server.get("/admin/policy")))
         assert (shown.source, shown.version, shown.fault) == ("store", 3, None)
-        with closing(opened(setting)) as database, database.read() as connection:
+        with closing(opened(sqlite)) as database, database.read() as connection:
             entries = list(chain.entries(connection))
         assert verify(entries).faults == ()
         assert [entry.action for entry in entries] == ["policy.applied", "policy.applied", "policy.rolled_back"]
@@ -93,8 +93,8 @@ async def test_versions_are_applied_listed_and_rolled_back(setting: str) -> None
         assert (told.actor, told.before["version"], told.after["version"]) == ("developer", 2, 3)
 
 
-async def test_a_change_of_another_version_is_refused_with_both_versions(setting: str) -> None:
-    async with replicas(setting, 2) as [one, other]:
+async def test_a_change_of_another_version_is_refused_with_both_versions(sqlite: str) -> None:
+    async with replicas(sqlite, 2) as [one, other]:
         assert (await one.apply(ON, 0)).status_code == 200
         refused = await other.apply(OFF, 0)
         assert (refused.status_code, refused.json()["error"]["code"]) == (409, "store_conflict")
@@ -118,8 +118,8 @@ async def test_one_of_several_simultaneous_changes_wins_and_all_replicas_follow(
         assert history(postgresql) == [(1, "developer", f"version: {winner}")]
 
 
-async def test_a_version_that_cannot_be_used_is_refused_with_all_that_is_wrong(setting: str) -> None:
-    async with replicas(setting, 1) as [server]:
+async def test_a_version_that_cannot_be_used_is_refused_with_all_that_is_wrong(sqlite: str) -> None:
+    async with replicas(sqlite, 1) as [server]:
         await server.apply(ON, 0)
         bad = "rules:\n- {name: a, match: {tier: premum}}\n- {name: a, match: {}, mode: on, proposers: [sufix]}\n"
         refused = await server.apply(bad, 1)
@@ -128,17 +128,17 @@ async def test_a_version_that_cannot_be_used_is_refused_with_all_that_is_wrong(s
         for said in ("policy:2: rules[0].match.tier", "did you mean 'premium'", "policy:3:", "did you mean 'suffix'"):
             assert said in error["message"]
         assert (await server.mode())[0] == "1"
-        assert history(setting)[0][0] == 1
+        assert history(sqlite)[0][0] == 1
         odd = await server.apply("rules:\n- {name: a, match: {}, mode: on, proposers: [draft_head]}\n", 1)
         assert "none is loaded here" in odd.json()["warnings"][0]
-        with closing(opened(setting)) as database, database.read() as connection:
+        with closing(opened(sqlite)) as database, database.read() as connection:
             assert len(list(chain.entries(connection))) == 2
 
 
-async def test_an_unusable_version_leaves_the_last_good_one_in_use(setting: str) -> None:
-    async with replicas(setting, 1) as [server]:
+async def test_an_unusable_version_leaves_the_last_good_one_in_use(sqlite: str) -> None:
+    async with replicas(sqlite, 1) as [server]:
         await server.apply(ON, 0)
-        with closing(opened(setting)) as database:
+        with closing(opened(sqlite)) as database:
             with database.write() as connection:
                 versions.put(connection, "default: {mode: warp}", author="a newer server", expect=1)
             for _ in range(2):
@@ -152,8 +152,8 @@ async def test_an_unusable_version_leaves_the_last_good_one_in_use(setting: str)
         assert (await server.get("/admin/policy"))["fault"] is None
 
 
-async def test_rollouts_of_a_version_come_with_it_and_go_with_it(setting: str) -> None:
-    async with replicas(setting, 2) as [one, other]:
+async def test_rollouts_of_a_version_come_with_it_and_go_with_it(sqlite: str) -> None:
+    async with replicas(sqlite, 2) as [one, other]:
         await one.apply(ROLLED_OUT, 0)
         await other.policies.tick()
         for server in (one, other):

@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from sqlalchemy import Table, delete, make_url, text, update
+from sqlalchemy import Table, make_url, text, update
 
 from prolepsis.control.store.database import Database, store_url
 from prolepsis.control.store.links import START_OF_CHAIN
@@ -70,11 +70,13 @@ def postgresql_setting() -> Iterator[str]:
 
 
 def emptied(setting: str) -> None:
-    """Leave in a database what its migrations put there."""
-    with closing(opened(setting)) as database, database.write() as connection:
-        for table in set(metadata.sorted_tables) - {chain_heads}:
-            connection.execute(delete(table))
-        connection.execute(update(chain_heads).values(seq=0, digest=START_OF_CHAIN))
+    """Leave in a database of PostgreSQL what its migrations put there."""
+    import psycopg
+
+    deletes = [f"DELETE FROM {table}" for table in metadata.tables if table != chain_heads.name]
+    reset = f"UPDATE {chain_heads.name} SET seq = 0, digest = '{START_OF_CHAIN}'"
+    with psycopg.connect(setting, autocommit=True) as connection:
+        connection.execute("; ".join([*deletes, reset]).encode())
 
 
 def lapse(setting: str, table: Table) -> None:

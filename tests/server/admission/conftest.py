@@ -9,9 +9,9 @@ from prolepsis.core.engine_client import EngineClient
 from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.server.front.key_file import KeyFile, new_key
 from prolepsis.server.front.keys import Keys
-from tests.server.application import build
 from tests.server.conftest import steady
 from tests.server.fakes import ByteTokenizer
+from tests.world.site import Site
 
 
 class KeyedApp:
@@ -31,10 +31,9 @@ class KeyedApp:
         self, engine: EngineClient, config: ServerConfig | None = None, tokenizer: ByteTokenizer | None = None
     ) -> httpx.AsyncClient:
         """Return a client of a new application; keys must have been made before."""
-        self.metrics = Metrics()
-        settings, keys = steady(config or ServerConfig()), Keys(self.file)
-        self.app = build(settings, engine, tokenizer or ByteTokenizer(), self.metrics, keys=keys)
-        return httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://localhost")
+        site = Site(engine, steady(config or ServerConfig()), tokenizer=tokenizer, keys=Keys(self.file))
+        self.app, self.metrics = site.app, site.metrics
+        return site.http
 
     def refused(self, reason: str) -> float:
         return self.metrics.registry.get_sample_value("prolepsis_admission_refused_total", {"reason": reason}) or 0

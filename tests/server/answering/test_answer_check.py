@@ -10,8 +10,6 @@ import pytest
 from prolepsis.control.policy.decision import SpeculationRequest, decide_alone
 from prolepsis.control.web.caller import DEVELOPER
 from prolepsis.control.web.reply_headers import WARNING
-from prolepsis.core.config import ServerConfig
-from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.engine.text.answer_formats.formats import AnswerFormats
 from prolepsis.engine.text.answer_formats.table import TOOL_FORMATS
 from prolepsis.server.answering.answer_check import AnswerCheck
@@ -20,8 +18,8 @@ from prolepsis.server.preparing.bodies import ChatBody, FunctionBody
 from prolepsis.server.preparing.prepared import PreparedRequest, RequestContext
 from prolepsis.server.text.deltas import Delta
 from tests.fake_client import INFO
-from tests.server.application import build
-from tests.server.fakes import ByteTokenizer, FakeEngine
+from tests.server.fakes import FakeEngine
+from tests.world.site import Site
 
 WEATHER = FunctionBody(name="weather")
 
@@ -79,10 +77,7 @@ ASKED: dict[str, dict[str, Any]] = {
 
 
 async def post(route: str, text: str, **more: object) -> httpx.Response:
-    app = build(
-        ServerConfig(), FakeEngine(info=replace(INFO, max_model_len=4096), text=text), ByteTokenizer(), Metrics()
-    )
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
+    async with Site(FakeEngine(info=replace(INFO, max_model_len=4096), text=text)).http as http:
         return await http.post(route, json={"model": "tiny", "stream": False, **ASKED[route], **more})
 
 

@@ -9,21 +9,19 @@ import pytest
 
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import ConfigError
-from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.server.front.browsers import check_origins
 from prolepsis.server.front.key_file import KeyFile, new_key
 from prolepsis.server.front.keys import Keys
-from tests.server.application import build
 from tests.server.conftest import served
-from tests.server.fakes import ByteTokenizer, FakeEngine
+from tests.server.fakes import FakeEngine
+from tests.world.site import Site
 
 PAGE = "https://chat.example"
 BODY = {"model": "tiny", "prompt": "ab", "max_tokens": 2}
 
 
 def http(config: ServerConfig | None = None, keys: Keys | None = None) -> httpx.AsyncClient:
-    app = build(config or ServerConfig(), FakeEngine(), ByteTokenizer(), Metrics(), keys=keys)
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1:8000")
+    return Site(FakeEngine(), config or ServerConfig(), keys=keys).http
 
 
 async def test_a_page_of_an_allowed_origin_may_call_and_read_the_headers() -> None:

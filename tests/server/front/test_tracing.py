@@ -11,6 +11,7 @@ from prolepsis.server.front.tracing import behind_repeating_proxy
 from tests.server.admission.conftest import bearer
 from tests.server.application import build
 from tests.server.fakes import ByteTokenizer, FakeEngine
+from tests.world.site import Site
 
 Connect = Callable[[FakeEngine], httpx.AsyncClient]
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -43,8 +44,7 @@ async def test_requests_without_a_key_write_few_lines(
     file = KeyFile(tmp_path / "keys.json")
     record, key = new_key("acme")
     file.add(record)
-    app = build(ServerConfig(), FakeEngine(), ByteTokenizer(), Metrics(), keys=Keys(file))
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
+    async with Site(keys=Keys(file)).http as http:
         for _ in range(100):
             assert (await http.get("/v1/models")).status_code == 401
             assert (await http.get("/v1/models", headers=bearer(key))).status_code == 200

@@ -204,19 +204,6 @@ def test_a_salt_makes_a_scope(shared: Served) -> None:
     assert shared.engine.requests[-1].cache_salt == scope("", "s") != ""
 
 
-def test_harmless_fields_are_accepted(shared: Served) -> None:
-    shared.openai().chat.completions.create(
-        **CHAT,
-        metadata={"a": "b"},
-        user="u",
-        safety_identifier="s",
-        prompt_cache_key="k",
-        service_tier="auto",
-        parallel_tool_calls=True,
-        verbosity="medium",
-    )
-
-
 async def test_tokenize_and_back(client: Connect) -> None:
     http = client(FakeEngine())
     reply = (await http.post("/tokenize", json={"prompt": "Grü", "return_token_strs": True})).json()

@@ -7,12 +7,10 @@ from typing import Any
 import httpx
 import pytest
 
-from prolepsis.core.config import ServerConfig
-from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.engine.text.answer_formats.table import TOOL_FORMATS
 from tests.fake_client import INFO
-from tests.server.application import build
 from tests.server.fakes import ByteTokenizer, FakeEngine
+from tests.world.site import Site
 
 HI = [{"role": "user", "content": "Hi"}]
 SCHEMA = {
@@ -38,8 +36,7 @@ async def ask(
     tokenizer = ByteTokenizer()
     tokenizer.formats = replace(tokenizer.formats, tools=TOOL_FORMATS[form])
     engine = engine or FakeEngine(text=text, step=step, info=replace(INFO, max_model_len=4096))
-    app = build(ServerConfig(), engine, tokenizer, Metrics())
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
+    async with Site(engine, tokenizer=tokenizer).http as http:
         reply = await http.post(route, json={"model": "tiny", "stream": False, **BODIES[route], **more})
     assert reply.status_code == 200, reply.text
     return reply

@@ -1,24 +1,21 @@
 """Bodies that programs made for other servers send: what is served, what is dropped with a warning, what is refused."""
 
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
 import openai
 import pytest
-from fastapi import FastAPI
 
 from prolepsis.control.web.foreign_fields import FOREIGN_FIELDS
 from prolepsis.control.web.reply_headers import WARNING
 from prolepsis.core.config import ServerConfig
-from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.server.openai.responses_bodies import ResponsesBody
 from prolepsis.server.preparing.bodies import ChatBody, CompletionBody
 from tests.paths import ROOT
-from tests.server.application import build
 from tests.server.conftest import Served
-from tests.server.fakes import ByteTokenizer, FakeEngine
+from tests.server.fakes import FakeEngine
+from tests.world.site import Site
 
 Body = dict[str, Any]
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
@@ -31,30 +28,20 @@ FUNCTION: Body = {"name": "f", "parameters": {"type": "object"}}
 CALL: Body = {"id": "1", "index": 0, "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
 
-def application(**settings: Any) -> FastAPI:
-    return build(ServerConfig(max_body_bytes=65536, **settings), FakeEngine(), ByteTokenizer(), Metrics())
-
-
 @pytest.fixture(scope="module")
-def apps() -> dict[bool, FastAPI]:
+def sites() -> dict[bool, Site]:
     """By whether it is strict; what these tests ask leaves nothing behind."""
-    return {strict: application(lenient=() if strict else ("fields",)) for strict in (False, True)}
-
-
-def connect(app: FastAPI) -> httpx.AsyncClient:
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost")
+    return {strict: Site(config=ServerConfig(lenient=() if strict else ("fields",))) for strict in (False, True)}
 
 
 @pytest.fixture
-async def http(apps: dict[bool, FastAPI]) -> AsyncIterator[httpx.AsyncClient]:
-    async with connect(apps[False]) as client:
-        yield client
+def http(sites: dict[bool, Site]) -> httpx.AsyncClient:
+    return sites[False].client()
 
 
 @pytest.fixture
-async def strict(apps: dict[bool, FastAPI]) -> AsyncIterator[httpx.AsyncClient]:
-    async with connect(apps[True]) as client:
-        yield client
+def strict(sites: dict[bool, Site]) -> httpx.AsyncClient:
+    return sites[True].client()
 
 
 def said(message: Body) -> Body:
@@ -68,6 +55,7 @@ def said(message: Body) -> Body:
         (CHAT, dict.fromkeys(("audio", "functions", "store", "tools", "logprobs", "guided_json", "anything"))),
         (CHAT, {"service_tier": "auto", "modalities": ["text"], "store": False, "verbosity": "medium", "n": 1}),
         (CHAT, {"function_call": "auto", "functions": [], "web_search_options": None, "top_logprobs": 0}),
+        (CHAT, {"metadata": {"a": "b"}, "parallel_tool_calls": True}),
         (CHAT, {"use_beam_search": False, "length_penalty": 1.0, "best_of": 1, "echo": False, "top_k": -1}),
         (CHAT, {"include_reasoning": True, "separate_reasoning": True, "return_hidden_states": False, "ebnf": None}),
         (CHAT, {"n_predict": -1, "repeat_penalty": 1.0, "mirostat": 0, "typical_p": 1, "grammar": "", "n_probs": 0}),
@@ -79,6 +67,7 @@ def said(message: Body) -> Body:
         (TEXT, {"suffix": "", "n": 2, "best_of": 2, "echo": False, "tools": [], "parallel_tool_calls": True}),
         (TEXT, {"add_special_tokens": True, "truncate_prompt_tokens": None, "spaces_between_special_tokens": True}),
         (RESPONSES, {"store": False, "background": False, "truncation": "disabled", "reasoning": {"effort": None}}),
+        *((RESPONSES, {"reasoning": asked}) for asked in ({"effort": "none"}, {"effort": "none", "summary": None}, {})),
         (RESPONSES, {"previous_response_id": None, "conversation": None, "prompt": None, "n": 1, "include": []}),
         # OpenAI's ranges
         (CHAT, {"top_p": 0, "temperature": 2, "seed": -1, "frequency_penalty": -2, "presence_penalty": 2.0}),
@@ -209,11 +198,10 @@ async def test_a_strict_server_refuses_it_by_name(
     ],
 )
 async def test_what_asks_for_another_answer_is_refused(
-    apps: dict[bool, FastAPI], route: str, changes: Body, param: str, named: str
+    sites: dict[bool, Site], route: str, changes: Body, param: str, named: str
 ) -> None:
-    for app in apps.values():
-        async with connect(app) as http:
-            reply = await http.post(route, json=BASES[route] | changes)
+    for site in sites.values():
+        reply = await site.client().post(route, json=BASES[route] | changes)
         assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
         assert named in reply.json()["error"]["message"]
 
@@ -235,9 +223,8 @@ async def test_operators_bodies_stay_strict(http: httpx.AsyncClient) -> None:
 
 async def test_an_answer_longer_than_the_context_is_clamped_by_a_setting() -> None:
     engine = FakeEngine()
-    app = build(ServerConfig(lenient=("fields", "clamp_max_tokens")), engine, ByteTokenizer(), Metrics())
     room = engine.info.max_model_len - len(b"user:Hi\n")
-    async with connect(app) as http:
+    async with Site(engine, ServerConfig(lenient=("fields", "clamp_max_tokens"))).http as http:
         reply = await http.post(CHAT, json=BASES[CHAT] | {"max_tokens": 600})
         texts = await http.post(TEXT, json={"model": "tiny", "prompt": ["Hi", "Hello"], "max_tokens": 600})
         too_long = await http.post(CHAT, json=BASES[CHAT] | {"max_tokens": 600, "min_tokens": room + 1})
@@ -248,10 +235,10 @@ async def test_an_answer_longer_than_the_context_is_clamped_by_a_setting() -> No
     assert texts.headers[WARNING].count("max_tokens is 600") == 1
 
 
-async def test_a_schema_of_a_json_object_holds(apps: dict[bool, FastAPI]) -> None:
+async def test_a_schema_of_a_json_object_holds() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     engine = FakeEngine(text='{"a": 1}')
-    async with connect(build(ServerConfig(), engine, ByteTokenizer(), Metrics())) as http:
+    async with Site(engine).http as http:
         form = {"type": "json_object", "schema": schema}
         await http.post(CHAT, json=BASES[CHAT] | {"response_format": form})
         await http.post(RESPONSES, json=BASES[RESPONSES] | {"text": {"format": form}})
@@ -264,7 +251,7 @@ async def test_a_schema_of_a_json_object_holds(apps: dict[bool, FastAPI]) -> Non
 async def test_padded_events_have_sizes_that_say_nothing(route: str) -> None:
     options = {"stream": True, "stream_options": {"include_obfuscation": True}}
     engine = FakeEngine(text="a bb cccc " * 9, step=4)
-    async with connect(build(ServerConfig(), engine, ByteTokenizer(), Metrics())) as http:
+    async with Site(engine).http as http:
         plain = await http.post(route, json=BASES[route] | {"stream": True})
         reply = await http.post(route, json=BASES[route] | options)
     lines = [line.removeprefix("data: ") for line in reply.text.splitlines() if '"obfuscation"' in line]
@@ -274,8 +261,7 @@ async def test_padded_events_have_sizes_that_say_nothing(route: str) -> None:
 
 
 async def test_flex_is_the_economy_tier() -> None:
-    app = application()
-    async with connect(app) as http:
+    async with Site().http as http:
         for tier in ("flex", "default"):
             assert (await http.post(CHAT, json=BASES[CHAT] | {"service_tier": tier})).status_code == 200
         shown = (await http.get("/metrics")).text

@@ -5,13 +5,11 @@ from typing import Any
 import httpx
 import pytest
 
-from prolepsis.core.config import ServerConfig
-from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.engine.text.model_tokenizer import ModelTokenizer
 from prolepsis.server.openai.replies import ChatCompletion
 from tests.engine.models.files.byte_level import byte_level
-from tests.server.application import build
 from tests.server.fakes import ByteTokenizer, FakeEngine
+from tests.world.site import Site
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -29,8 +27,7 @@ def said(content: object) -> list[dict[str, Any]]:
 async def asked(tokenizer: ModelTokenizer, body: dict[str, Any]) -> tuple[httpx.Response, str, list[int]]:
     """Return the reply, and the prompt as text and as tokens; /tokenize shows the same for the conversation."""
     engine = FakeEngine()
-    app = build(ServerConfig(), engine, tokenizer, Metrics())
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
+    async with Site(engine, tokenizer=tokenizer).http as http:
         reply = await http.post("/v1/chat/completions", json={"model": "tiny", **body})
         counted = await http.post("/tokenize", json=body)
     prompt = list(engine.requests[0].prompt_token_ids) if engine.requests else []
@@ -81,8 +78,7 @@ async def test_what_is_continued_forges_no_control_token() -> None:
 async def test_an_answer_that_continues_reasoning_is_read_as_such(
     begun: str, text: str, reasoning: str | None, content: str
 ) -> None:
-    app = build(ServerConfig(), FakeEngine(text=text), ByteTokenizer("roles, text and <think></think>"), Metrics())
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
+    async with Site(FakeEngine(text=text), tokenizer=ByteTokenizer("roles, text and <think></think>")).http as http:
         body = {"model": "tiny", "messages": said(begun), "continue_final_message": True}
         reply = await http.post("/v1/chat/completions", json=body)
     message = ChatCompletion.model_validate_json(reply.content).choices[0].message

@@ -10,11 +10,9 @@ import httpx
 import pytest
 from anyio import to_thread
 
-from prolepsis.core.config import ServerConfig
-from prolepsis.core.telemetry.metrics import Metrics
 from tests.fake_client import INFO
-from tests.server.application import build
 from tests.server.fakes import ByteTokenizer, FakeEngine
+from tests.world.site import Site
 
 LONG = "x" * 9000
 USER = {"role": "user", "content": "Hi"}
@@ -40,8 +38,7 @@ class Watched(ByteTokenizer):
 
 def connect(tokenizer: ByteTokenizer, text: str = "ok") -> httpx.AsyncClient:
     engine = FakeEngine(text=text, step=500, info=replace(INFO, max_model_len=1 << 16))
-    app = build(ServerConfig(), engine, tokenizer, Metrics())
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1")
+    return Site(engine, tokenizer=tokenizer).http
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,11 @@ import httpx
 import pytest
 from pydantic import BaseModel
 
-from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import InvalidGrammar
-from prolepsis.core.telemetry.metrics import Metrics
 from tests.fake_client import INFO
-from tests.server.application import build
 from tests.server.conftest import served
 from tests.server.fakes import ByteTokenizer, FakeEngine
+from tests.world.site import Site
 
 USER: Any = [{"role": "user", "content": "Hi"}]
 TOOL: Any = {
@@ -245,8 +243,7 @@ async def test_json_nested_too_deeply_is_refused_by_name(depth: int) -> None:
     nested = "[" * depth + "]" * depth
     call: Any = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": nested}}
     chat = {"model": "tiny", "messages": [*USER, {"role": "assistant", "tool_calls": [call]}]}
-    app = build(ServerConfig(), roomy(), ByteTokenizer("{% for tool in tools %}"), Metrics())
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
+    async with Site(roomy(), tokenizer=ByteTokenizer("{% for tool in tools %}")).http as http:
         replies = [
             await http.post("/v1/chat/completions", json=chat),
             await http.post("/v1/chat/completions", json={**chat, "structured_outputs": {"json": nested}}),

@@ -2,12 +2,10 @@
 
 import json
 import re
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -17,11 +15,10 @@ from prolepsis.control.web.errors import RequestRefused
 from prolepsis.control.web.fields import Body
 from prolepsis.control.web.intake import body_limit
 from prolepsis.core.config import ServerConfig
-from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.server.openai.responses_bodies import ResponsesBody
 from prolepsis.server.preparing.bodies import ChatBody, CompletionBody
-from tests.server.application import build
-from tests.server.fakes import ByteTokenizer, FakeEngine
+from tests.server.fakes import FakeEngine
+from tests.world.site import Site
 
 CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
 TEXT: dict[str, Any] = {"model": "tiny", "prompt": "Hi"}
@@ -37,19 +34,14 @@ TOOL_CALL = {"role": "user", "content": "x", "tool_calls": [1]}
 
 
 @pytest.fixture(scope="module")
-def app() -> FastAPI:
+def site() -> Site:
     """One application: what is refused leaves nothing behind."""
-    return build(ServerConfig(max_body_bytes=4096), FakeEngine(text="ok"), ByteTokenizer(), Metrics())
-
-
-def connect(app: FastAPI) -> httpx.AsyncClient:
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost")
+    return Site(FakeEngine(text="ok"), ServerConfig(max_body_bytes=4096))
 
 
 @pytest.fixture
-async def http(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
-    async with connect(app) as client:
-        yield client
+def http(site: Site) -> httpx.AsyncClient:
+    return site.client()
 
 
 def assert_error(response: httpx.Response, status: int, code: str, param: str | None, *named: str) -> None:
@@ -224,22 +216,12 @@ async def test_unknown_model_route_method_and_size(http: httpx.AsyncClient) -> N
     assert_error(large, 413, "request_too_large", None, "4096")
 
 
-@pytest.mark.parametrize(
-    ("path", "why"),
-    [
-        ("/v1/embeddings", "generates text"),
-        ("/embedding", "generates text"),
-        ("/embeddings", "generates text"),
-        ("/v1/rerank", "generates text"),
-        ("/rerank", "generates text"),
-        ("/v1/moderations", "generates text"),
-        ("/v1/images/generations", "generates text"),
-        ("/v1/audio/speech", "generates text"),
-    ],
-)
-async def test_what_is_not_served_is_not_tried_again(http: httpx.AsyncClient, path: str, why: str) -> None:
+async def test_what_is_not_served_is_not_tried_again(http: httpx.AsyncClient) -> None:
     """SDKs retry every 5xx; a 501 stays one."""
-    assert_error(await http.post(path, json={"model": "tiny", "input": "x"}), 404, "unknown_url", None, path, why)
+    paths = "embedding embeddings rerank v1/embeddings v1/rerank v1/moderations v1/images/generations v1/audio/speech"
+    for path in paths.split():
+        refused = await http.post(f"/{path}", json={"model": "tiny", "input": "x"})
+        assert_error(refused, 404, "unknown_url", None, f"/{path}", "generates text")
 
 
 async def test_missing_fields_are_named(http: httpx.AsyncClient) -> None:
@@ -275,10 +257,9 @@ LIKELY = st.sampled_from(
     base=st.sampled_from([CHAT, TEXT]),
     changes=st.dictionaries(st.sampled_from(FIELDS) | st.text(max_size=5), LIKELY | VALUES, max_size=4),
 )
-async def test_no_body_is_a_server_error(app: FastAPI, base: dict[str, Any], changes: dict[str, Any]) -> None:
-    async with connect(app) as http:
-        route = "/v1/chat/completions" if base is CHAT else "/v1/completions"
-        response = await http.post(route, content=json.dumps({**base, **changes}).encode())
+async def test_no_body_is_a_server_error(site: Site, base: dict[str, Any], changes: dict[str, Any]) -> None:
+    route = "/v1/chat/completions" if base is CHAT else "/v1/completions"
+    response = await site.client().post(route, content=json.dumps({**base, **changes}).encode())
     assert response.status_code < 500, response.text
     if response.status_code == 200:
         assert "error" not in response.text
@@ -287,9 +268,8 @@ async def test_no_body_is_a_server_error(app: FastAPI, base: dict[str, Any], cha
 
 
 @given(raw=st.binary(max_size=60))
-async def test_no_bytes_are_a_server_error(app: FastAPI, raw: bytes) -> None:
-    async with connect(app) as http:
-        response = await http.post("/v1/completions", content=raw)
+async def test_no_bytes_are_a_server_error(site: Site, raw: bytes) -> None:
+    response = await site.client().post("/v1/completions", content=raw)
     assert 400 <= response.status_code < 500
 
 
@@ -308,9 +288,8 @@ def test_many_entries_are_refused_by_name(changes: dict[str, Any], param: str, n
 
 async def test_a_body_larger_than_a_full_context_needs_is_refused() -> None:
     engine, url = FakeEngine(), "/v1/completions"
-    app = build(ServerConfig(), engine, ByteTokenizer(), Metrics())
     most = body_limit(engine.info.max_model_len)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as http:
+    async with Site(engine).http as http:
         whole = json.dumps(TEXT).encode()
         assert (await http.post(url, content=whole + b" " * (most - len(whole)))).status_code == 200
         assert_error(await http.post(url, content=b" " * (most + 1)), 413, "request_too_large", None, str(most))

@@ -7,15 +7,14 @@ import pytest
 
 from prolepsis.core.config import LimitTerms, MovedLine, ServerConfig
 from prolepsis.core.marks import RESULT
-from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.engine.text.answer_formats.table import HERMES
 from prolepsis.engine.text.tokenizer import Tokenizer
 from prolepsis.server.preparing.bodies import FunctionBody, Message, TemplateBody
 from prolepsis.server.preparing.conversation import ModelPrompt, conversation, explanation, moved, without_attribution
 from tests.engine.models.files.byte_level import byte_level
-from tests.server.application import build
 from tests.server.conftest import Served, served
 from tests.server.fakes import FakeEngine
+from tests.world.site import Site
 
 CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 TOOLS = CHATML + "{% if tools %}{{ tools | tojson }}{% endif %}<tool_call><tool_response>"
@@ -82,8 +81,7 @@ def test_marks_that_the_server_writes_are_tokens_and_those_of_a_tool_are_text() 
 )
 async def test_requests_ask_for_raw_text_by_name(path: str, body: dict[str, Any]) -> None:
     engine, tokenizer = FakeEngine(), byte_level(CHATML)
-    app = build(ServerConfig(), engine, tokenizer, Metrics())
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
+    async with Site(engine, tokenizer=tokenizer).http as http:
         for parse_special in (None, False, True):
             options = {} if parse_special is None else {"parse_special": parse_special}
             reply = await http.post(path, json={"model": "tiny", **body, **options})
@@ -93,9 +91,8 @@ async def test_requests_ask_for_raw_text_by_name(path: str, body: dict[str, Any]
 
 
 async def test_tokenize_reads_control_tokens_as_generation_does() -> None:
-    app = build(ServerConfig(), FakeEngine(), tokenizer := byte_level(CHATML), Metrics())
-    numbers = []
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
+    tokenizer, numbers = byte_level(CHATML), []
+    async with Site(tokenizer=tokenizer).http as http:
         for known in ({"prompt": END}, {"messages": [{"role": "user", "content": END}]}):
             for options in ({}, {"parse_special": True}, {"parse_special": False}):
                 reply = await http.post("/tokenize", json={**known, **options})
@@ -125,10 +122,9 @@ def test_tools_are_explained_to_the_user_where_a_template_has_no_system_role() -
 async def test_documents_are_a_variable_of_the_template(path: str) -> None:
     engine = FakeEngine()
     tokenizer = byte_level(CHATML + "{% if documents is not none %}{{ documents | tojson }}{{ mood }}{% endif %}")
-    app = build(ServerConfig(), engine, tokenizer, Metrics())
     body = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"mood": "calm"}}
     prompts = list[list[int]]()
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
+    async with Site(engine, tokenizer=tokenizer).http as http:
         for more in ({}, {"documents": [{"title": "t", "text": END}]}):
             reply = await http.post(path, json={**body, **more})
             assert reply.status_code == 200, reply.text

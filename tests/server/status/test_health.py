@@ -17,6 +17,7 @@ from prolepsis.server.status.service_health import DeepCheck
 from tests.fake_client import INFO
 from tests.server.application import build
 from tests.server.fakes import ByteTokenizer, FakeEngine
+from tests.world.site import Site
 
 Connect = Callable[[FakeEngine], httpx.AsyncClient]
 
@@ -77,8 +78,7 @@ async def test_an_engine_that_prepares_already_serves(client: Connect) -> None:
 
 async def test_served_names_replace_the_models_own() -> None:
     engine = FakeEngine(info=replace(INFO, model="/models/tiny"))
-    app = build(ServerConfig(served_model_names=("a", "org/b")), engine, ByteTokenizer(), Metrics())
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
+    async with Site(engine, ServerConfig(served_model_names=("a", "org/b"))).http as http:
         listed = (await http.get("/v1/models")).json()["data"]
         assert [model["id"] for model in listed] == ["a", "org/b"]
         assert (await http.get("/v1/models/org/b")).json()["id"] == "org/b"

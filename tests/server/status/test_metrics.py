@@ -13,8 +13,8 @@ from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.server.status.metrics import MetricsFeature
 from tests.clock import Clock
 from tests.core.telemetry.test_requests import ended
-from tests.server.application import build
-from tests.server.fakes import ByteTokenizer, FakeEngine
+from tests.server.fakes import FakeEngine
+from tests.world.site import Site
 
 Connect = Callable[[FakeEngine], httpx.AsyncClient]
 
@@ -53,8 +53,7 @@ async def test_an_answer_is_counted_with_its_latencies(client: Connect) -> None:
 
 async def test_build_info_says_what_serves_now() -> None:
     engine = FakeEngine()
-    app = build(ServerConfig(region="eu-1"), engine, ByteTokenizer(), Metrics())
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
+    async with Site(engine, ServerConfig(region="eu-1")).http as http:
         engine.info = replace(engine.info, draft_head="head@7")  # swapped while serving
         text = (await http.get("/metrics")).text
     labels = 'draft_head="head@7",exactness="strict",forward="fake",model="tiny",policy="none",region="eu-1"'
@@ -63,8 +62,7 @@ async def test_build_info_says_what_serves_now() -> None:
 
 async def test_vllm_names_are_there_where_they_are_asked_for() -> None:
     config = ServerConfig(metrics_vllm_names=True, served_model_names=("chat",))
-    app = build(config, FakeEngine(), ByteTokenizer(), Metrics())
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
+    async with Site(FakeEngine(), config).http as http:
         text = (await http.get("/metrics")).text
     assert 'vllm:num_requests_waiting{engine="0",model_name="chat"} 2.0' in text
 

@@ -1,7 +1,7 @@
 """Each request that ended is recorded once, by how it ended; the server's own acts are in the audit log."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,28 +19,21 @@ from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import DeadlineExceeded
 from prolepsis.core.events import Event, Tokens
 from prolepsis.core.requests import GenerateRequest
-from prolepsis.core.telemetry.metrics import Metrics
 from tests.control.controls.flag_files import flag, write
 from tests.control.rollout.test_observation import POLICY
 from tests.control.store.fakes import append, latest_records
-from tests.server.application import build, feature_of
-from tests.server.fakes import ByteTokenizer, FakeEngine
+from tests.server.fakes import FakeEngine
+from tests.world.site import Site
 
-BODY = {"model": "tiny", "prompt": "Hi", "max_tokens": 40}
+BODY: dict[str, Any] = {"model": "tiny", "prompt": "Hi", "max_tokens": 40}
+
+
+Connect = Callable[..., httpx.AsyncClient]
 
 
 @pytest.fixture
-async def connect(store: Store) -> AsyncIterator[Callable[..., httpx.AsyncClient]]:
-    clients: list[httpx.AsyncClient] = []
-
-    def to(engine: FakeEngine, config: ServerConfig | None = None) -> httpx.AsyncClient:
-        app = build(config or ServerConfig(), engine, ByteTokenizer(), Metrics(), store=store)
-        clients.append(httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost"))
-        return clients[-1]
-
-    yield to
-    for client in clients:
-        await client.aclose()
+def connect(store: Store) -> Connect:
+    return lambda *args: Site(*args, store=store).http
 
 
 def recorded(store: Store) -> Sequence[Row[Any]]:
@@ -49,9 +42,7 @@ def recorded(store: Store) -> Sequence[Row[Any]]:
         return latest_records(connection, 10)
 
 
-async def test_a_finished_request_is_recorded_with_its_figures(
-    store: Store, connect: Callable[..., httpx.AsyncClient]
-) -> None:
+async def test_a_finished_request_is_recorded_with_its_figures(store: Store, connect: Connect) -> None:
     client = connect(FakeEngine())
     reply = (await client.post("/v1/completions", json=BODY)).json()
     [record] = recorded(store)
@@ -65,9 +56,7 @@ async def test_a_finished_request_is_recorded_with_its_figures(
     assert ready == {"ok": True, "num_queued": 0, "written": {"request": 1}, "dropped": {}}
 
 
-async def test_prompts_of_one_request_and_streams_are_recorded_each(
-    store: Store, connect: Callable[..., httpx.AsyncClient]
-) -> None:
+async def test_prompts_of_one_request_and_streams_are_recorded_each(store: Store, connect: Connect) -> None:
     client = connect(FakeEngine())
     await client.post("/v1/completions", json={**BODY, "prompt": ["a", "b"]})
     await client.post(
@@ -80,9 +69,7 @@ async def test_prompts_of_one_request_and_streams_are_recorded_each(
     assert len({record.record_id for record in found}) == 3
 
 
-async def test_a_request_that_fails_is_recorded_with_its_code(
-    store: Store, connect: Callable[..., httpx.AsyncClient]
-) -> None:
+async def test_a_request_that_fails_is_recorded_with_its_code(store: Store, connect: Connect) -> None:
     client = connect(FakeEngine(fail_after=1, error=DeadlineExceeded("too late")))
     assert (await client.post("/v1/completions", json=BODY)).status_code == 504
     [record] = recorded(store)
@@ -102,7 +89,7 @@ class Drafting(FakeEngine):
 
 @pytest.mark.parametrize(("stream", "delivered"), [(False, 0), (True, 2)])
 async def test_a_whole_answer_that_fails_counts_as_not_delivered(
-    store: Store, connect: Callable[..., httpx.AsyncClient], stream: bool, delivered: int
+    store: Store, connect: Connect, stream: bool, delivered: int
 ) -> None:
     client = connect(Drafting(fail_after=1, error=DeadlineExceeded("too late")))
     await client.post("/v1/completions", json={**BODY, "stream": stream})
@@ -113,7 +100,7 @@ async def test_a_whole_answer_that_fails_counts_as_not_delivered(
 
 
 async def test_requests_of_clients_that_leave_and_of_a_server_that_stops_are_recorded(
-    store: Store, connect: Callable[..., httpx.AsyncClient]
+    store: Store, connect: Connect
 ) -> None:
     engine = FakeEngine(hold_after=1)
     client = connect(engine)
@@ -132,13 +119,13 @@ async def test_requests_of_clients_that_leave_and_of_a_server_that_stops_are_rec
     assert [record.terminal for record in recorded(store)] == ["aborted", "left"]
 
 
-async def test_a_share_of_requests_is_recorded(store: Store, connect: Callable[..., httpx.AsyncClient]) -> None:
+async def test_a_share_of_requests_is_recorded(store: Store, connect: Connect) -> None:
     client = connect(FakeEngine(), ServerConfig(store_sample=0.0))
     assert (await client.post("/v1/completions", json=BODY)).status_code == 200
     assert recorded(store) == []
 
 
-async def test_a_stored_answer_is_recorded_as_such(store: Store, connect: Callable[..., httpx.AsyncClient]) -> None:
+async def test_a_stored_answer_is_recorded_as_such(store: Store, connect: Connect) -> None:
     client = connect(FakeEngine(), ServerConfig(response_cache_bytes=2**20))
     for _ in range(2):
         await client.post("/v1/completions", json={**BODY, "temperature": 0})
@@ -146,22 +133,14 @@ async def test_a_stored_answer_is_recorded_as_such(store: Store, connect: Callab
 
 
 async def test_without_a_store_nothing_is_said_of_one() -> None:
-    app = build(ServerConfig(), FakeEngine(), ByteTokenizer(), Metrics())
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+    async with Site().http as client:
         assert (await client.post("/v1/completions", json=BODY)).status_code == 200
         assert (await client.get("/health/ready")).json()["store"] is None
 
 
 def test_texts_of_prompt_and_answer_are_not_in_the_file(store: Store, tmp_path: Path) -> None:
     async def ask() -> None:
-        app = build(
-            ServerConfig(),
-            FakeEngine(text="an answer nobody keeps"),
-            ByteTokenizer(),
-            Metrics(),
-            store=store,
-        )
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+        async with Site(FakeEngine(text="an answer nobody keeps"), store=store).http as client:
             await client.post("/v1/completions", json={**BODY, "prompt": "a prompt nobody keeps"})
 
     asyncio.run(ask())
@@ -173,21 +152,11 @@ def test_texts_of_prompt_and_answer_are_not_in_the_file(store: Store, tmp_path: 
 
 
 async def test_run_and_arm_of_a_rollout_are_recorded(store: Store, tmp_path: Path) -> None:
-    (tmp_path / "policy.yaml").write_text(POLICY)
-    engine, metrics = FakeEngine(), Metrics()
-    app = build(
-        ServerConfig(),
-        engine,
-        ByteTokenizer(),
-        metrics,
-        policy=tmp_path / "policy.yaml",
-        store=store,
-    )
-    rollouts = feature_of(app, Rollouts)
+    site = Site(folder=tmp_path, policy=POLICY, store=store)
+    rollouts = site.feature(Rollouts)
     [view] = await rollouts.views()
     await rollouts.command(view.id, "start", "")
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
-        assert (await client.post("/v1/completions", json=BODY)).status_code == 200
+    await site.post("/v1/completions", **BODY)
     [record] = recorded(store)
     assert record.rollout_run is not None
     assert record.rollout_run.startswith(f"{view.id}#")
@@ -198,19 +167,8 @@ async def test_run_and_arm_of_a_rollout_are_recorded(store: Store, tmp_path: Pat
 async def test_flag_decisions_are_recorded_with_their_reason(store: Store, tmp_path: Path) -> None:
     flags = FlagFile(write(tmp_path / "flags.json", flag(), also={"new": flag(default="off")}))
     config = ServerConfig(controls_file=tmp_path / "controls.json")
-    (tmp_path / "policy.yaml").write_text("rules: [{name: new, match: {flag: new}, mode: on}]")
-    engine, metrics = FakeEngine(), Metrics()
-    app = build(
-        config,
-        engine,
-        ByteTokenizer(),
-        metrics,
-        policy=tmp_path / "policy.yaml",
-        flags=flags,
-        store=store,
-    )
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
-        assert (await client.post("/v1/completions", json=BODY)).status_code == 200
+    policy = "rules: [{name: new, match: {flag: new}, mode: on}]"
+    await Site(config=config, folder=tmp_path, policy=policy, flags=flags, store=store).post("/v1/completions", **BODY)
     [record] = recorded(store)
     assert record.flags == {
         "new": {"variant": "off", "reason": "STATIC"},

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, make_dataclass
-from typing import Annotated, get_type_hints
+from functools import cache
+from typing import Annotated, Any, get_type_hints
 
 from anyio import to_thread
 from pydantic import Field
@@ -57,13 +58,19 @@ class HealthPage(Feature):
     def __init__(self, features: Sequence[Feature]) -> None:
         parts = {name: read for feature in features for name, read in feature.health_parts.items()}
         kinds = [(name, get_type_hints(read)["return"]) for name, read in parts.items()]
-        reply = make_dataclass("HealthReply", kinds, frozen=True, slots=True)
+        reply = _reply_of(*kinds)
         routes = Routes()
         self.routes = routes.all
 
         @routes.get(HEALTH, roles=READERS, summary="What is judged of proposers, and how", reply=reply)
         async def health() -> object:
             return reply(**{name: read() for name, read in parts.items()})
+
+
+@cache
+def _reply_of(*kinds: tuple[str, Any]) -> type[Any]:
+    """Return the class of the reply, by the parts' names and kinds."""
+    return make_dataclass("HealthReply", kinds, frozen=True, slots=True)
 
 
 def health_routes(

@@ -83,6 +83,8 @@ class TimeWindow(Part):
             midnight = (monday + timedelta(days=DAYS.index(day))).replace(tzinfo=zone)
             found = (midnight + timedelta(minutes=minute) for minute in (*range(start, end, 15), end - 1))
             yield from (at for at in found if last is None or at < last)
+        if last is not None and self.holds(moment := last - timedelta(microseconds=1)):
+            yield moment
 
     @property
     def _span(self) -> tuple[int, int]:

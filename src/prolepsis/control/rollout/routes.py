@@ -18,6 +18,9 @@ from prolepsis.control.web.errors import RequestRefused
 from prolepsis.control.web.fields import Body
 from prolepsis.control.web.routes import OPERATORS, READERS, Route, Routes
 
+_COMMANDS = get_args(Command)
+_CommandName = Annotated[str, Path(json_schema_extra={"enum": list(_COMMANDS)})]
+
 
 class RolloutCommandBody(Body):
     """The reason for a command, which is recorded with the event, and whether it needs evidence."""
@@ -34,7 +37,6 @@ class RolloutsReply:
 def rollout_routes(rollouts: Rollouts) -> Sequence[Route]:
     """Return the routes that show and control rollouts."""
     routes = Routes()
-    commands = get_args(Command)
 
     @routes.get(ROLLOUTS.path, roles=READERS, summary=ROLLOUTS.help)
     async def views() -> RolloutsReply:
@@ -50,12 +52,12 @@ def rollout_routes(rollouts: Rollouts) -> Sequence[Route]:
     )
     async def command(
         rollout_id: str,
-        command: Annotated[str, Path(json_schema_extra={"enum": list(commands)})],
+        command: _CommandName,
         body: Annotated[RolloutCommandBody, read_body(RolloutCommandBody)],
         caller: SignedIn,
     ) -> RolloutView:
-        if command not in commands:
-            message = f"command is {command[:64]!r}; allowed: {', '.join(commands)}"
+        if command not in _COMMANDS:
+            message = f"command is {command[:64]!r}; allowed: {', '.join(_COMMANDS)}"
             raise RequestRefused(message, code="unknown_command", param="command", status=404)
         if body.force and command != "promote":
             message = f"force is true with {command}; allowed: with promote"

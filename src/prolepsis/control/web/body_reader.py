@@ -78,11 +78,13 @@ class QueryReader(Reader):
         return parse_texts(request.query_params, self.kind, "query")
 
 
+@cache
 def read_body(kind: type[Body]) -> Any:
     """Return the annotation of a route's parameter that is the request's body."""
     return Depends(BodyReader(kind))
 
 
+@cache
 def read_query(kind: type[Body]) -> Any:
     """Return the annotation of a route's parameter that is the request's query."""
     return Depends(QueryReader(kind))

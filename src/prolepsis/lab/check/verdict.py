@@ -22,7 +22,7 @@ STATUSES: Mapping[Word, int] = {"go": OK, "do not": FAILED, "not known yet": UNP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class AnswerComparison:
     """Requests answered plainly and speculated, one or some at once."""
 
     traffic_class: str
@@ -73,7 +73,7 @@ class Gain:
         return [self.traffic_class, *numbers, self.bounded, self.answer]
 
 
-def gains(comparisons: Sequence[Comparison]) -> Iterator[Gain]:
+def gains(comparisons: Sequence[AnswerComparison]) -> Iterator[Gain]:
     """Yield what drafts bring by kind of traffic and load; where there are several kinds, of all together at last."""
     kinds = [*dict.fromkeys(each.traffic_class for each in comparisons)]
     for kind in [*kinds, ALL] if len(kinds) > 1 else kinds:
@@ -83,7 +83,7 @@ def gains(comparisons: Sequence[Comparison]) -> Iterator[Gain]:
                 yield _gain(kind, own)
 
 
-def _gain(kind: str, own: Sequence[Comparison]) -> Gain:
+def _gain(kind: str, own: Sequence[AnswerComparison]) -> Gain:
     units: dict[tuple[str, str], tuple[float, float]] = {}
     for each in own:
         plain_s, speculated_s = units.get(key := (each.traffic_class, each.unit), (0.0, 0.0))
@@ -128,7 +128,7 @@ def judged(found: Interval, number: int, tokens_a_pass: float) -> Literal["worth
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
+class KnownSoFar:
     """What a check knows so far."""
 
     gains: Sequence[Gain] = ()

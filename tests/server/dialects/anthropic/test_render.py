@@ -8,7 +8,6 @@ import httpx
 import pytest
 from jiter import from_json
 
-from prolepsis.core.errors import EngineError
 from tests.fake_client import INFO
 from tests.server.conftest import served
 from tests.server.fakes import ByteTokenizer, FakeEngine
@@ -118,10 +117,3 @@ def test_more_tokens_than_the_context_has_are_cut_to_its_room() -> None:
     assert reply["usage"]["output_tokens"] == 4096 - len("user:Hi\n")
     assert refused.status_code == 400
     assert refused.json()["error"]["message"].startswith("prompt is too long: ")
-
-
-def test_a_failure_after_the_first_event_is_the_last_one() -> None:
-    with served(FakeEngine(fail_after=2, error=EngineError("a step failed"))) as running:
-        events = events_of(httpx.post(f"{running.url}/v1/messages", json={**BODY, "max_tokens": 9, "stream": True}))
-    assert events[-1] == {"type": "error", "error": {"type": "api_error", "message": "a step failed"}}
-    assert [event["type"] for event in events].count("message_stop") == 0

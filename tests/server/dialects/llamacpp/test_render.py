@@ -7,7 +7,6 @@ from typing import Any
 import httpx
 import pytest
 
-from prolepsis.core.errors import EngineError
 from prolepsis.engine.text.named_tokens import FillMarks
 from tests.fake_client import INFO
 from tests.server.conftest import served
@@ -80,13 +79,6 @@ def test_counts_times_and_probabilities() -> None:
     token = reply["completion_probabilities"][0]
     assert bytes(token["bytes"]).decode() == token["token"]
     assert set(token["top_logprobs"][0]) == {"id", "token", "bytes", "logprob"}
-
-
-def test_a_failure_after_the_first_event_is_the_last_one() -> None:
-    with served(FakeEngine(fail_after=2, error=EngineError("a step failed"))) as running:
-        parts = events(httpx.post(f"{running.url}/completion", json={**PROMPT, "stream": True}))
-    assert parts[-1]["error"]["message"] == "a step failed"
-    assert not any(part.get("stop") for part in parts)
 
 
 LINES = "one\ntwo\nthree\nfour"

@@ -7,7 +7,6 @@ from typing import Any
 import httpx
 import pytest
 
-from prolepsis.core.errors import EngineError
 from tests.fake_client import INFO
 from tests.server.conftest import served
 from tests.server.fakes import ByteTokenizer, FakeEngine
@@ -72,13 +71,6 @@ def test_times_are_nanoseconds() -> None:
     assert (reply["prompt_eval_duration"], reply["eval_duration"], reply["load_duration"]) == (10**8, 3 * 10**8, 0)
     assert reply["total_duration"] >= 5 * 10**8
     assert (reply["prompt_eval_count"], reply["eval_count"]) == (len("user:Hi\n"), 26)
-
-
-def test_a_failure_after_the_first_line_is_the_last_one() -> None:
-    with served(FakeEngine(fail_after=2, error=EngineError("a step failed"))) as running:
-        parts = lines(httpx.post(f"{running.url}/api/chat", json=CHAT))
-    assert parts[-1] == {"error": "a step failed"}
-    assert not any(part.get("done") for part in parts)
 
 
 @pytest.mark.parametrize(("keep_alive", "reason"), [(None, "load"), ("5m", "load"), (0, "unload")])
