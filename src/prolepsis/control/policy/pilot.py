@@ -24,6 +24,7 @@ from prolepsis.core.facts import RequestFacts
 PILOT = "pilot-"
 """What the name of a pilot's rule begins with."""
 _MOST_HOLDOUT, _KEPT_HOLDOUT, _DAY_S = 50.0, 5, 86400.0
+_ALL = {"time"}  # conditions of a pilot of everything
 _PLAIN = "default: {mode: off}\n"  # of a policy without rules
 _NO_RULES = re.compile(r"rules:\s*(\[\s*\])?\s*(#.*)?$")
 _NOT_OF_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
@@ -73,14 +74,19 @@ def rule_lines(rule: RuleText, indent: int = 2) -> list[str]:
 
 
 def with_rules(text: str, rules: Sequence[RuleText]) -> str:
-    """Return a policy's text with rules before its others, but behind those that are pinned; an empty text has none.
+    """Return a policy's text, which may be empty, with rules behind those that are pinned or a pilot's, before others.
 
     A rule without conditions but its end stands last. Raises `ConfigError` where the text's form leaves no place.
     """
     parts = _Parts.of(text or _PLAIN)
-    pinned = [i for i, rule in enumerate(parts.policy.rules) if rule.terms.pinned]
-    first = pinned[-1] + 1 if pinned else 0
-    own = [rule for rule in rules if rule["match"].keys() != {"time"}]  # type: ignore[attr-defined]
+    others = enumerate(parts.policy.rules)
+    ahead = [
+        i
+        for i, rule in others
+        if rule.terms.pinned or (rule.name.startswith(PILOT) and rule.match.conditions.keys() != _ALL)
+    ]
+    first = ahead[-1] + 1 if ahead else 0
+    own = [rule for rule in rules if rule["match"].keys() != _ALL]  # type: ignore[attr-defined]
     for place, put in ((len(parts.items), [rule for rule in rules if rule not in own]), (first, own)):
         parts.items[place:place] = [rule_lines(rule, parts.indent) for rule in put]
     return parts.text({*(rule.name for rule in parts.policy.rules), *(str(rule["name"]) for rule in rules)})
