@@ -24,6 +24,7 @@ from prolepsis.core.facts import RequestFacts
 PILOT = "pilot-"
 """What the name of a pilot's rule begins with."""
 _MOST_HOLDOUT, _KEPT_HOLDOUT, _DAY_S = 50.0, 5, 86400.0
+_COSTS_MORE = 0.02
 _ALL = {"time"}  # conditions of a pilot of everything
 _PLAIN = "default: {mode: off}\n"  # of a policy without rules
 _NO_RULES = re.compile(r"rules:\s*(\[\s*\])?\s*(#.*)?$")
@@ -63,7 +64,7 @@ def kept_rule(name: str, match: Mapping[str, object]) -> RuleText:
 
 
 def _rule(name: str, match: Mapping[str, object], rollout: Mapping[str, object]) -> RuleText:
-    guardrails = [dict(guardrail) for guardrail in GUARDRAILS]
+    guardrails = [*map(dict, GUARDRAILS), {"name": "cost", "metric": "cost_per_token", "margin": _COSTS_MORE}]
     return {"name": name, "match": dict(match), "mode": "on", "rollout": dict(rollout), "guardrails": guardrails}
 
 
