@@ -319,4 +319,4 @@ def _asks_a_server(words: list[str]) -> bool:
         "flags": ("set", "remove", "list"),
         "breaker": ("set",),
     }
-    return words[0] == "incident" or words[1] in asking.get(words[0], ())
+    return words[0] in ("incident", "status") or words[1] in asking.get(words[0], ())

@@ -6,13 +6,18 @@ import pytest
 
 from prolepsis.control.policy.check import Known, parse_policy, usable_policy
 from prolepsis.control.policy.model import Policy
-from prolepsis.control.policy.pilot import PilotTerms, facts_of, kept_rule, taken, with_replaced, with_rules
+from prolepsis.control.policy.pilot import RuleText, facts_of, kept_rule, pilot_rule, taken, with_replaced, with_rules
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.facts import RequestFacts
 
 NOW = datetime(2026, 11, 28, 13, 0, tzinfo=UTC)
-TERMS = PilotTerms(share=50.0, days=7.0, now=NOW)
-CODE = TERMS.rule("code", {"route": "/v1/completions", "domain": "code"})
+
+
+def started(name: str, match: RuleText, share: float = 50.0) -> RuleText:
+    return pilot_rule(name, match, share=share, days=7.0, now=NOW)
+
+
+CODE = started("code", {"route": "/v1/completions", "domain": "code"})
 TEXT = """\
 version: 7   # for people
 default: {mode: off}
@@ -63,31 +68,30 @@ def test_what_is_taken_out_leaves_the_text_as_it_was() -> None:
     alone = with_rules("", [CODE])
     assert names(alone) == ["pilot-code"]
     assert parse_policy(with_replaced(alone, {"pilot-code": None}), "policy")[0].content() == Policy().content()
-    assert names(with_rules("rules: []\n", [CODE])) == ["pilot-code"]
 
 
 def test_a_rule_without_conditions_is_the_last() -> None:
-    every = TERMS.rule("default", {})
+    every = started("default", {})
     made = with_rules(TEXT, [every, CODE])
     assert names(made) == ["regulated", "pilot-code", "editor", "pilot-default"]
     assert made.endswith("# The end.\n")
 
 
 def test_a_pilot_that_is_kept_has_no_end_and_a_holdout() -> None:
-    started = with_rules(TEXT, [CODE])
-    match = policy(started).content()["rules"][1]["match"]  # type: ignore[index]
-    made = with_replaced(started, {"pilot-code": kept_rule("pilot-code", match)})
+    text = with_rules(TEXT, [CODE])
+    match = policy(text).content()["rules"][1]["match"]  # type: ignore[index]
+    made = with_replaced(text, {"pilot-code": kept_rule("pilot-code", match)})
     [_, rule, _] = policy(made).rules
-    assert (rule.name, rule.match.time, rule.match.domain) == ("code", None, policy(started).rules[1].match.domain)
+    assert (rule.name, rule.match.time, rule.match.domain) == ("code", None, policy(text).rules[1].match.domain)
     assert rule.terms.rollout is not None
     assert (rule.terms.rollout.holdout, rule.terms.rollout.gate) == (5, "automatic")
-    with pytest.raises(ConfigError, match="has a rule editor already"):
-        with_replaced(started, {"pilot-code": kept_rule("pilot-editor", match)})
+    with pytest.raises(ConfigError, match="allowed: names that differ"):
+        policy(with_replaced(text, {"pilot-code": kept_rule("pilot-editor", match)}))
 
 
 @pytest.mark.parametrize("share", [1.0, 50.0, 95.0])
 def test_its_share_and_its_holdout_are_possible_together(share: float) -> None:
-    rule = PilotTerms(share, 0.5, NOW).rule("chat-completions/standard/free/short", {"route": "/v1/completions"})
+    rule = started("chat-completions/standard/free/short", {"route": "/v1/completions"}, share)
     [made] = policy(with_rules("", [rule])).rules
     assert made.name == "pilot-chat-completions-standard-free-short"
     assert made.terms.rollout is not None
@@ -95,9 +99,10 @@ def test_its_share_and_its_holdout_are_possible_together(share: float) -> None:
     assert made.terms.rollout.holdout == min(50.0, 100.0 - share)
 
 
-def test_rules_in_braces_are_refused() -> None:
-    with pytest.raises(ConfigError, match="one below the other"):
-        with_rules("rules: [{name: a, match: {}}]\n", [CODE])
+@pytest.mark.parametrize("text", ["rules: [{name: a, match: {}}]\n", "rules: []\n"])
+def test_rules_in_braces_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="cannot edit"):
+        with_rules(text, [CODE])
 
 
 def test_requests_are_counted_by_the_rule_that_they_had() -> None:
@@ -107,6 +112,6 @@ def test_requests_are_counted_by_the_rule_that_they_had() -> None:
         facts_of({"record": record, "facts": {"domain": domain, "tools": False, "structured_output": "none"}})
         for domain in ("code", "code", "chat", None)
     ]
-    prose = TERMS.rule("prose", {"domain": "prose"})
+    prose = started("prose", {"domain": "prose"})
     counts = taken(policy(TEXT), policy(with_rules(TEXT, [CODE, prose])), facts)
     assert {name: dict(count) for name, count in counts.items()} == {"pilot-code": {"editor": 2}, "pilot-prose": {}}

@@ -8,14 +8,13 @@ the comparison is of one piece; harm takes it back at once.
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from itertools import pairwise
 from typing import Any
 
 import yaml
 
-from prolepsis.control.policy.check import parse_policy
+from prolepsis.control.policy.check import InvalidPolicy, parse_policy
 from prolepsis.control.policy.model import DEFAULT_RULE, Policy
 from prolepsis.control.policy.rollout_terms import GUARDRAILS
 from prolepsis.core.errors import ConfigError
@@ -23,55 +22,35 @@ from prolepsis.core.facts import RequestFacts
 
 PILOT = "pilot-"
 """What the name of a pilot's rule begins with."""
-_MOST_HOLDOUT, _KEPT_HOLDOUT, _DAY_S = 50.0, 5, 86400.0
-_COSTS_MORE = 0.02
+_KEPT = {"step_weights": [95], "holdout": 5, "gate": "automatic"}
+_COST = {"name": "cost", "metric": "cost_per_token", "margin": 0.02}
 _ALL = {"time"}  # conditions of a pilot of everything
-_PLAIN = "default: {mode: off}\n"  # of a policy without rules
-_NO_RULES = re.compile(r"rules:\s*(\[\s*\])?\s*(#.*)?$")
-_NOT_OF_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
-
-RuleText = Mapping[str, object]
+_BLOCK = r"^( *)- name: ({})\n(?:\1 .*\n)*"  # a rule as `rule_text` writes it
+RuleText = Mapping[str, Any]
 """A rule as a policy's text has it."""
 
 
-@dataclass(frozen=True, slots=True)
-class PilotTerms:
-    """Terms of a pilot that begins `now`."""
-
-    share: float  # percent of its requests that speculate
-    days: float
-    now: datetime
-
-    def rule(self, name: str, match: Mapping[str, object]) -> RuleText:
-        until = (self.now.astimezone(UTC) + timedelta(days=self.days)).replace(microsecond=0, tzinfo=None)
-        plain = 100.0 - self.share
-        rollout = {
-            "step_weights": [self.share],
-            "holdout": min(_MOST_HOLDOUT, plain),
-            "max_step_s": self.days * _DAY_S,
-        }
-        return _rule(
-            PILOT + _NOT_OF_NAMES.sub("-", name).strip("-")[: 64 - len(PILOT)],
-            {**match, "time": {"until": f"{until.isoformat()}Z"}},
-            rollout,
-        )
+def pilot_rule(name: str, match: RuleText, *, share: float, days: float, now: datetime) -> RuleText:
+    """Return a rule that gives drafts to `share` percent of what it matches, for some days."""
+    until = f"{now.astimezone(UTC) + timedelta(days=days):%Y-%m-%dT%H:%M:%SZ}"
+    rollout = {"step_weights": [share], "holdout": min(50.0, 100.0 - share), "max_step_s": 86400.0 * days}
+    called = f"{PILOT}{re.sub(r'[^A-Za-z0-9._-]+', '-', name).strip('-')}"[:64]
+    return _rule(called, {**match, "time": {"until": until}}, rollout)
 
 
-def kept_rule(name: str, match: Mapping[str, object]) -> RuleText:
+def kept_rule(name: str, match: RuleText) -> RuleText:
     """Return what a pilot's rule becomes where it stays: on for all its requests but a holdout, without an end."""
-    rollout = {"step_weights": [100 - _KEPT_HOLDOUT], "holdout": _KEPT_HOLDOUT, "gate": "automatic"}
-    return _rule(name.removeprefix(PILOT), {name: value for name, value in match.items() if name != "time"}, rollout)
+    return _rule(name.removeprefix(PILOT), {fact: match[fact] for fact in match if fact != "time"}, _KEPT)
 
 
-def _rule(name: str, match: Mapping[str, object], rollout: Mapping[str, object]) -> RuleText:
-    guardrails = [*map(dict, GUARDRAILS), {"name": "cost", "metric": "cost_per_token", "margin": _COSTS_MORE}]
+def _rule(name: str, match: RuleText, rollout: RuleText) -> RuleText:
+    guardrails = [*map(dict, GUARDRAILS), dict(_COST)]
     return {"name": name, "match": dict(match), "mode": "on", "rollout": dict(rollout), "guardrails": guardrails}
 
 
-def rule_lines(rule: RuleText, indent: int = 2) -> list[str]:
-    """Return the lines of a rule in a policy's text."""
+def rule_text(rule: RuleText, indent: str = "  ") -> str:
     text = yaml.safe_dump([dict(rule)], sort_keys=False, default_flow_style=None, width=1000)
-    return [f"{' ' * indent}{line}\n" for line in text.splitlines()]
+    return "".join(f"{indent}{line}\n" for line in text.splitlines())
 
 
 def with_rules(text: str, rules: Sequence[RuleText]) -> str:
@@ -79,88 +58,49 @@ def with_rules(text: str, rules: Sequence[RuleText]) -> str:
 
     A rule without conditions but its end stands last. Raises `ConfigError` where the text's form leaves no place.
     """
-    parts = _Parts.of(text or _PLAIN)
-    others = enumerate(parts.policy.rules)
-    ahead = [
-        i
-        for i, rule in others
-        if rule.terms.pinned or (rule.name.startswith(PILOT) and rule.match.conditions.keys() != _ALL)
-    ]
-    first = ahead[-1] + 1 if ahead else 0
-    own = [rule for rule in rules if rule["match"].keys() != _ALL]  # type: ignore[attr-defined]
-    for place, put in ((len(parts.items), [rule for rule in rules if rule not in own]), (first, own)):
-        parts.items[place:place] = [rule_lines(rule, parts.indent) for rule in put]
-    return parts.text({*(rule.name for rule in parts.policy.rules), *(str(rule["name"]) for rule in rules)})
+    text = text or "default: {mode: off}\n"
+    if not parse_policy(text, "policy")[0].rules:
+        return _checked(f"{text}rules:\n{''.join(map(rule_text, rules))}", [rule["name"] for rule in rules])
+    for rule in rules:
+        text = _with_rule(text, rule)
+    return text
+
+
+def _with_rule(text: str, rule: RuleText) -> str:
+    (policy, document), lines = parse_policy(text, "policy"), [f"{line}\n" for line in text.splitlines()]
+    others = enumerate(policy.rules, 1)
+    ahead = (i for i, one in others if one.terms.pinned or (is_pilot(one.name) and one.match.conditions.keys() != _ALL))
+    place, first = max(ahead, default=0), (document.line(("rules", 0)) or 1) - 1
+    at = (document.line(("rules", place)) or 1) - 1
+    if rule["match"].keys() == _ALL or place == len(policy.rules):
+        root: Any = document.root
+        at = next(value.end_mark.line for key, value in root.value if key.value == "rules")
+    while lines[at - 1].lstrip().startswith("#"):  # it is about the rule
+        at -= 1
+    indent = lines[first][: len(lines[first]) - len(lines[first].lstrip())]
+    made = "".join([*lines[:at], rule_text(rule, indent), *lines[at:]])
+    return _checked(made, [*(one.name for one in policy.rules), rule["name"]])
+
+
+def is_pilot(name: str) -> bool:
+    return name.startswith(PILOT)
 
 
 def with_replaced(text: str, rules: Mapping[str, RuleText | None]) -> str:
-    """Return a policy's text with others in place of the rules that are named, or without them."""
-    parts = _Parts.of(text)
-    names = [rule.name for rule in parts.policy.rules]
-    for i, name in enumerate(names):
-        if name in rules:
-            new = rules[name]
-            parts.items[i] = [] if new is None else rule_lines(new, parts.indent)
-    left = {name for name in names if name not in rules}
-    new_names = {str(rule["name"]) for rule in rules.values() if rule is not None}
-    if taken := left & new_names:
-        raise ConfigError(f"the policy has a rule {', '.join(taken)} already; allowed: another name", param="rule")
-    return parts.text(left | new_names)
+    """Return a policy's text with others in place of the rules of a pilot that are named, or without them."""
+    left = [rule.name for rule in parse_policy(text, "policy")[0].rules if rule.name not in rules]
+    named = re.compile(_BLOCK.format("|".join(map(re.escape, rules))), re.MULTILINE)
+    made = named.sub(lambda found: rule_text(new, found[1]) if (new := rules[found[2]]) else "", text)
+    kept = [rule["name"] for rule in rules.values() if rule]
+    return _checked(made if left or kept else re.sub(r"^rules:\n", "", made, flags=re.MULTILINE), [*left, *kept])
 
 
-@dataclass(slots=True)
-class _Parts:
-    """A policy's text in parts: what is before the rules, the lines of each, what is behind."""
-
-    policy: Policy
-    head: list[str]
-    items: list[list[str]]
-    tail: list[str]
-    indent: int
-
-    @classmethod
-    def of(cls, text: str) -> "_Parts":
-        (policy, document), lines = parse_policy(text, "policy"), [f"{line}\n" for line in text.splitlines()]
-        starts = [(document.line(("rules", i)) or 1) - 1 for i in range(len(policy.rules))]
-        if not starts:
-            return cls(policy, [*_without_rules(lines), "rules:\n"], [], [], 2)
-        indent, end = _indent(lines[starts[0]]), _end(lines, starts[-1])
-        if any(not lines[start][indent:].startswith("- ") for start in starts):
-            raise ConfigError("the policy's rules are not one below the other, each after a dash", param="policy")
-        for i in range(len(starts)):
-            while lines[starts[i] - 1].lstrip().startswith("#"):  # it is about the rule
-                starts[i] -= 1
-        cuts = [*starts, end]
-        items = [lines[start:stop] for start, stop in pairwise(cuts)]
-        return cls(policy, lines[: starts[0]], items, lines[end:], indent)
-
-    def text(self, names: set[str]) -> str:
-        """Return the whole text, once it is sure that its rules are those named."""
-        head = self.head if any(self.items) else _without_rules(self.head)
-        made = "".join([*head, *(line for item in self.items for line in item), *self.tail])
-        made = made if any(line.strip() and line[0] != "#" for line in made.splitlines()) else _PLAIN
-        if {rule.name for rule in parse_policy(made, "policy")[0].rules} != names:
-            raise ConfigError("the policy's text has a form that a command cannot edit", param="policy")
-        return made
-
-
-def _without_rules(lines: Sequence[str]) -> list[str]:
-    return [line for line in lines if not _NO_RULES.match(line)]
-
-
-def _indent(line: str) -> int:
-    return len(line) - len(line.lstrip())
-
-
-def _end(lines: Sequence[str], start: int) -> int:
-    """Return where an item ends: behind its last line that is neither empty nor a comment."""
-    end = start + 1
-    for i, line in enumerate(lines[end:], end):
-        if line.strip() and not line.lstrip().startswith("#"):
-            if _indent(line) <= _indent(lines[start]):
-                break
-            end = i + 1
-    return end
+def _checked(text: str, names: Sequence[str]) -> str:
+    """Return the text, if its rules have these names."""
+    with suppress(InvalidPolicy):
+        if sorted(rule.name for rule in parse_policy(text, "policy")[0].rules) == sorted(names):
+            return text
+    raise ConfigError("the policy's text has a form that a command cannot edit", param="policy")
 
 
 def facts_of(recent: Mapping[str, Any]) -> RequestFacts:
@@ -180,7 +120,7 @@ def facts_of(recent: Mapping[str, Any]) -> RequestFacts:
 
 def taken(before: Policy, after: Policy, facts: Sequence[RequestFacts]) -> Mapping[str, Counter[str]]:
     """Return by rule of a pilot how many of the requests it matches, by the rule that they had before."""
-    found: dict[str, Counter[str]] = {rule.name: Counter() for rule in after.rules if rule.name.startswith(PILOT)}
+    found: dict[str, Counter[str]] = {rule.name: Counter() for rule in after.rules if is_pilot(rule.name)}
     for request in facts:
         rule, was = after.rule_for(request), before.rule_for(request)
         if rule is not None and rule.name in found:

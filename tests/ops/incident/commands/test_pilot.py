@@ -1,6 +1,7 @@
-"""`prolepsis pilot` on a running server: its start, state and end, and its report for a person, a program, as a page."""
+"""`prolepsis pilot` on a running server: its start, state and end; its report as text, JSON and a page."""
 
 import json
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +21,6 @@ from tests.control.cost.test_runtime import BOOK
 from tests.server.conftest import served
 from tests.server.fakes import FakeEngine
 from tests.waiting import wait_for
-
 
 CHECK = {
     "prompts": "prompts.jsonl",
@@ -64,14 +64,14 @@ def phases(url: str) -> dict[str, str]:
 def test_a_pilot_starts_on_what_a_check_found_and_ends_without_a_trace_in_the_policy(url: str) -> None:
     started = run("start")
     assert started.exit_code == 0, started.output
-    assert "2 of 3" in started.stdout
+    assert re.search(r"pilot-code +2 +3 +default", started.stdout)
     assert "requests of no rule are plain" in " ".join(started.stderr.split())
     assert phases(url) == {"pilot-code": "running"}
     again = json.loads(run("start", "--json").stdout)
     assert again == {"started": []}
     more = json.loads(run("start", "--default", "--share", "10", "--json").stdout)
     assert more["started"] == ["pilot-default"]
-    assert more["pilot"][0]["of recorded requests"] == "1 of 3", "the first pilot keeps its own"
+    assert more["pilot"][0]["matches"] == 1, "the first pilot keeps its own"
     shown = json.loads(run("status", "--json").stdout)["pilot"]
     assert [row["rule"] for row in shown] == ["pilot-code", "pilot-default"]
     ended = json.loads(run("stop", "--rule", "code", "--json").stdout)

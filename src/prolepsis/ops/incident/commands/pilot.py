@@ -1,33 +1,24 @@
 """`prolepsis pilot`: speculate with a share of some traffic for some days, and see what that brings."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from prolepsis.control.policy import pilot
 from prolepsis.control.policy.check import parse_policy
 from prolepsis.control.policy.model import Policy
-from prolepsis.control.policy.pilot import (
-    PILOT,
-    PilotTerms,
-    RuleText,
-    facts_of,
-    kept_rule,
-    rule_lines,
-    taken,
-    with_replaced,
-    with_rules,
-)
 from prolepsis.control.rollout.machine import JUDGED
 from prolepsis.control.verdict.commands import VERDICTS
 from prolepsis.control.web.drawing import interval
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.files import read_text, write_output
 from prolepsis.core.terminal.admin import Key, Url, ask
-from prolepsis.core.terminal.documents import as_yaml, print_reply
+from prolepsis.core.terminal.documents import print_reply
 from prolepsis.core.terminal.output import FAILED, AsJson, command_group, note, print_json, warn
 from prolepsis.ops.console.render import page_alone
 from prolepsis.ops.incident.period import parse_time
@@ -36,23 +27,23 @@ _FIGURES = ("figure", "speculating", "control", "change=change:share", "n=num_sp
 _COMPARED = ("rollout", "share", "cost=cost:share", "n=num_speculating", "n of control=num_control")
 _COST = "cost of a million tokens (device s)"
 _SHIPPED = "the shipped set"
-_CHANGES = {"pilot": ("rule", "of recorded requests", "taken from"), "changes": ("kind", "rule", "field", "old", "new")}
+_STARTED = {
+    "pilot": ("rule", "matches", "of_recorded", "taken_from"),
+    "changes": ("kind", "rule", "field", "old", "new"),
+}
 _STATUS = {"pilot": ("rule", "phase", "verdict > rests_on", "requests=num_requests", "until")}
 app = command_group("Speculate with a share of some traffic for some days, and see what it brings.")
-
-RuleName = Annotated[str | None, typer.Option("--rule", metavar="NAME", help="this one alone")]
+Named = Annotated[str | None, typer.Option("--rule", metavar="NAME", help="this rule alone")]
 
 
 @app.command()
 def start(
     *,
-    source: Annotated[
-        Path, typer.Option("--from", metavar="FILE", help="what `prolepsis check` found; else name traffic")
-    ] = Path("check.json"),
+    source: Annotated[Path, typer.Option("--from", metavar="FILE", help="of `prolepsis check`")] = Path("check.json"),
     route: Annotated[str | None, typer.Option(help="traffic of this route, in place of FILE")] = None,
     tenant: Annotated[str | None, typer.Option(help="traffic of this tenant, in place of FILE")] = None,
-    rule: Annotated[str | None, typer.Option(help="the one of FILE with this name, or the name of the rule")] = None,
     default: Annotated[bool, typer.Option("--default", help="all that no rule matches, in place of FILE")] = False,
+    rule: Annotated[str | None, typer.Option(help="the one of FILE with this name, or the name of the rule")] = None,
     share: Annotated[float, typer.Option(min=1, max=95, help="percent of these requests that speculate")] = 50.0,
     days: Annotated[float, typer.Option(min=0.01, max=90, help="then they get what they got before")] = 7.0,
     anyway: Annotated[bool, typer.Option("--anyway", help="also rules that match no recorded request")] = False,
@@ -65,26 +56,30 @@ def start(
     The share speculates and the others stay plain, so that the two can be compared. A guardrail that shows harm ends it
     at once. What is done, and to how many of the last requests, is shown first.
     """
-    terms = PilotTerms(share, days, datetime.now(UTC))
-    named = {"route": route, "tenant": tenant}
-    match = {name: value for name, value in named.items() if value is not None}
-    found = {rule or tenant or str(route or "default").rpartition("/v1/")[2]: match} if match or default else None
-    rules = [terms.rule(name, match) for name, match in (found or _worth(source, rule)).items()]
+    match = {name: value for name, value in (("route", route), ("tenant", tenant)) if value is not None}
+    found = {rule or tenant or (route or "default").removeprefix("/v1/"): match} if match or default else None
+    made = partial(pilot.pilot_rule, share=share, days=days, now=datetime.now(UTC))
+    rules = [made(name, match) for name, match in (found or _worth(source, rule)).items()]
     in_use = ask(url, key, "GET", "/admin/policy")
-    new = [each for each in rules if each["name"] not in in_use["rules"]]
+    new, shown = [each for each in rules if each["name"] not in in_use["rules"]], dict[str, Any]()
     if in_use["source"] == "file" and new:
-        print("".join(line for each in new for line in rule_lines(each)), end="")
+        print("".join(map(pilot.rule_text, new)), end="")
         note(f"this server's policy is {in_use['name']}: put these lines first under `rules`, then run this again")
         raise typer.Exit(FAILED)
-    shown = _apply(new, url, key, anyway=anyway, as_json=as_json) if new else {}
-    started = [*_started({str(each["name"]) for each in rules}, url, key)]
+    if new:
+        shown = _apply(new, url, key, anyway=anyway, as_json=as_json)
+    started = []
+    for row in ask(url, key, "GET", "/admin/rollouts")["rollouts"]:
+        if row["rule"] in [each["name"] for each in rules] and row["phase"] in ("off", "rolled_back"):
+            ask(url, key, "POST", f"/admin/rollouts/{row['id']}/start", {"reason": "pilot start"})
+            started.append(row["rule"])
     if as_json:
         print_json({**shown, "started": started})
-        return
-    note(f"started: {', '.join(started) or 'none'}; `prolepsis pilot status` says how it goes")
+    else:
+        note(f"started: {', '.join(started) or 'none'}; `prolepsis pilot status` says how it goes")
 
 
-def _worth(file: Path, name: str | None) -> dict[str, Mapping[str, object]]:
+def _worth(file: Path, name: str | None) -> dict[str, Mapping[str, Any]]:
     """Return the matches of what a check found worth a pilot, by name."""
     try:
         document = json.loads(read_text(file, "from"))
@@ -101,77 +96,60 @@ def _worth(file: Path, name: str | None) -> dict[str, Mapping[str, object]]:
     return found
 
 
-def _apply(rules: Sequence[RuleText], url: str, key: str | None, *, anyway: bool, as_json: bool) -> dict[str, Any]:
+def _apply(rules: list[pilot.RuleText], url: str, key: str | None, *, anyway: bool, as_json: bool) -> dict[str, Any]:
     """Say what the rules match and change, and put them into the policy, without those that match nothing."""
-    before, text, version = _stored(url, key)
-    facts = [*map(facts_of, ask(url, key, "GET", "/admin/requests", query={"last": "512"})["requests"])]
-    counts = taken(before, parse_policy(with_rules(text, rules), "policy")[0], facts)
-    if idle := [name for name, count in counts.items() if not count and not anyway]:
+    text, version = _stored(url, key)
+    before, after = (parse_policy(of, "policy")[0] if of else Policy() for of in (text, pilot.with_rules(text, rules)))
+    facts = [*map(pilot.facts_of, ask(url, key, "GET", "/admin/requests?last=512")["requests"])]
+    counts = pilot.taken(before, after, facts)
+    if idle := [each["name"] for each in rules if not counts[each["name"]] and not anyway]:
         warn(f"left out, as none of the last {len(facts)} requests matches: {', '.join(idle)}; --anyway takes them too")
-        rules = [rule for rule in rules if rule["name"] not in idle]
-    if not rules:
+    if not (rules := [each for each in rules if each["name"] not in idle]):
         raise ConfigError("no rule of the pilot matches a request; clients declare `domain` in `metadata`")
-    made = with_rules(text, rules)
+    made = pilot.with_rules(text, rules)
     checked = ask(url, key, "POST", "/admin/policy/check", {"text": made})
-    rows = [
-        {"rule": rule, "of recorded requests": f"{count.total()} of {len(facts)}", "taken from": ", ".join(count)}
-        for rule, count in counts.items()
-        if rule in {each["name"] for each in rules}
-    ]
-    shown = {"pilot": rows, "changes": checked["changes"]}
-    if not as_json:
-        changes = [{**row, "old": as_yaml(row["old"]), "new": as_yaml(row["new"])} for row in checked["changes"]]
-        print_reply({"pilot": rows, "changes": changes, "warnings": checked["warnings"]}, _CHANGES, as_json=False)
-        if not version:
-            warn("no policy was in use, so callers decided alone; from now on requests of no rule are plain")
     if checked["errors"]:
         raise ConfigError("; ".join(checked["errors"]))
+    rows = [(name, counts[name].total(), len(facts), [*counts[name]]) for name in (each["name"] for each in rules)]
+    shown = {"pilot": [dict(zip(_STARTED["pilot"], row, strict=True)) for row in rows], "changes": checked["changes"]}
+    if not as_json:
+        print_reply({**shown, "warnings": checked["warnings"]}, _STARTED, as_json=False)
+        if not version:
+            warn("no policy was in use, so callers decided alone; from now on requests of no rule are plain")
     ask(url, key, "PUT", "/admin/policy", {"text": made, "expect": version, "reason": "pilot start"})
     return shown
 
 
-def _stored(url: str, key: str | None) -> tuple[Policy, str, int]:
-    """Return the policy in use, with its text and version; raises `InvalidParameter` where no store has it."""
+def _stored(url: str, key: str | None) -> tuple[str, int]:
+    """Return text and version of the policy in use; raises `InvalidParameter` where no store has it."""
     version = ask(url, key, "GET", "/admin/policy/versions")["in_use"] or 0
-    text = ask(url, key, "GET", f"/admin/policy/versions/{version}")["text"] if version else ""
-    return parse_policy(text, "policy")[0] if text else Policy(), text, version
+    return ask(url, key, "GET", f"/admin/policy/versions/{version}")["text"] if version else "", version
 
 
-def _rollouts(url: str, key: str | None) -> dict[str, Any]:
-    return {row["rule"]: row for row in ask(url, key, "GET", "/admin/rollouts")["rollouts"]}
-
-
-def _started(names: set[str], url: str, key: str | None) -> Iterator[str]:
-    for rule, row in _rollouts(url, key).items():
-        if rule in names and row["phase"] in ("off", "rolled_back"):
-            ask(url, key, "POST", f"/admin/rollouts/{row['id']}/start", {"reason": "pilot start"})
-            yield rule
-
-
-def _pilots(url: str, key: str | None, name: str | None) -> dict[str, Any]:
-    """Return the conditions of the pilot's rules in use, by name; raises `ConfigError` where there are none."""
+def _pilots(url: str, key: str | None, name: str | None) -> dict[str, tuple[Any, Any]]:
+    """Return the pilot's rules in use, each with its rollout, by name; raises `ConfigError` where there are none."""
     content = ask(url, key, "GET", "/admin/policy")["content"] or {"rules": []}
-    rules = {rule["name"]: rule["match"] for rule in content["rules"] if rule["name"].startswith(PILOT)}
-    if not (found := {rule: match for rule, match in rules.items() if name in (None, rule, rule.removeprefix(PILOT))}):
-        here = f"; its pilots: {', '.join(rules)}" if rules else ""
-        raise ConfigError(f"the policy in use has no pilot{f' {name}' if name else ''}{here}", param="rule")
+    rollouts = {row["rule"]: row for row in ask(url, key, "GET", "/admin/rollouts")["rollouts"]}
+    rules = {rule["name"]: rule for rule in content["rules"] if pilot.is_pilot(rule["name"]) and rule["rollout"]}
+    found = {each: (rules[each], rollouts[each]) for each in rules if name in (None, each, each[len(pilot.PILOT) :])}
+    if not found:
+        message = (
+            f"the policy in use has no pilot{f' {name}' if name else ''}; its pilots: {', '.join(rules) or 'none'}"
+        )
+        raise ConfigError(message, param="rule")
     return found
 
 
 @app.command()
-def status(*, rule: RuleName = None, url: Url, key: Key = None, as_json: AsJson = False) -> None:
+def status(*, rule: Named = None, url: Url, key: Key = None, as_json: AsJson = False) -> None:
     """Show for each rule of the pilot its verdict now, its requests so far, and when it ends."""
-    rollouts = _rollouts(url, key)
-    verdicts = {row["rule"]: row for row in ask(url, key, "GET", VERDICTS.path)["verdicts"]}
     rows = [
         {
-            "rule": name,
-            "phase": rollouts[name]["phase"],
-            **{field: verdicts.get(name, {}).get(field, "") for field in ("verdict", "rests_on")},
-            "num_requests": rollouts[name]["num_canary"] + rollouts[name]["num_control"],
-            "until": match["time"][0]["until"],
+            **{field: rollout[field] for field in ("rule", "phase", "verdict", "rests_on")},
+            "num_requests": rollout["num_canary"] + rollout["num_control"],
+            "until": of["match"].get("time", [{}])[0].get("until"),
         }
-        for name, match in _pilots(url, key, rule).items()
+        for of, rollout in _pilots(url, key, rule).values()
     ]
     print_reply({"pilot": rows}, _STATUS, as_json=as_json)
     if not as_json and any(row["verdict"].startswith(("keep", "stop")) for row in rows):
@@ -181,21 +159,22 @@ def status(*, rule: RuleName = None, url: Url, key: Key = None, as_json: AsJson 
 @app.command()
 def stop(
     *,
-    rule: RuleName = None,
+    rule: Named = None,
     keep: Annotated[bool, typer.Option("--keep", help="speculate with all its requests but a holdout of 5 %")] = False,
-    reason: Annotated[str, typer.Option(help="recorded with the version of the policy")] = "",
+    reason: Annotated[str, typer.Option(help="recorded with the version of the policy")] = "pilot stop",
     url: Url,
     key: Key = None,
     as_json: AsJson = False,
 ) -> None:
     """End the pilot: its requests stop speculating at once, and its rules leave the policy; or keep its rules."""
-    pilots, why = _pilots(url, key, rule), reason or f"pilot stop{' --keep' if keep else ''}"
-    for name, row in _rollouts(url, key).items() if not keep else ():
-        if name in pilots and row["phase"] in JUDGED:
-            ask(url, key, "POST", f"/admin/rollouts/{row['id']}/rollback", {"reason": why})
-    _, text, version = _stored(url, key)
-    made = with_replaced(text, {name: kept_rule(name, match) if keep else None for name, match in pilots.items()})
-    reply = ask(url, key, "PUT", "/admin/policy", {"text": made, "expect": version, "reason": why})
+    pilots = _pilots(url, key, rule)
+    for _, row in pilots.values():
+        if row["phase"] in JUDGED and not keep:
+            ask(url, key, "POST", f"/admin/rollouts/{row['id']}/rollback", {"reason": reason})
+    text, version = _stored(url, key)
+    instead = {name: pilot.kept_rule(name, of["match"]) if keep else None for name, (of, _) in pilots.items()}
+    body = {"text": pilot.with_replaced(text, instead), "expect": version, "reason": reason}
+    reply = ask(url, key, "PUT", "/admin/policy", body)
     print_reply({"kept" if keep else "ended": [*pilots], **reply}, as_json=as_json)
 
 
