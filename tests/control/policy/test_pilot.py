@@ -6,7 +6,7 @@ import pytest
 
 from prolepsis.control.policy.check import Known, parse_policy, usable_policy
 from prolepsis.control.policy.model import Policy
-from prolepsis.control.policy.pilot import RuleText, facts_of, kept_rule, pilot_rule, taken, with_replaced, with_rules
+from prolepsis.control.policy.pilot import RuleText, kept_rule, matched, pilot_rule, with_replaced, with_rules
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.facts import RequestFacts
 
@@ -105,13 +105,8 @@ def test_rules_in_braces_are_refused(text: str) -> None:
         with_rules(text, [CODE])
 
 
-def test_requests_are_counted_by_the_rule_that_they_had() -> None:
-    row = {"route": "/v1/completions", "model": "m", "tenant": "acme", "tier": "standard", "key_id": ""}
-    record = {**row, "num_prompt_tokens": 9, "ended_at": NOW.timestamp()}
-    facts = [
-        facts_of({"record": record, "facts": {"domain": domain, "tools": False, "structured_output": "none"}})
-        for domain in ("code", "code", "chat", None)
-    ]
-    prose = started("prose", {"domain": "prose"})
-    counts = taken(policy(TEXT), policy(with_rules(TEXT, [CODE, prose])), facts)
-    assert {name: dict(count) for name, count in counts.items()} == {"pilot-code": {"editor": 2}, "pilot-prose": {}}
+def test_requests_are_counted_by_the_rule_that_they_would_have() -> None:
+    facts = {"route": "/v1/completions", "model": "m", "tenant": "acme", "tier": "standard", "key": "", "tools": False}
+    recent = [{"facts": {**facts, "domain": domain, "prompt_tokens": 9}} for domain in ("code", "code", "chat", None)]
+    code = pilot_rule("code", CODE["match"] | {"prompt_tokens": {"max": 9}}, share=50, days=1, now=datetime.now(UTC))
+    assert matched(policy(with_rules(TEXT, [code])), recent) == {"pilot-code": 2, "editor": 2}

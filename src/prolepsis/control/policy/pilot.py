@@ -7,7 +7,7 @@ the comparison is of one piece; harm takes it back at once.
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from prolepsis.control.policy.check import InvalidPolicy, parse_policy
-from prolepsis.control.policy.model import DEFAULT_RULE, Policy
+from prolepsis.control.policy.model import Policy
 from prolepsis.control.policy.rollout_terms import GUARDRAILS
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.facts import RequestFacts
@@ -68,8 +68,11 @@ def with_rules(text: str, rules: Sequence[RuleText]) -> str:
 
 def _with_rule(text: str, rule: RuleText) -> str:
     (policy, document), lines = parse_policy(text, "policy"), [f"{line}\n" for line in text.splitlines()]
-    others = enumerate(policy.rules, 1)
-    ahead = (i for i, one in others if one.terms.pinned or (is_pilot(one.name) and one.match.conditions.keys() != _ALL))
+    ahead = (
+        i
+        for i, one in enumerate(policy.rules, 1)
+        if one.terms.pinned or (is_pilot(one.name) and one.match.conditions.keys() != _ALL)
+    )
     place, first = max(ahead, default=0), (document.line(("rules", 0)) or 1) - 1
     at = (document.line(("rules", place)) or 1) - 1
     if rule["match"].keys() == _ALL or place == len(policy.rules):
@@ -103,26 +106,7 @@ def _checked(text: str, names: Sequence[str]) -> str:
     raise ConfigError("the policy's text has a form that a command cannot edit", param="policy")
 
 
-def facts_of(recent: Mapping[str, Any]) -> RequestFacts:
-    """Return the facts of a request as /admin/requests has it; others are the API's defaults."""
-    row = recent["record"]
-    return RequestFacts(
-        route=row["route"],
-        model=row["model"],
-        tenant=row["tenant"],
-        tier=row["tier"],
-        key=row["key_id"],
-        prompt_tokens=row["num_prompt_tokens"],
-        time=datetime.fromtimestamp(row["ended_at"], UTC),
-        **recent["facts"],
-    )
-
-
-def taken(before: Policy, after: Policy, facts: Sequence[RequestFacts]) -> Mapping[str, Counter[str]]:
-    """Return by rule of a pilot how many of the requests it matches, by the rule that they had before."""
-    found: dict[str, Counter[str]] = {rule.name: Counter() for rule in after.rules if is_pilot(rule.name)}
-    for request in facts:
-        rule, was = after.rule_for(request), before.rule_for(request)
-        if rule is not None and rule.name in found:
-            found[rule.name][was.name if was else DEFAULT_RULE] += 1
-    return found
+def matched(policy: Policy, recent: Iterable[Mapping[str, Any]]) -> Counter[str]:
+    """Return by rule how many requests have it, of those that /admin/requests has."""
+    rules = (policy.rule_for(RequestFacts(**{**of["facts"], "time": datetime.now(UTC)})) for of in recent)
+    return Counter(rule.name for rule in rules if rule is not None)

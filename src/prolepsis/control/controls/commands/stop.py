@@ -14,6 +14,7 @@ from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.kill_scope import EVERYTHING, KINDS, check_scope
 from prolepsis.core.terminal.admin import Key, ServerUrl, ask, server_in_place
+from prolepsis.core.terminal.documents import print_reply
 from prolepsis.core.terminal.flags import settings_here
 from prolepsis.core.terminal.output import AsJson, note, print_json, stdout, warn
 
@@ -21,6 +22,7 @@ File = Annotated[Path | None, typer.Option(help="default: controls.json in the u
 _OF_SERVERS = ("rule:", "tenant:", "traffic_class:")  # scopes that each server has by its policy and its keys
 _SCOPES = ", ".join(f"{kind}:NAME" for kind in KINDS)
 Scope = Annotated[str, typer.Option(help=f"what is meant: {EVERYTHING}, {_SCOPES}")]
+_STOPPED = ("scope", "since=at", "by", "reason")
 _SAID = {True: "stopped", False: "allowed"}
 Reason = Annotated[str, typer.Option(help="shown in the log and by `stop --show`")]
 
@@ -38,7 +40,9 @@ def stop(
     """Stop speculation from the next step on, also after a restart, until `resume`: on this machine, or at a server."""
     where = _where(controls_file, url)
     if show:
-        _show(where, key, as_json=as_json)
+        document = ask(where, key, "GET", "/admin/kill") if isinstance(where, str) else _in_file(where, where.read())
+        shown = document if as_json else {**document, "warnings": [*document["warnings"].values()]}
+        print_reply(shown, {"operator": _STOPPED, "shared": _STOPPED}, as_json=as_json)
     else:
         _turn(where, key, scope, reason, on=True, as_json=as_json)
 
@@ -78,25 +82,6 @@ def _turn(where: ControlsFile | str, key: str | None, scope: str, reason: str, *
             warn("still stopped on all replicas; `prolepsis resume --url URL` lifts that too")
         if on and scope.startswith(_OF_SERVERS):
             warn(f"no server was asked whether it has {scope}; `prolepsis stop --show --url URL` asks one")
-
-
-def _show(where: ControlsFile | str, key: str | None, *, as_json: bool) -> None:
-    """Show the state in the controls file, or that of a server including its flags."""
-    document = ask(where, key, "GET", "/admin/kill") if isinstance(where, str) else _in_file(where, where.read())
-    if as_json:
-        print_json(document)
-        return
-    status = _status(document)
-    own = next((entry for entry in status.operator if entry.scope == EVERYTHING), None)
-    _line(_SAID[status.on], own or (None if status.on else _released(status, EVERYTHING)))
-    for entry in status.operator:
-        if entry is not own:
-            _line(f"stopped for {entry.scope}", entry)
-    for entry in status.shared:
-        _line(f"stopped for {entry.scope} on all replicas", entry)
-    if status.sources and isinstance(where, str):
-        note(f"stopped by: {', '.join(status.sources)}")
-    _warn_of(status.fault, status.not_saved, *status.warnings.values())
 
 
 def _in_file(file: ControlsFile, content: ControlsContent) -> dict[str, Any]:

@@ -11,7 +11,6 @@ import typer
 
 from prolepsis.control.policy import pilot
 from prolepsis.control.policy.check import parse_policy
-from prolepsis.control.policy.model import Policy
 from prolepsis.control.rollout.machine import JUDGED
 from prolepsis.control.verdict.commands import VERDICTS
 from prolepsis.control.web.drawing import interval
@@ -27,10 +26,7 @@ _FIGURES = ("figure", "speculating", "control", "change=change:share", "n=num_sp
 _COMPARED = ("rollout", "share", "cost=cost:share", "n=num_speculating", "n of control=num_control")
 _COST = "cost of a million tokens (device s)"
 _SHIPPED = "the shipped set"
-_STARTED = {
-    "pilot": ("rule", "matches", "of_recorded", "taken_from"),
-    "changes": ("kind", "rule", "field", "old", "new"),
-}
+_STARTED = {"changes": ("kind", "rule", "field", "old", "new")}
 _STATUS = {"pilot": ("rule", "phase", "verdict > rests_on", "requests=num_requests", "until")}
 app = command_group("Speculate with a share of some traffic for some days, and see what it brings.")
 Named = Annotated[str | None, typer.Option("--rule", metavar="NAME", help="this rule alone")]
@@ -99,19 +95,20 @@ def _worth(file: Path, name: str | None) -> dict[str, Mapping[str, Any]]:
 def _apply(rules: list[pilot.RuleText], url: str, key: str | None, *, anyway: bool, as_json: bool) -> dict[str, Any]:
     """Say what the rules match and change, and put them into the policy, without those that match nothing."""
     text, version = _stored(url, key)
-    before, after = (parse_policy(of, "policy")[0] if of else Policy() for of in (text, pilot.with_rules(text, rules)))
-    facts = [*map(pilot.facts_of, ask(url, key, "GET", "/admin/requests?last=512")["requests"])]
-    counts = pilot.taken(before, after, facts)
+    recent = ask(url, key, "GET", "/admin/requests?last=512")["requests"]
+    counts = pilot.matched(parse_policy(pilot.with_rules(text, rules), "policy")[0], recent)
     if idle := [each["name"] for each in rules if not counts[each["name"]] and not anyway]:
-        warn(f"left out, as none of the last {len(facts)} requests matches: {', '.join(idle)}; --anyway takes them too")
+        warn(
+            f"left out, as none of the last {len(recent)} requests matches: {', '.join(idle)}; --anyway takes them too"
+        )
     if not (rules := [each for each in rules if each["name"] not in idle]):
         raise ConfigError("no rule of the pilot matches a request; clients declare `domain` in `metadata`")
     made = pilot.with_rules(text, rules)
     checked = ask(url, key, "POST", "/admin/policy/check", {"text": made})
     if checked["errors"]:
         raise ConfigError("; ".join(checked["errors"]))
-    rows = [(name, counts[name].total(), len(facts), [*counts[name]]) for name in (each["name"] for each in rules)]
-    shown = {"pilot": [dict(zip(_STARTED["pilot"], row, strict=True)) for row in rows], "changes": checked["changes"]}
+    rows = [{"rule": each["name"], "matches": counts[each["name"]], "of_recorded": len(recent)} for each in rules]
+    shown = {"pilot": rows, "changes": checked["changes"]}
     if not as_json:
         print_reply({**shown, "warnings": checked["warnings"]}, _STARTED, as_json=False)
         if not version:
