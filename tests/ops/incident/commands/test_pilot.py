@@ -101,7 +101,7 @@ def test_a_pilot_that_harm_took_back_starts_again_and_is_kept(url: str) -> None:
         ({}, ["--rule", "prose"], "has nothing named prose"),
         ({}, ["--from", "prompts.jsonl"], "prompts.jsonl"),
         ({"pilot": [{"name": "prose", "match": {"domain": "prose"}}]}, [], "clients declare `domain` in `metadata`"),
-        ({}, ["--tenant", "nobody"], "no rule of the pilot matches"),
+        ({}, ["--tenant", "nobody"], "none of the last 3 requests matches pilot-nobody"),
     ],
 )
 def test_what_is_no_pilot_is_refused(url: str, changes: dict[str, object], words: list[str], said: str) -> None:

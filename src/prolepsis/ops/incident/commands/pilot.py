@@ -93,17 +93,13 @@ def _worth(file: Path, name: str | None) -> dict[str, Mapping[str, Any]]:
 
 
 def _apply(rules: list[pilot.RuleText], url: str, key: str | None, *, anyway: bool, as_json: bool) -> dict[str, Any]:
-    """Say what the rules match and change, and put them into the policy, without those that match nothing."""
+    """Say what the rules match and change, and put them into the policy."""
     text, version = _stored(url, key)
-    recent = ask(url, key, "GET", "/admin/requests?last=512")["requests"]
-    counts = pilot.matched(parse_policy(pilot.with_rules(text, rules), "policy")[0], recent)
-    if idle := [each["name"] for each in rules if not counts[each["name"]] and not anyway]:
-        warn(
-            f"left out, as none of the last {len(recent)} requests matches: {', '.join(idle)}; --anyway takes them too"
-        )
-    if not (rules := [each for each in rules if each["name"] not in idle]):
-        raise ConfigError("no rule of the pilot matches a request; clients declare `domain` in `metadata`")
-    made = pilot.with_rules(text, rules)
+    made, recent = pilot.with_rules(text, rules), ask(url, key, "GET", "/admin/requests?last=512")["requests"]
+    counts = pilot.matched(parse_policy(made, "policy")[0], recent)
+    if (idle := [each["name"] for each in rules if not counts[each["name"]]]) and not anyway:
+        hint = "clients declare `domain` in `metadata`; --rule takes one rule alone, --anyway these too"
+        raise ConfigError(f"none of the last {len(recent)} requests matches {', '.join(idle)}: {hint}")
     checked = ask(url, key, "POST", "/admin/policy/check", {"text": made})
     if checked["errors"]:
         raise ConfigError("; ".join(checked["errors"]))
@@ -130,10 +126,8 @@ def _pilots(url: str, key: str | None, name: str | None) -> dict[str, tuple[Any,
     rules = {rule["name"]: rule for rule in content["rules"] if pilot.is_pilot(rule["name"]) and rule["rollout"]}
     found = {each: (rules[each], rollouts[each]) for each in rules if name in (None, each, each[len(pilot.PILOT) :])}
     if not found:
-        message = (
-            f"the policy in use has no pilot{f' {name}' if name else ''}; its pilots: {', '.join(rules) or 'none'}"
-        )
-        raise ConfigError(message, param="rule")
+        named = f" {name}" if name else ""
+        raise ConfigError(f"the policy in use has no pilot{named}; its pilots: {', '.join(rules) or 'none'}")
     return found
 
 
