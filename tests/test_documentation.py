@@ -313,11 +313,11 @@ def _problem(words: list[str], line: Line, stands_for: Mapping[str, str]) -> str
 def _asks_a_server(words: list[str]) -> bool:
     """Return whether a command asks the server at 127.0.0.1:8000 unless it is told another."""
     asking = {
-        "show": ("breakers", "cost", "correctness", "delivery", "drift", "replicas", "shadow"),
-        "rollout": ("show", "hold"),
-        "policy": ("apply", "show", "rollback"),
-        "heads": ("list",),
-        "flags": ("set", "remove", "list"),
-        "breaker": ("set",),
+        "show": {"breakers", "cost", "correctness", "delivery", "drift", "replicas", "shadow"},
+        "rollout": {"show", "hold"},
+        "policy": {"apply", "show", "rollback"},
+        "heads": {"list"},
+        "flags": {"set", "remove", "list"},
+        "breaker": {"set"},
     }
-    return words[0] in ("incident", "status") or words[1] in asking.get(words[0], ())
+    return words[0] in ("incident", "status") or not asking.get(words[0], set()).isdisjoint(words[1:2])
