@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from difflib import unified_diff
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,7 +27,6 @@ _FIGURES = ("figure", "speculating", "control", "change=change:share", "n=num_sp
 _COMPARED = ("rollout", "share", "cost=cost:share", "n=num_speculating", "n of control=num_control")
 _COST = "cost of a million tokens (device s)"
 _SHIPPED = "the shipped set"
-_STARTED = {"changes": ("kind", "rule", "field", "old", "new")}
 _STATUS = {"pilot": ("rule", "phase", "verdict > rests_on", "requests=num_requests", "until")}
 app = command_group("Speculate with a share of some traffic for some days, and see what it brings.")
 Named = Annotated[str | None, typer.Option("--rule", metavar="NAME", help="this rule alone")]
@@ -106,7 +106,8 @@ def _apply(rules: list[pilot.RuleText], url: str, key: str | None, *, anyway: bo
     rows = [{"rule": each["name"], "matches": counts[each["name"]], "of_recorded": len(recent)} for each in rules]
     shown = {"pilot": rows, "changes": checked["changes"]}
     if not as_json:
-        print_reply({**shown, "warnings": checked["warnings"]}, _STARTED, as_json=False)
+        print_reply({"pilot": rows, "warnings": checked["warnings"]}, as_json=False)
+        print("".join(unified_diff(text.splitlines(keepends=True), made.splitlines(keepends=True), "before", "after")))
         if not version:
             warn("no policy was in use, so callers decided alone; from now on requests of no rule are plain")
     ask(url, key, "PUT", "/admin/policy", {"text": made, "expect": version, "reason": "pilot start"})
