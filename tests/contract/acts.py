@@ -28,7 +28,7 @@ ACTS = frozenset(
         "request": "exported replayed served",
         "response": "cancelled deleted",
         "rollout": "completed gate_reached held promoted resumed rolled_back silence_expired silenced started "
-        "stepped_back",
+        "set_back",
         "server": "started stopped",
         "store": "upgraded",
         "tenant": "forgotten",

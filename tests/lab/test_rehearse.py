@@ -281,7 +281,7 @@ rules:
   - name: all
     match: {}
     mode: "on"
-    rollout: {step_weights: [50], gate: automatic}
+    rollout: {stages: [50], gate: automatic}
     guardrails: [{name: errors, metric: error_rate, limit: 0.3}]
 """
 

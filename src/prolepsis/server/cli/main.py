@@ -34,7 +34,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "tune": ("check", "lab.tune:tune", "Search a policy and settings for a goal."),
     "load": ("check", "lab.load:load", "Put load on a server, with and without speculation."),
     "drill": ("check", "lab.drills.command:drill", "Inject faults into a drained server, and judge it."),
-    "pilot": ("pilot", "ops.incident.commands.pilot:app", "Compare speculating with control requests."),
+    "pilot": ("pilot", "ops.incident.commands.pilot:app", "Compare canary and control requests."),
     "policy": ("pilot", "server.cli.policy:app", "Check, compare, explain, apply, roll back policies."),
     "rollout": ("pilot", "control.rollout.commands:rollout", "Show and control rollouts."),
     "kill": ("stop", "control.controls.commands.kill:app", "Stop speculation of all or one scope, or allow it."),

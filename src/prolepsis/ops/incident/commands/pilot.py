@@ -15,7 +15,7 @@ from prolepsis.core.terminal.output import AsJson, command_group
 from prolepsis.ops.console.render import page_alone
 from prolepsis.ops.incident.period import parse_time
 
-_FIGURES = ("figure", "speculating", "control", "change=change:share", "n=num_speculating", "n of control=num_control")
+_FIGURES = ("figure", "canary", "control", "change=change:share", "n=num_canary", "n of control=num_control")
 app = command_group("Report what speculation brought to the traffic of a running server.")
 app.callback()(lambda: None)  # else the only command of the group would take its place
 
