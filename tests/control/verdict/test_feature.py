@@ -64,7 +64,7 @@ def test_one_verdict_in_the_same_words_everywhere(
         shown = {
             "status": command("status", "--url", site.url),
             "pilot": command("pilot", "report", "--url", site.url),
-            "rollouts": command("rollout", "list", "--url", site.url),
+            "rollouts": command("rollout", "show", "--url", site.url),
             "rollout": command("rollout", "show", rollout["id"], "--url", site.url),
             "console": " ".join(http.get("/console").text.split()),
             "page": " ".join(http.get(f"/console/rollouts/{rollout['id']}").text.split()),

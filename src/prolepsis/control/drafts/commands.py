@@ -18,7 +18,7 @@ HEADS = Resource(
     columns={
         "heads": ("head=label", "aliases", "target", "misfit > auto", "chain_of_3 > tried", "size=size:bytes"),
     },
-    hint="Chain of 3: recorded tokens a step with three drafted tokens. A head that goes in is tried at once.",
+    hint="Chain of 3: recorded tokens a pass with three drafted tokens. A head that goes in is tried at once.",
     empty="No draft head is installed. `prolepsis train head` makes one for the target.",
     acts={
         "head": Act(

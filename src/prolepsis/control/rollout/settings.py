@@ -59,7 +59,7 @@ class RolloutSettings:
 
 
 def settings_of(terms: Terms) -> RolloutSettings:
-    """Return the settings of a rule that is rolled out: a shadow stage if acceptance can decide one, then the others."""
+    """Return the settings of a rule that is rolled out: a shadow stage if acceptance can decide, then the others."""
     rollout = terms.rollout
     assert rollout is not None, "the rule is rolled out"
     guardrails = tuple(guardrail_of(guardrail, rollout.min_samples) for guardrail in terms.guardrails)
