@@ -59,6 +59,7 @@ CANNOT_RUN = {
     "prolepsis serve": "serves until it is stopped; tests/server/cli/test_serve.py",
     "prolepsis propose-server": "serves until it is stopped; tests/server/cli/test_propose_server.py",
     "prolepsis doctor": "ends with the status of what it finds; tests/lab/doctor/test_command.py",
+    "prolepsis check": "takes minutes with the default model; tests/lab/check",
     "prolepsis exact": "takes minutes with the default model; tests/exact",
     "prolepsis profile": "measures for a minute; tests/lab/test_profile.py",
     "prolepsis drill": "needs a server that allows drills; tests/lab/drills/test_command.py",

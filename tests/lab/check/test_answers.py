@@ -6,10 +6,18 @@ from itertools import islice
 import pytest
 
 from prolepsis.core.requests import GenerateRequest
-from prolepsis.lab.check.answers import AT_ONCE, Case, Compared, Sample, answer_length, engine_answers, turns
+from prolepsis.lab.check.answers import (
+    AT_ONCE,
+    CheckedPrompt,
+    CheckedRequest,
+    ComparedAnswers,
+    answer_length,
+    engine_answers,
+    turns,
+)
 from tests.lab.measure.fakes import Alter, table_client, tokens_of
 
-SAMPLES = [Sample("a", "chat", (5, 6)), Sample("b", "code", (7,)), Sample("c", "code", (8, 9))]
+SAMPLES = [CheckedPrompt("a", "chat", (5, 6)), CheckedPrompt("b", "code", (7,)), CheckedPrompt("c", "code", (8, 9))]
 
 
 def wrong_at_once(request: GenerateRequest, speculating: bool) -> list[int]:
@@ -17,9 +25,9 @@ def wrong_at_once(request: GenerateRequest, speculating: bool) -> list[int]:
     return [*tokens[:4], 250, 251] if speculating and f"auto {AT_ONCE} " in request.cache_salt else tokens
 
 
-def made(alter: Alter = tokens_of) -> Compared:
+def made(alter: Alter = tokens_of) -> ComparedAnswers:
     client = table_client(alter, plain_s=0.03, speculated_s=0.01)
-    return Compared(engine_answers(client), client)
+    return ComparedAnswers(engine_answers(client), client)
 
 
 def test_every_prompt_comes_alone_before_some_of_a_kind_come_at_once() -> None:
@@ -29,7 +37,7 @@ def test_every_prompt_comes_alone_before_some_of_a_kind_come_at_once() -> None:
 
 
 def test_no_case_comes_twice_at_a_load_and_prompts_of_a_group_stay_together() -> None:
-    samples = [Sample(str(i), "chat") for i in range(6)]
+    samples = [CheckedPrompt(str(i), "chat") for i in range(6)]
     some = list(islice(turns(samples, 9), 50))
     for at_once in (1, AT_ONCE):
         found = [case for _, cases in some if len(cases) == at_once for case in cases]
@@ -52,8 +60,8 @@ def test_answers_are_as_long_as_the_time_allows(seconds: float, speed: float, si
 
 async def test_both_modes_answer_and_their_times_are_compared() -> None:
     compared = made()
-    await compared.compare("one", [Case(SAMPLES[0])])
-    await compared.compare("group 0", [Case(SAMPLES[1], i) for i in range(AT_ONCE)])
+    await compared.compare("one", [CheckedRequest(SAMPLES[0])])
+    await compared.compare("group 0", [CheckedRequest(SAMPLES[1], i) for i in range(AT_ONCE)])
     alone, together = compared.comparisons
     assert (alone.traffic_class, alone.at_once, alone.num_tokens, alone.num_steps) == ("chat", 1, 6, 2)
     assert (together.traffic_class, together.at_once, together.num_tokens, together.num_steps) == ("code", 4, 24, 8)
@@ -62,9 +70,9 @@ async def test_both_modes_answer_and_their_times_are_compared() -> None:
 
 
 async def test_an_answer_is_held_against_that_of_the_prompt_alone() -> None:
-    compared, case = made(wrong_at_once), Case(SAMPLES[0])
+    compared, case = made(wrong_at_once), CheckedRequest(SAMPLES[0])
     await compared.compare("one", [case])
-    await compared.compare("group 0", [case, *(Case(SAMPLES[0], i) for i in range(1, AT_ONCE))])
+    await compared.compare("group 0", [case, *(CheckedRequest(SAMPLES[0], i) for i in range(1, AT_ONCE))])
     assert compared.num_answers == 1 + 2 + 3, "plain answers in a group count where the prompt was answered alone"
     assert {prompt for prompt, _ in compared.differences} == {"a"}
     assert {(first.run, first.position, first.kind) for _, first in compared.differences} == {
@@ -74,7 +82,7 @@ async def test_an_answer_is_held_against_that_of_the_prompt_alone() -> None:
 
 async def test_a_warm_up_asks_a_prompt_of_each_kind_and_compares_nothing() -> None:
     client = table_client()
-    compared = Compared(engine_answers(client), client)
+    compared = ComparedAnswers(engine_answers(client), client)
     assert 0.0 < await compared.warm_up(SAMPLES) < 6 / 0.03
     assert [(request.prompt_token_ids, request.speculation.mode) for request in client.requests] == [
         ((5, 6), "auto"),

@@ -7,11 +7,11 @@ import pytest
 from prolepsis.control.policy.model import Match
 from prolepsis.core.facts import RequestFacts, traffic_class_of
 from prolepsis.core.traffic_sums import Interval
-from prolepsis.lab.check.verdict import ALL, Comparison, Gain, Known, gains, judged, match_of, ratio_of
+from prolepsis.lab.check.verdict import ALL, AnswerComparison, Gain, KnownSoFar, gains, judged, match_of, ratio_of
 
 
-def compared(kind: str, unit: str, plain_s: float, *, at_once: int = 1, steps: int = 20) -> Comparison:
-    return Comparison(
+def compared(kind: str, unit: str, plain_s: float, *, at_once: int = 1, steps: int = 20) -> AnswerComparison:
+    return AnswerComparison(
         traffic_class=kind,
         at_once=at_once,
         unit=unit,
@@ -22,7 +22,7 @@ def compared(kind: str, unit: str, plain_s: float, *, at_once: int = 1, steps: i
     )
 
 
-def several(kind: str, ratios: Sequence[float], *, steps: int = 20) -> list[Comparison]:
+def several(kind: str, ratios: Sequence[float], *, steps: int = 20) -> list[AnswerComparison]:
     return [compared(kind, str(number), ratio, steps=steps) for number, ratio in enumerate(ratios)]
 
 
@@ -31,9 +31,9 @@ SLOW = several("chat", (0.9, 0.92, 0.91, 0.9, 0.92))
 MIXED = several("math", (0.7, 1.6, 1.1, 0.9, 1.3))
 
 
-def known(*rows: Comparison, **facts: object) -> Known:
+def known(*rows: AnswerComparison, **facts: object) -> KnownSoFar:
     sizes = {row.traffic_class: 100 for row in rows}
-    return Known(gains=[*gains(rows)], **{"num_compared": len(rows), "num_prompts": sizes, **facts})  # type: ignore[arg-type]
+    return KnownSoFar(gains=[*gains(rows)], **{"num_compared": len(rows), "num_prompts": sizes, **facts})  # type: ignore[arg-type]
 
 
 def test_comparisons_of_the_same_prompts_are_one_piece_of_evidence() -> None:
@@ -103,14 +103,14 @@ def test_a_gain_is_known_by_twenty_comparisons_or_bounds_that_leave_out_one(
             known(*FAST[:1], num_prompts={"code": 50, "chat": 50}),
             "not known yet: needs --minutes 30 for code (1.50x, 1 at once)",
         ),
-        (Known(minutes=0.5), "not known yet: needs time for a first comparison: --minutes 2"),
+        (KnownSoFar(minutes=0.5), "not known yet: needs time for a first comparison: --minutes 2"),
         (
-            Known(num_prompts={}),
+            KnownSoFar(num_prompts={}),
             "not known yet: needs prompts with texts that fit the model's context; a trace has none",
         ),
     ],
 )
-def test_the_last_line(state: Known, sentence: str) -> None:
+def test_the_last_line(state: KnownSoFar, sentence: str) -> None:
     assert state.sentence == sentence
 
 

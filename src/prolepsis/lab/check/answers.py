@@ -14,7 +14,7 @@ from prolepsis.core.ask import TimedAnswer, ask
 from prolepsis.core.engine_client import EngineClient
 from prolepsis.core.requests import GenerateRequest, SamplingParams, SpecMode, SpeculationChoice
 from prolepsis.core.stats import RequestStats
-from prolepsis.lab.check.verdict import LEAST, Comparison
+from prolepsis.lab.check.verdict import LEAST, AnswerComparison
 from prolepsis.lab.exact import FirstDifference, classified, difference
 from prolepsis.lab.measure.arrivals import in_flight
 from prolepsis.remote.verify_events import refusal_of
@@ -26,7 +26,7 @@ _DECODED = 3  # times that a prompt is decoded, where some at once count as half
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class CheckedPrompt:
     """A prompt: as tokens for an engine, as text for a server."""
 
     id: str
@@ -36,10 +36,10 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class CheckedRequest:
     """A sample, answered greedily in its first round, sampled with a seed of its own in each further one."""
 
-    sample: Sample
+    sample: CheckedPrompt
     round: int = 0
     max_tokens: int = _FEWEST
 
@@ -55,7 +55,7 @@ class Case:
         )
 
 
-Answer = Callable[[Case, SpecMode, int], Awaitable[TimedAnswer]]
+Answer = Callable[[CheckedRequest, SpecMode, int], Awaitable[TimedAnswer]]
 """Answers a case plainly ("off") or speculated ("auto"), with so many at once."""
 
 
@@ -66,7 +66,7 @@ def engine_answers(client: EngineClient) -> Answer:
 def server_answers(http: httpx.AsyncClient, model: str, salt: str) -> Answer:
     """Return what asks a chat API; `salt` keeps away what earlier checks left in the server's caches."""
 
-    async def answer(case: Case, mode: SpecMode, at_once: int) -> TimedAnswer:
+    async def answer(case: CheckedRequest, mode: SpecMode, at_once: int) -> TimedAnswer:
         request, began = case.request(mode, at_once), time.perf_counter()
         body = {
             "model": model,
@@ -87,14 +87,14 @@ def server_answers(http: httpx.AsyncClient, model: str, salt: str) -> Answer:
     return answer
 
 
-def turns(samples: Sequence[Sample], max_tokens: int) -> Iterator[tuple[str, list[Case]]]:
+def turns(samples: Sequence[CheckedPrompt], max_tokens: int) -> Iterator[tuple[str, list[CheckedRequest]]]:
     """Yield what is answered at once, with a name of its prompts, for ever: each alone, then some of each class."""
     classes = dict.fromkeys(sample.traffic_class for sample in samples)
     own = [[sample for sample in samples if sample.traffic_class == name] for name in classes]
 
-    def cases(group: Sequence[Sample], number: int, size: int) -> list[Case]:
+    def cases(group: Sequence[CheckedPrompt], number: int, size: int) -> list[CheckedRequest]:
         places = range(number * size, (number + 1) * size)
-        return [Case(group[place % len(group)], place // len(group), max_tokens) for place in places]
+        return [CheckedRequest(group[place % len(group)], place // len(group), max_tokens) for place in places]
 
     for number in count():
         for group in own:
@@ -110,27 +110,27 @@ def answer_length(seconds: float, tokens_per_second: float, sizes: Sequence[int]
 
 
 @dataclass(slots=True)
-class Compared:
+class ComparedAnswers:
     """Comparisons so far, and the answers that differ; `client` says of which class a difference is."""
 
     answer: Answer
     client: EngineClient | None = None
-    comparisons: list[Comparison] = field(default_factory=list)
+    comparisons: list[AnswerComparison] = field(default_factory=list)
     differences: list[tuple[str, FirstDifference]] = field(default_factory=list)  # with the prompt's id
     num_answers: int = 0  # that were held against a plain one
     num_looping: int = 0  # prompts whose plain answer ends in a loop, which is easy to guess
-    _alone: dict[Case, TimedAnswer] = field(default_factory=dict)  # plain answers
+    _alone: dict[CheckedRequest, TimedAnswer] = field(default_factory=dict)  # plain answers
     _chance: random.Random = field(default_factory=lambda: random.Random(0))
 
-    async def warm_up(self, samples: Sequence[Sample]) -> float:
+    async def warm_up(self, samples: Sequence[CheckedPrompt]) -> float:
         """Let the engine learn what drafts are worth, from a prompt of each class; return plain tokens a second."""
-        classes = {sample.traffic_class: Case(sample) for sample in samples}
+        classes = {sample.traffic_class: CheckedRequest(sample) for sample in samples}
         await in_flight([partial(self.answer, case, "auto", 0) for case in classes.values()], AT_ONCE)
         shortest = min(classes.values(), key=lambda case: len(case.sample.token_ids) or len(case.sample.text))
         plain = await self.answer(shortest, "off", 0)
         return len(plain.token_ids) / plain.seconds
 
-    async def compare(self, unit: str, cases: Sequence[Case]) -> None:
+    async def compare(self, unit: str, cases: Sequence[CheckedRequest]) -> None:
         """Answer cases plainly and speculated, in an order by chance."""
         answers, walls, at_once = dict[SpecMode, list[TimedAnswer]](), dict[SpecMode, float](), len(cases)
         modes: list[SpecMode] = ["off", "auto"]
@@ -138,7 +138,7 @@ class Compared:
             began = time.perf_counter()
             answers[mode] = await in_flight([partial(self.answer, case, mode, at_once) for case in cases], at_once)
             walls[mode] = time.perf_counter() - began
-        comparison = Comparison(
+        comparison = AnswerComparison(
             traffic_class=cases[0].sample.traffic_class,
             at_once=at_once,
             unit=unit,
@@ -158,7 +158,7 @@ class Compared:
             if alone is not plain:
                 await self._hold(case, f"plain, {at_once} at once", alone, plain)
 
-    async def _hold(self, case: Case, run: str, plain: TimedAnswer, answer: TimedAnswer) -> None:
+    async def _hold(self, case: CheckedRequest, run: str, plain: TimedAnswer, answer: TimedAnswer) -> None:
         self.num_answers += 1
         if (first := difference(run, plain.token_ids, answer.token_ids)) is not None:
             request = case.request("off", -len(self.differences))  # of a scope of its own: nothing is reused

@@ -32,7 +32,7 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Say whether speculation is worth a pilot on your traffic: exit status 0 go, 1 do not, 6 not known yet."""
-    from prolepsis.lab.check.parts import Check
+    from prolepsis.lab.check.parts import PilotCheck
     from prolepsis.lab.check.verdict import STATUSES
     from prolepsis.lab.measure.provenance import provenance
 
@@ -40,7 +40,7 @@ def check(
     prompts = file or Path(str(files("prolepsis.lab.measure") / DEFAULT_PROMPTS))
     if not prompts.is_file():  # before a model is loaded
         raise ConfigError(f"{prompts} is not there; allowed: a file with prompts, or a trace", param="file")
-    check, interrupted = Check(output, minutes, prompts, is_own=file is not None), False
+    check, interrupted = PilotCheck(output, minutes, prompts, is_own=file is not None), False
     parts = "machine and settings, traffic classes; then plain against speculated answers, 1 and 4 at once"
     note(f"{minutes:g} min{'' if server else ', once the model is loaded'}: {parts}")
     try:

@@ -25,8 +25,15 @@ from prolepsis.core.terminal.output import note, print_json, print_table, stderr
 from prolepsis.core.traffic_sums import LEAST_REQUESTS
 from prolepsis.core.units import duration
 from prolepsis.lab.bench import until_ready
-from prolepsis.lab.check.answers import Compared, Sample, answer_length, engine_answers, server_answers, turns
-from prolepsis.lab.check.verdict import Known, gains
+from prolepsis.lab.check.answers import (
+    CheckedPrompt,
+    ComparedAnswers,
+    answer_length,
+    engine_answers,
+    server_answers,
+    turns,
+)
+from prolepsis.lab.check.verdict import KnownSoFar, gains
 from prolepsis.lab.doctor.checks import Facts, all_checks
 from prolepsis.lab.measure.prompts import load_prompts
 from prolepsis.lab.workload.profile import read_requests, report, served_requests
@@ -48,7 +55,7 @@ _HEADINGS = (
 
 
 @dataclass(slots=True)
-class Check:
+class PilotCheck:
     """What is found, part by part."""
 
     output: Path
@@ -58,8 +65,8 @@ class Check:
     """Whether the prompts are the user's, not those of the package."""
     began: float = field(default_factory=time.monotonic)
     parts: dict[str, Any] = field(default_factory=dict)
-    samples: Sequence[Sample] = ()
-    compared: Compared | None = None
+    samples: Sequence[CheckedPrompt] = ()
+    compared: ComparedAnswers | None = None
 
     async def of_engine(self, settings: Settings) -> None:
         """Check by an engine of its own; the time begins once it is ready."""
@@ -73,10 +80,10 @@ class Check:
             self._examine(Facts())
             requests, _ = read_requests(self.file, lambda: engine.tokenizer)
             self.keep(traffic=report(requests, "recorded")["classes"] if requests else [])
-            rows = [Sample(str(n), row.category, tuple(row.prompt_ids)) for n, row in enumerate(requests, 1)]
+            rows = [CheckedPrompt(str(n), row.category, tuple(row.prompt_ids)) for n, row in enumerate(requests, 1)]
             room = info.max_model_len - _ROOM
             await self._compare(
-                Compared(engine_answers(engine.client), engine.client),
+                ComparedAnswers(engine_answers(engine.client), engine.client),
                 [row for row in rows if 0 < len(row.token_ids) <= room],
             )
         known = self.known
@@ -94,10 +101,10 @@ class Check:
             recent = ask(url, key, "GET", "/admin/requests?last=512")["requests"]
             served, _ = served_requests([entry["record"] for entry in recent])
             self.keep(traffic=report(served, "measured on this server")["classes"] if served else [])
-        rows = [Sample(each.id, each.category, text=each.text) for each in load_prompts(self.file)]
+        rows = [CheckedPrompt(each.id, each.category, text=each.text) for each in load_prompts(self.file)]
         headers = {"authorization": f"Bearer {key}"} if key else {}
         async with httpx.AsyncClient(base_url=url, headers=headers, timeout=600.0) as http:
-            await self._compare(Compared(server_answers(http, models["data"][0]["id"], token_hex(8))), rows)
+            await self._compare(ComparedAnswers(server_answers(http, models["data"][0]["id"], token_hex(8))), rows)
 
     def _examine(self, facts: Facts) -> None:
         results = [check.examined(facts) for check in all_checks()]
@@ -105,21 +112,23 @@ class Check:
         by_level = {level: [each["id"] for each in failed if each["level"] == level] for level in ("must", "should")}
         self.keep(doctor={"checks": Counter(each["state"] for each in results), "failed": by_level}, to_do=failed)
 
-    async def _compare(self, compared: Compared, samples: Sequence[Sample]) -> None:
-        """Compare answers until the time is over; what has not ended then is left out."""
+    async def _compare(self, compared: ComparedAnswers, samples: Sequence[CheckedPrompt]) -> None:
+        """Compare answers until the time is over, the first in any case; what has not ended then is left out."""
         self.samples, self.compared = random.Random(0).sample(samples, len(samples)), compared
         if not samples:
             return
         progress = asyncio.create_task(self._progress(compared))
         try:
+            speed = await compared.warm_up(self.samples)
+            length = answer_length(self._left_s, speed, [*self._sizes.values()])
+            self.keep(max_tokens=length)
+            coming = turns(self.samples, length)
+            await compared.compare(*next(coming))
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._left_s):
-                    speed = await compared.warm_up(self.samples)
-                    length = answer_length(self._left_s, speed, [*self._sizes.values()])
-                    self.keep(max_tokens=length)
-                    for unit, cases in turns(self.samples, length):
-                        await compared.compare(unit, cases)
+                    for unit, cases in coming:
                         self.keep()
+                        await compared.compare(unit, cases)
         finally:
             progress.cancel()
 
@@ -127,7 +136,7 @@ class Check:
     def _left_s(self) -> float:
         return self.began + 60.0 * self.minutes - _LEFT_S - time.monotonic()
 
-    async def _progress(self, compared: Compared) -> None:
+    async def _progress(self, compared: ComparedAnswers) -> None:
         console = stderr()
         with console.status("") as status:
             for second in count():
@@ -142,10 +151,10 @@ class Check:
         return Counter(sample.traffic_class for sample in self.samples)
 
     @property
-    def known(self) -> Known:
+    def known(self) -> KnownSoFar:
         if (found := self.compared) is None:
-            return Known(minutes=self.minutes)
-        return Known(
+            return KnownSoFar(minutes=self.minutes)
+        return KnownSoFar(
             gains=[*gains(found.comparisons)],
             num_compared=found.num_answers,
             num_different=len(found.differences),

@@ -22,7 +22,7 @@ STATUSES: Mapping[Word, int] = {"go": OK, "do not": FAILED, "not known yet": UNP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class AnswerComparison:
     """Requests answered plainly and speculated, one or some at once."""
 
     traffic_class: str
@@ -73,7 +73,7 @@ class Gain:
         return [self.traffic_class, *numbers, self.bounded, self.answer]
 
 
-def gains(comparisons: Sequence[Comparison]) -> Iterator[Gain]:
+def gains(comparisons: Sequence[AnswerComparison]) -> Iterator[Gain]:
     """Yield what drafts bring by traffic class and load; where there are several classes, of all together at last."""
     classes = [*dict.fromkeys(each.traffic_class for each in comparisons)]
     for name in [*classes, ALL] if len(classes) > 1 else classes:
@@ -83,7 +83,7 @@ def gains(comparisons: Sequence[Comparison]) -> Iterator[Gain]:
                 yield _gain(name, own)
 
 
-def _gain(name: str, own: Sequence[Comparison]) -> Gain:
+def _gain(name: str, own: Sequence[AnswerComparison]) -> Gain:
     units: dict[tuple[str, str], tuple[float, float]] = {}
     for each in own:
         plain_s, speculated_s = units.get(key := (each.traffic_class, each.unit), (0.0, 0.0))
@@ -128,7 +128,7 @@ def judged(found: Interval, number: int, tokens_a_pass: float) -> Literal["worth
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
+class KnownSoFar:
     """What a check knows so far."""
 
     gains: Sequence[Gain] = ()

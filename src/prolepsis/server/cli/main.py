@@ -55,7 +55,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
 """Commands in the order of the help: name -> (what a person does, module of prolepsis:function or group, its help)."""
 
 
-class Commands(TyperGroup):
+class FirstScreen(TyperGroup):
     """Imports a command when it runs, and turns every `ProlepsisError` into one line and an exit status."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
@@ -98,7 +98,7 @@ class Commands(TyperGroup):
 
 
 app = typer.Typer(
-    cls=Commands,
+    cls=FirstScreen,
     help="Serves language models with speculative decoding: the target model's own output, in fewer passes.",
     no_args_is_help=True,
     rich_markup_mode=None,
