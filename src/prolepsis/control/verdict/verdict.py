@@ -21,6 +21,7 @@ from prolepsis.core.units import duration
 Answer = Literal["keep", "stop", "unknown", "off"]
 ANSWERS: dict[Answer, str] = {"keep": "keep", "stop": "stop", "unknown": "not known yet", "off": "off"}
 """Each answer in words."""
+Judge = Literal["guardrails", "breaker", "drift", "benefit", "eligibility"]
 CHANGED_BY: dict[Answer, str] = {
     "keep": "bounds that no longer lie above 0, or a guardrail that shows harm",
     "stop": "another head, proposer or rule: each begins with evidence of its own",
@@ -39,7 +40,7 @@ MOST_NEEDED = 20_000  # more is no plan
 class JudgeReading:
     """What one judge says of a rule now."""
 
-    judge: str
+    judge: Judge
     says: str
     where: str = ""  # proposer and traffic class
 
