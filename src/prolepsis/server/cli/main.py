@@ -38,7 +38,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "policy": ("pilot", "server.cli.policy:app", "Check, compare, explain, apply, roll back policies."),
     "rollout": ("pilot", "control.rollout.commands:rollout", "Show and control rollouts."),
     "kill": ("stop", "control.controls.commands.kill:app", "Stop speculation of all or one scope, or allow it."),
-    "breaker": ("stop", "control.health.commands:breaker", "Set circuit breakers; restart detection of drift."),
+    "breaker": ("stop", "control.health.commands:breaker", "Set breakers; restart detection of drift."),
     "flags": ("stop", "control.controls.commands.flags:flags", "Show, set and remove feature flags of all replicas."),
     "status": ("look", "control.verdict.commands:status", "Say for each rule whether its speculation should be kept."),
     "show": ("look", "server.cli.show:app", "Show one view: cost, drift, breakers, replicas, ..."),
