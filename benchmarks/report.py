@@ -85,7 +85,7 @@ def add(document: Record, machine: str, folder: Path) -> Path:
 
 def _kinds(arms: Record) -> dict[str, Any]:
     """Return the figures of each arm by category of prompts, one request at a time."""
-    kept = {"tokens_per_s": "throughput", "speedup": "speedup", "acceptance_length": "tokens a step"}
+    kept = {"tokens_per_s": "throughput", "speedup": "speedup", "tokens_a_pass": "tokens a step"}
     kinds: dict[str, Any] = {}
     for arm, of_arm in arms.items():
         for kind, figures in of_arm.items():

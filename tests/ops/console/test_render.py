@@ -1,6 +1,19 @@
 import pytest
 
-from prolepsis.ops.console.render import age, amount, count, moment, number, path, plain, seconds, share, size
+from prolepsis.ops.console.render import (
+    age,
+    amount,
+    code,
+    count,
+    in_words,
+    moment,
+    number,
+    path,
+    plain,
+    seconds,
+    share,
+    size,
+)
 
 THIN = "\u202f"
 
@@ -30,6 +43,13 @@ THIN = "\u202f"
         (plain({"stages": [5.0, 25.0], "against": None, "dry_run": False}), "stages 5, 25, dry run false"),
         (plain([{"name": "a"}, {"name": "b"}]), "name a; name b"),
         (plain(None), "–"),
+        (
+            in_words("of suffix in chat/high/free/short/my.rule: odd"),
+            "of suffix in rule my.rule (chat, high, free, short): odd",
+        ),
+        (in_words("responses/standard/structured/long."), "responses, standard, structured, long."),
+        (in_words("traffic_class:chat/high/free/short"), "traffic_class:chat/high/free/short"),
+        (code("<b> `a<b`"), "&lt;b&gt; <code>a&lt;b</code>"),
         (path("chat/<free>"), '<span class="path">chat/<wbr>&lt;free&gt;</span>'),
     ],
 )

@@ -50,6 +50,7 @@ BREAKERS = Resource(
             button="Set",
             row=_KEY,
             choices={"state": get_args(OperatorState)},
+            in_force="state",
         )
     },
 )

@@ -104,7 +104,7 @@ class RuleVerdict:
     @computed_field  # type: ignore[prop-decorator]
     @property
     def changed_by(self) -> str:
-        return CHANGED_BY[self.answer]
+        return "a rollout of the rule" if self.reason == "no_control" else CHANGED_BY[self.answer]
 
     def _counts(self) -> str:
         return f"{self.num_canary:,} canary and {self.num_control:,} control requests"

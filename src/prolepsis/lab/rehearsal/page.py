@@ -52,7 +52,7 @@ _FIGURES = (
     *(_time(what, percent) for what in (FIRST, EACH, WHOLE) for percent in (50, 95)),
     ShownFigure("goodput", "requests/s", lambda forecast: forecast.goodput),
     ShownFigure("output", "tokens/s", lambda forecast: forecast.tokens_per_second),
-    ShownFigure("a pass", "tokens", lambda forecast: forecast.tokens_a_pass),
+    ShownFigure("tokens a pass", "", lambda forecast: forecast.tokens_a_pass),
 )
 
 
