@@ -86,7 +86,7 @@ class VerdictFeature(Feature):
         `report`: of the requests since a Unix time.
         """
         text = "1: the verdict on a rule of the policy, in words"
-        self._gauge = gauge(registry, "rule_verdict", text, "rule", "verdict", most=256)
+        self._gauge = gauge(registry, "rule_verdict", text, "rule", "verdict", most=64)
         self._database, self._emit, self._now = database, emit, now
         self._rules, self._standings, self._compared = rules, standings, compared
         self._judged, self._killed = judged, killed
