@@ -31,7 +31,7 @@ COLUMNS = (
 )
 KIND_COLUMNS = (
     *("processor, one request at a time", "kind of prompt", "plain, tokens/s", "`auto`, tokens/s"),
-    *("best other engine, tokens/s", "`auto` over plain, greedy", "tokens a step", "the same, sampled"),
+    *("best other engine, tokens/s", "`auto` over plain, greedy", "tokens a pass", "the same, sampled"),
 )
 SUMS = ("all", "not looping")
 """What stands beside the categories of prompts in a report."""
@@ -85,7 +85,7 @@ def add(document: Record, machine: str, folder: Path) -> Path:
 
 def _kinds(arms: Record) -> dict[str, Any]:
     """Return the figures of each arm by category of prompts, one request at a time."""
-    kept = {"tokens_per_s": "throughput", "speedup": "speedup", "acceptance_length": "tokens a step"}
+    kept = {"tokens_per_s": "throughput", "speedup": "speedup", "tokens_a_pass": "tokens a step"}
     kinds: dict[str, Any] = {}
     for arm, of_arm in arms.items():
         for kind, figures in of_arm.items():

@@ -70,7 +70,7 @@ def test_kinds_of_prompts_have_a_table_of_their_own(tmp_path: Path) -> None:
     rates = {"plain": 20.0, "auto": 60.0, "llamacpp:ngram": 7.0}
     arms = {
         arm: {
-            kind: {"tokens_per_s": figure(rate), "speedup": figure(3.0), "acceptance_length": figure(4.0), "ttft_ms": 1}
+            kind: {"tokens_per_s": figure(rate), "speedup": figure(3.0), "tokens_a_pass": figure(4.0), "ttft_ms": 1}
             for kind in ("all", "chat", "edits", "not looping")
         }
         for arm, rate in rates.items()

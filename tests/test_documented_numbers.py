@@ -14,7 +14,6 @@ from prolepsis.control.health.eligibility import HALF_LIFE, MIN_DRAFTS, StartTer
 from prolepsis.control.policy.check import MAX_FLAGS
 from prolepsis.control.policy.model import PRESETS, Terms
 from prolepsis.control.policy.rollout_terms import RolloutTerms
-from prolepsis.control.policy.source import NUM_LISTED
 from prolepsis.control.web.fields import MAX_PROMPTS, MAX_SAMPLES
 from prolepsis.core.config import EngineConfig, LimitTerms, RemoteProposerTerms, ServerConfig
 from prolepsis.core.facts import MAX_CLASS_RULES, MEDIUM, SHORT
@@ -109,7 +108,6 @@ BREAKER = BreakerSettings()
 STATED = {
     "how-to/policies.md": (
         f"at most {MAX_FLAGS} per policy",
-        f"the newest {NUM_LISTED};",
         f"The first judgement needs {MIN_DRAFTS} drafts; a draft has half its weight after {HALF_LIFE:g} more",
         f"until {ServerConfig().limits.start_drafts} drafts of a traffic class were seen",
         f"num_drafts: {StartTerms().num_drafts}}}",

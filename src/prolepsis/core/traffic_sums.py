@@ -97,7 +97,7 @@ class TrafficSums(Drafted):
 
     @computed_field  # type: ignore[prop-decorator]
     @property
-    def tokens_per_step(self) -> float | None:
+    def tokens_a_pass(self) -> float | None:
         return ratio(self.num_output_tokens, self.num_steps)
 
     @computed_field  # type: ignore[prop-decorator]

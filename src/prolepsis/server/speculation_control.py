@@ -89,7 +89,7 @@ def speculation_control(context: Context, sources: Sources) -> SpeculationContro
     verdicts = VerdictFeature(
         context.registry,
         context.database,
-        rules=lambda: policies.rule_names,
+        rules=lambda: policies.rule_modes,
         standings=rollouts.standings,
         compared=costs.experiments,
         judged=proposers.judged,

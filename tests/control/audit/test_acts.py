@@ -39,7 +39,7 @@ from tests.world.site import Site
 
 TRAFFIC_CLASS = "chat-completions/standard/free/short"
 ON, OFF = "version: 1\ndefault: {mode: on}\n", "version: 2\ndefault: {mode: off}\n"
-ROLLED_OUT = "version: 3\ndefault: {mode: on, rollout: {step_weights: [25, 50]}}\n"
+ROLLED_OUT = "version: 3\ndefault: {mode: on, rollout: {stages: [25, 50]}}\n"
 PRICES = "version: 1\ncurrency: EUR\nprices:\n  - {name: cpu, per_device_hour: 1.0}\n"
 
 

@@ -95,7 +95,7 @@ def test_its_share_and_its_holdout_are_possible_together(share: float) -> None:
     [made] = policy(with_rules("", [rule])).rules
     assert made.name == "pilot-chat-completions-standard-free-short"
     assert made.terms.rollout is not None
-    assert (made.terms.rollout.step_weights, made.terms.rollout.gate) == ((share,), "manual")
+    assert (made.terms.rollout.stages, made.terms.rollout.gate) == ((share,), "manual")
     assert made.terms.rollout.holdout == min(50.0, 100.0 - share)
 
 

@@ -29,7 +29,7 @@ rules:
   - name: editor
     match: {route: /v1/completions}
     mode: "on"
-    rollout: {step_weights: [50], holdout: 50, gate: automatic}
+    rollout: {stages: [50], holdout: 50, gate: automatic}
     guardrails: [{name: errors, metric: error_rate, limit: 0.9}]
   - {name: copy, match: {route: /v1/chat/completions}, mode: "on", proposers: [draft_model]}
 """
@@ -108,6 +108,7 @@ async def test_a_rule_speaks_of_its_own_requests_and_ends_with_the_policy(tmp_pa
         verdicts = {one["rule"]: one for one in (await site.get("/admin/verdicts"))["verdicts"]}
         assert list(verdicts) == ["editor", "copy", "default"]
         assert verdicts["copy"]["verdict"] == "off: no proposer that its rule names is loaded"
+        assert verdicts["default"]["verdict"] == "off: no rule of the policy matched it, and the default is off"
         assert verdicts["editor"]["verdict"] == "not known yet: too few requests were compared"
         await http.put("/admin/kill", json={"on": True, "scope": "rule:editor", "reason": "test"})
         [editor] = [one for one in (await site.get("/admin/verdicts"))["verdicts"] if one["rule"] == "editor"]

@@ -186,7 +186,7 @@ def test_speedup_is_the_ratio_within_one_repeat() -> None:
     arm = Figures(runs).arm("auto", "all")
     assert arm["speedup"] == {"median": 2.0, "min": 2.0, "max": 2.0, "repeats": [2.0, 2.0, 2.0]}
     assert arm["tokens_per_s"] == {"median": 5.0, "min": 2.5, "max": 10.0, "repeats": [10.0, 5.0, 2.5]}
-    assert arm["acceptance_length"]["median"] == pytest.approx(40 / 15)
+    assert arm["tokens_a_pass"]["median"] == pytest.approx(40 / 15)
 
 
 def test_figures_of_a_category_see_its_prompts_only() -> None:
@@ -194,7 +194,7 @@ def test_figures_of_a_category_see_its_prompts_only() -> None:
     assert figures.categories == ["all", "code", "chat"]
     code = figures.arm("plain", "code")
     assert code["tokens_per_s"]["median"] == 5.0
-    assert code["acceptance_length"]["median"] == 2.0
+    assert code["tokens_a_pass"]["median"] == 2.0
     assert code["latency_ms"] == {"median": 2000.0, "min": 2000.0, "max": 2000.0, "p95": 2000.0}
     assert code["ttft_ms"]["median"] == pytest.approx(100.0)
     assert code["queue_ms"]["median"] == pytest.approx(10.0)

@@ -41,7 +41,7 @@ async def test_the_report_has_the_promised_shape() -> None:
     for of_arm in report["arms"].values():
         assert set(of_arm) == {"all", "code", "chat"}
         for figures in of_arm.values():
-            for key in ("tokens_per_s", "speedup", "acceptance_length", "ttft_ms", "latency_ms"):
+            for key in ("tokens_per_s", "speedup", "tokens_a_pass", "ttft_ms", "latency_ms"):
                 assert set(figures[key]) >= SPREAD
                 assert figures[key]["min"] <= figures[key]["median"] <= figures[key]["max"]
     assert set(report["concurrency"]) == {"1", "2"}
@@ -56,8 +56,8 @@ async def test_ratios_and_acceptance_are_those_of_the_engine() -> None:
     report = await _report()
     assert report["arms"]["plain"]["all"]["speedup"]["median"] == 1.0
     assert report["arms"]["auto"]["all"]["speedup"]["median"] > 1.5, "0.01 s against 0.03 s a request"
-    assert report["arms"]["plain"]["all"]["acceptance_length"]["median"] == 1.0
-    assert report["arms"]["auto"]["code"]["acceptance_length"]["median"] == 3.0
+    assert report["arms"]["plain"]["all"]["tokens_a_pass"]["median"] == 1.0
+    assert report["arms"]["auto"]["code"]["tokens_a_pass"]["median"] == 3.0
     assert report["arms"]["auto"]["all"]["queue_ms"]["median"] == pytest.approx(1.0)
     assert len(report["arms"]["auto"]["all"]["speedup"]["repeats"]) == 2
 

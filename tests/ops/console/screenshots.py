@@ -88,9 +88,10 @@ def pictures_of_the_pages(browser: Browser) -> None:
     with TemporaryDirectory() as folder, served_scene(Path(folder), with_keys=False) as (url, site):
         page = browser.new_page(viewport={"width": 1100, "height": 760})
         an_hour(url, site)
-        keep(page, "overview", f"{url}/console")
         keep(page, "request", url + a_request(url, site))
         keep(page, "rollout", url + a_rollout(url, site))
+        page.set_viewport_size({"width": 1100, "height": 1000})
+        keep(page, "overview", f"{url}/console")
 
 
 def two_others(site: Scene) -> None:

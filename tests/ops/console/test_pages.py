@@ -65,6 +65,63 @@ async def test_every_page_shows_what_the_role_may_see(keyed_scene: Scene, browse
     assert ("Stop speculation</button>" in kill) == (role in ("operator", "admin"))
 
 
+async def test_the_overview_says_the_verdict_first_then_how_to_stop(open_scene: Scene, browse: Browse) -> None:
+    http = browse(open_scene)
+    await serve(http)
+    page = (await http.get("/console")).text
+    shown = ["Verdict by rule", "Needs attention", "Kill switch", "Last five minutes", "Recent changes", "What serves"]
+    assert re.findall(r"<h2[^>]*>([^<]+)<", page.replace(">Prompts from the prefix cache, by client<", "><")) == shown
+    verdict = page.split("Verdict by rule")[1].split("Needs attention")[0]
+    assert "<code>prolepsis pilot start</code> draws some" in verdict
+    assert "Changed by more requests that are compared." in verdict
+    assert "1.47 tokens a pass" in page
+
+
+async def test_before_any_traffic_the_overview_says_what_will_be_there(open_scene: Scene, browse: Browse) -> None:
+    """It showed eight dashes, and charts whose scale ended at 0.000000001."""
+    http = browse(open_scene)
+    open_scene.engine.reported = replace(open_scene.engine.reported, num_running=0, num_waiting=0)
+    await open_scene.tick()
+    page = (await http.get("/console")).text
+    assert "No request has come since the server started. After the first: its speed and acceptance" in page
+    assert "after 20 on each side of a pilot: whether it pays" in page
+    for absent in ('<div class="tile">', "Scale 0 to", "<dd>–"):
+        assert absent not in page, absent
+    await serve(http)
+    page = (await http.get("/console")).text
+    assert "No request has come" not in page
+    assert '<div class="tile">' in page
+
+
+async def test_what_is_in_force_is_not_offered(open_scene: Scene, browse: Browse) -> None:
+    http, everything = browse(open_scene), {"scope": "everything", "reason": "test"}
+    await open_scene.tick()
+    shown = (await http.get("/console/proposers")).text
+    assert "Stop suffix…" in shown
+    head = shown.split('name="head" value="mine@2"')[1].split("</form>")[0]
+    assert "candidate_head" in head
+    assert '<option value="draft_head">' not in head
+    assert '<option value="draft_head">' in shown.split('name="head" value="mine@1"')[1].split("</form>")[0]
+    fields = {"proposer": "suffix", "traffic_class": CHAT, "state": "forced_open"}
+    shown = (await press(http, "breaker", "/console/proposers", reason="odd", **fields)).text
+    breaker = shown.split('name="proposer" value="suffix"')[1].split("</form>")[0]
+    assert re.findall(r'<option value="(\w+)">', breaker) == ["forced_closed", "metrics_only", "closed"]
+    stopped = (await press(http, "kill", on="true", **everything)).text
+    assert "by developer: test." in " ".join(re.sub(r"<[^>]+>", "", stopped).split())
+    assert "Resume speculation</button>" in stopped
+    assert "Stop speculation</button>" not in stopped
+    assert "Stop suffix…" not in (await http.get("/console/proposers")).text
+    scopes = (await http.get("/console/kill")).text.split('<datalist id="scopes">')[1].split("</datalist>")[0]
+    assert '<option value="everything">' not in scopes
+    assert '<option value="proposer:suffix">' in scopes
+    resumed = (await press(http, "kill", on="false", **everything)).text
+    assert "Stop speculation</button>" in resumed
+    page = await http.get("/console/policy/edit")
+    checked = await http.post("/console/policy/edit", data={"csrf": token_of(page), "text": POLICY})
+    assert "This is the policy in use." in checked.text
+    assert "Apply</button>" not in checked.text
+
+
 async def test_the_overview_says_what_needs_a_person(open_scene: Scene, browse: Browse) -> None:
     http = browse(open_scene)
     await serve(http)
@@ -132,7 +189,11 @@ async def test_an_edit_is_checked_compared_applied_and_undone(open_scene: Scene,
     assert "use: chat" in late.text, "the text is not lost"
     version = (await http.get("/console/policy/versions/2")).text
     assert "<ins>+    use: code</ins>" in version
+    assert "Use version 1 in place of 2</button>" in (await http.get("/console/policy/versions/1")).text
     undone = await press(http, "policy-rollback", "/console/policy", to="1", expect="2", reason="shorter again")
+    first = (await http.get("/console/policy/versions/1")).text
+    assert "in use, as version 3" in first
+    assert "in place of" not in first
     assert "rolled back to version 1: shorter again" in undone.text
 
 
@@ -168,7 +229,10 @@ async def test_heads_are_swapped_and_breakers_set(open_scene: Scene, browse: Bro
     assert "Type a reason" in (await press(http, "breaker", state="forced_open", **fields)).text
     await press(http, "breaker", state="forced_open", reason="odd drafts", **fields)
     assert "forced open" in (await http.get("/console/proposers")).text
-    assert f"Breaker of suffix in {CHAT} is forced open: an operator set it." in (await http.get("/console")).text
+    told = (
+        "Breaker of suffix in rule chat (chat-completions, standard, free, short) is forced open: an operator set it."
+    )
+    assert told in (await http.get("/console")).text
     reset = await press(http, "drift", "/console/quality", **fields)
     assert "starts again" in reset.text
 

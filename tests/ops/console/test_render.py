@@ -1,6 +1,19 @@
 import pytest
 
-from prolepsis.ops.console.render import age, amount, count, moment, number, path, plain, seconds, share, size
+from prolepsis.ops.console.render import (
+    age,
+    amount,
+    code,
+    count,
+    in_words,
+    moment,
+    number,
+    path,
+    plain,
+    seconds,
+    share,
+    size,
+)
 
 THIN = "\u202f"
 
@@ -27,9 +40,16 @@ THIN = "\u202f"
         (amount(0.0125, "EUR"), f"0.0125{THIN}EUR"),
         (amount(1234.5, "EUR"), f"1{THIN}234.50{THIN}EUR"),
         (amount(0.0, None), "0.00"),
-        (plain({"step_weights": [5.0, 25.0], "against": None, "dry_run": False}), "step weights 5, 25, dry run false"),
+        (plain({"stages": [5.0, 25.0], "against": None, "dry_run": False}), "stages 5, 25, dry run false"),
         (plain([{"name": "a"}, {"name": "b"}]), "name a; name b"),
         (plain(None), "–"),
+        (
+            in_words("of suffix in chat/high/free/short/my.rule: odd"),
+            "of suffix in rule my.rule (chat, high, free, short): odd",
+        ),
+        (in_words("responses/standard/structured/long."), "responses, standard, structured, long."),
+        (in_words("traffic_class:chat/high/free/short"), "traffic_class:chat/high/free/short"),
+        (code("<b> `a<b`"), "&lt;b&gt; <code>a&lt;b</code>"),
         (path("chat/<free>"), '<span class="path">chat/<wbr>&lt;free&gt;</span>'),
     ],
 )

@@ -22,7 +22,7 @@ def counted() -> RequestStats:
 
 def test_figures_of_a_request() -> None:
     values = figures(counted())
-    assert values["acceptance_length"] == 3.0
+    assert values["tokens_a_pass"] == 3.0
     assert values["tokens_per_s"] == 24.0
     assert values["first_token_ms"] == 100.0
     assert (values["mode"], values["reason"]) == ("on", "speculating")
@@ -33,7 +33,7 @@ def test_figures_of_a_request() -> None:
             "num_draft_tokens": 10,
             "num_accepted": 6,
             "acceptance_rate": 0.6,
-            "acceptance_length": 3.0,
+            "tokens_a_pass": 3.0,
             "per_position": [
                 {"drafted": 3, "accepted": 2},
                 {"drafted": 3, "accepted": 2},
@@ -50,12 +50,12 @@ def test_figures_of_a_request_that_did_nothing_hold_no_division_by_zero() -> Non
     values = figures(stats)
     assert tokens_per_s(stats) is None
     assert values["tokens_per_s"] is None
-    assert values["acceptance_length"] == 1.0
+    assert values["tokens_a_pass"] == 1.0
 
 
 def test_figures_go_to_stderr_and_leave_stdout_to_the_text(capsys: pytest.CaptureFixture[str]) -> None:
     print_stats(counted())
     streams = capsys.readouterr()
     assert streams.out == ""
-    for shown in ("acceptance_length", "3.0", "suffix", "0.600", "1 no_draft, 2 no_capacity"):
+    for shown in ("tokens_a_pass", "3.0", "suffix", "0.600", "1 no_draft, 2 no_capacity"):
         assert shown in streams.err

@@ -12,7 +12,6 @@ from prolepsis.control.web.reply_headers import WARNING
 from prolepsis.core.config import ServerConfig
 from prolepsis.server.openai.responses_bodies import ResponsesBody
 from prolepsis.server.preparing.bodies import ChatBody, CompletionBody
-from tests.paths import ROOT
 from tests.server.conftest import Served
 from tests.server.fakes import FakeEngine
 from tests.world.site import Site
@@ -278,9 +277,3 @@ def test_clients_know_an_exhausted_context_by_its_words(shared: Served) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         create(**BASES[CHAT], max_tokens=10_000)
     assert [word for word in WORDS if word not in str(refused.value)] == []
-
-
-def test_the_page_names_every_field_that_has_a_replacement() -> None:
-    page = (ROOT / "docs" / "compatibility.md").read_text()
-    named = [name for name, field in FOREIGN_FIELDS.items() if field.instead]
-    assert [name for name in named if f"`{name}" not in page] == []

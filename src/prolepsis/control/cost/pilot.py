@@ -40,10 +40,10 @@ class PilotFigure:
     """One quantity on both arms; its change is relative, and of shares the difference."""
 
     figure: str
-    speculating: Interval
+    canary: Interval
     control: Interval
     change: Interval
-    num_speculating: int
+    num_canary: int
     num_control: int
 
 
@@ -113,7 +113,7 @@ def _figures(rows: Sequence[Row[Any]], share: float, prices: Mapping[str, float]
         per_token = (of.device_s_per_token, of.control_device_s_per_token)
         canary, control = (Interval(seconds and 1e6 * price * seconds) for seconds in per_token)
         text = f"cost of a million tokens ({unit})"
-        yield PilotFigure(text, canary, control, change, of.num_speculating, of.num_control)
+        yield PilotFigure(text, canary, control, change, of.num_canary, of.num_control)
     kept = evaluate(_FORM, form, share, fail_alpha=_TAIL, pass_alpha=_TAIL)
     canary, control = (Interval(mean.mean if mean.count else None) for mean in (form.canary, form.control))
     is_known, text = kept.num_canary and kept.num_control, "structured answers that are valid"
@@ -153,9 +153,9 @@ def _uneven(rows: Sequence[Row[Any]], share: float) -> Iterator[str]:
 
 def _limits(rows: Sequence[Row[Any]], figures: Sequence[PilotFigure], num_requests: int) -> Iterator[str]:
     for fig in (item for item in figures if item.change.estimate is None and "acceptance" not in item.figure):
-        yield f"Too few requests to compare {fig.figure}: {fig.num_speculating} speculating, {fig.num_control} control."
+        yield f"Too few requests to compare {fig.figure}: {fig.num_canary} canary, {fig.num_control} control."
     if failed := Counter(row.side for row in rows if row.terminal != "finished"):
-        yield f"Not finished, in no figure: {failed['canary']} speculating and {failed['control']} control requests."
+        yield f"Not finished, in no figure: {failed['canary']} canary and {failed['control']} control requests."
     if (num_versions := len({(row.policy_version, row.prices_version) for row in rows})) > 1:
         yield f"Policy or prices changed: requests of {num_versions} versions are compared together."
     hours = {int(row.ended_at // 3600) for row in rows}

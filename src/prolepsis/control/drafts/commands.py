@@ -16,9 +16,9 @@ HEADS = Resource(
     path="/admin/heads",
     help="List the installed heads, and those in use.",
     columns={
-        "heads": ("head=label", "aliases", "target", "misfit > auto", "chain_of_3 > tried", "size=size:bytes"),
+        "heads": ("head=label", "aliases > slot", "target", "misfit > auto", "chain_of_3 > tried", "size=size:bytes"),
     },
-    hint="Chain of 3: recorded tokens a step with three drafted tokens. A head that goes in is tried at once.",
+    hint="Chain of 3: recorded tokens a pass with three drafted tokens. A head that goes in is tried at once.",
     empty="No draft head is installed. `prolepsis train head` makes one for the target.",
     acts={
         "head": Act(
@@ -36,6 +36,7 @@ HEADS = Resource(
             row={"head": "{label}"},
             unless="misfit",
             choices={"proposer": get_args(HeadProposerName)},
+            in_force="slot",
         )
     },
 )

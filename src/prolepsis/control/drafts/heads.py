@@ -42,6 +42,7 @@ class HeadSwapBody(Body):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownHead(InstalledHead):
+    slot: str  # the proposer that drafts with it now; empty: none
     tried: str  # what it brought on the shipped prompts since it was swapped in; empty: it was not
 
 
@@ -93,7 +94,11 @@ class DraftHeads(Feature):
     async def shown(self) -> HeadsReply:
         """Return the heads by name and version."""
         installed, info = await self._installed(), self._client.info
-        heads = [ShownHead(**asdict(head), tried=self._tried.get(head.label, "")) for head in installed]
+        slots = {head: slot for slot, head in info.heads.items()}
+        heads = [
+            ShownHead(**asdict(head), slot=slots.get(head.label, ""), tried=self._tried.get(head.label, ""))
+            for head in installed
+        ]
         warnings = [self._worse[head] for head in info.heads.values() if head in self._worse]
         return HeadsReply(info.draft_head, info.draft_head_reason, info.candidate_head, heads, warnings)
 

@@ -40,11 +40,13 @@ async def _version(visit: Visit) -> Page:
     version = await visit.read(PolicyText, VERSION, version=visit.names["version"])
     in_use = await visit.read(PolicyReply, "/admin/policy")
     before = await visit.section(PolicyText, VERSION, version=str(version.version - 1)) if version.version > 1 else None
+    used = await visit.section(PolicyText, VERSION, version=str(in_use.version))
     old = before.value.text if before and before.value else ""
     body = {"text": version.text, **({"against": version.version - 1} if old else {})}
     values = {
         "one": version,
         "in_use": in_use.version,
+        "is_used": used.value is not None and used.value.text == version.text,
         "lines": list(text_diff(old, version.text)),
         "check": await visit.ask(PolicyCheckReply, "/admin/policy/check", body) if old else None,
         "may_apply": may_apply(visit),

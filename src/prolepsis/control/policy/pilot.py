@@ -22,7 +22,7 @@ from prolepsis.core.facts import RequestFacts
 
 PILOT = "pilot-"
 """What the name of a pilot's rule begins with."""
-_KEPT = {"step_weights": [95], "holdout": 5, "gate": "automatic"}
+_KEPT = {"stages": [95], "holdout": 5, "gate": "automatic"}
 _COST = {"name": "cost", "metric": "cost_per_token", "margin": 0.02}
 _ALL = {"time"}  # conditions of a pilot of everything
 _BLOCK = r"^( *)- name: ({})\n(?:\1 .*\n)*"  # a rule as `rule_text` writes it
@@ -33,7 +33,7 @@ RuleText = Mapping[str, Any]
 def pilot_rule(name: str, match: RuleText, *, share: float, days: float, now: datetime) -> RuleText:
     """Return a rule that gives drafts to `share` percent of what it matches, for some days."""
     until = f"{now.astimezone(UTC) + timedelta(days=days):%Y-%m-%dT%H:%M:%SZ}"
-    rollout = {"step_weights": [share], "holdout": min(50.0, 100.0 - share), "max_step_s": 86400.0 * days}
+    rollout = {"stages": [share], "holdout": min(50.0, 100.0 - share), "max_stage_s": 86400.0 * days}
     called = f"{PILOT}{re.sub(r'[^A-Za-z0-9._-]+', '-', name).strip('-')}"[:64]
     return _rule(called, {**match, "time": {"until": until}}, rollout)
 

@@ -25,6 +25,7 @@ from prolepsis.control.web.feature import Feature
 from prolepsis.core.audit_event import SERVER, AuditEvent, Emit, discard
 from prolepsis.core.ended import Assignment
 from prolepsis.core.facts import MAX_CLASS_RULES, OTHER_RULES, FlagDecision, RequestFacts, traffic_class_of
+from prolepsis.core.stats import Mode
 
 _NO_POLICY = Policy()
 
@@ -96,6 +97,11 @@ class Policies(Feature):
     def rule_names(self) -> tuple[str, ...]:
         """The rules of the policy in use, the default among them; none if there is no policy."""
         return (*(rule.name for rule in self.policy.rules), DEFAULT_RULE) if self.policy else ()
+
+    @property
+    def rule_modes(self) -> Mapping[str, Mode]:
+        """The mode of each of them."""
+        return {name: terms.mode for name, terms in self.policy.named_terms()} if self.policy else {}
 
     @property
     def conditions(self) -> tuple[str, Conditions]:

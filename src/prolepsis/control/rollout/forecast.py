@@ -16,7 +16,7 @@ _REPLAYED: Value = "correctness"
 SPREAD = 0.45  # assumed standard deviation of the logarithm of times
 ASSUMED = (
     "a canary that is no different; rates half as far from zero (or one) as their limit allows; times and "
-    f"costs lognormal with deviation {SPREAD}, a limit on them at twice what is served; twice the tokens a step beyond "
+    f"costs lognormal with deviation {SPREAD}, a limit on them at twice what is served; twice the tokens a pass beyond "
     "the first that the limit asks for"
 )
 

@@ -7,7 +7,7 @@ from prolepsis.core.telemetry.declare import counter, gauge
 _OUTCOMES = {"fail": -1, "inconclusive": 0, "pass": 1}
 _PHASES = ("off", "running", "gate", "held", "on", "rolled_back")
 
-_HARM = ("rolled_back", "stepped_back")
+_HARM = ("rolled_back", "set_back")
 """Changes that are shown before they happen: an alert on a rise needs the 0 before it."""
 
 

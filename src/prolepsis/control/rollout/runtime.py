@@ -374,7 +374,7 @@ class Rollouts(Feature):
                 self._notify(event)
             for listener in self._listeners:
                 listener(live, event)
-            write = log.warning if event.kind in ("rolled_back", "stepped_back") else log.info
+            write = log.warning if event.kind in ("rolled_back", "set_back") else log.info
             write(
                 "rollout_changed",
                 rollout=event.rollout_id,

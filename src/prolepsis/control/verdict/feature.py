@@ -38,11 +38,14 @@ from prolepsis.core.ended import RequestEnded
 from prolepsis.core.errors import StoreUnavailable
 from prolepsis.core.facts import NO_RULE, rule_of_class
 from prolepsis.core.kill_scope import EVERYTHING, kill_scope
+from prolepsis.core.reasons import EffectiveReason
+from prolepsis.core.stats import Mode
 from prolepsis.core.telemetry.declare import gauge
 from prolepsis.core.traffic_sums import RatioSums
 
 KEPT_EVERY_S = 60.0
 """A verdict whose figures alone changed is stored this often."""
+_SAID_OFF: Mapping[str, EffectiveReason] = {NO_RULE: "no_rule"}
 _RATE_OF = 64  # of the last compared requests is the rate at which they come
 
 log = structlog.get_logger(__name__)
@@ -69,7 +72,7 @@ class VerdictFeature(Feature):
         registry: CollectorRegistry,
         database: Database,
         *,
-        rules: Callable[[], Sequence[str]],
+        rules: Callable[[], Mapping[str, Mode]],
         standings: Callable[[], Mapping[str, RolloutStanding]],
         compared: Callable[[], Awaitable[Sequence[ComparedExperiment]]],
         judged: Callable[[], Sequence[ProposerHealth]] = tuple,
@@ -78,12 +81,12 @@ class VerdictFeature(Feature):
         emit: Emit = discard,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """`rules`: of the policy in use, none without one; `standings`: of those that are rolled out; `compared`:
-        the newest stages; `judged`: proposers by traffic class; `killed`: scopes that are stopped; `report`: of the
-        requests since a Unix time.
+        """`rules`: of the policy in use with their modes, none without one; `standings`: of those that are rolled out;
+        `compared`: the newest stages; `judged`: proposers by traffic class; `killed`: scopes that are stopped;
+        `report`: of the requests since a Unix time.
         """
         text = "1: the verdict on a rule of the policy, in words"
-        self._gauge = gauge(registry, "rule_verdict", text, "rule", "verdict", most=256)
+        self._gauge = gauge(registry, "rule_verdict", text, "rule", "verdict", most=64)
         self._database, self._emit, self._now = database, emit, now
         self._rules, self._standings, self._compared = rules, standings, compared
         self._judged, self._killed = judged, killed
@@ -133,18 +136,19 @@ class VerdictFeature(Feature):
                 self._kept_at = self._now()
 
     async def _judge(self) -> None:
-        rules = self._rules() or (NO_RULE,)
-        for known in (self._predicted, self._times):
-            for gone in [rule for rule in known if rule not in rules]:
-                del known[gone]
-        self._modes.keep(rules)
+        rules = self._rules() or {NO_RULE: "on"}
+        for counts in (self._predicted, self._times):
+            for gone in [rule for rule in counts if rule not in rules]:
+                del counts[gone]
+        self._modes.keep([*rules])
         standings, now = self._standings(), self._now()
         groups = {experiment.rollout: experiment.groups[0] for experiment in await self._compared()}
         judged = self._judged()
         made = dict[str, RuleVerdict]()
-        for rule in rules:
+        for rule, mode in rules.items():
             before = self.verdicts.get(rule) or (self._stored or {}).get(rule)
-            made[rule] = followed(judge_rule(self._readings(rule, standings.get(rule), groups, judged)), before, now)
+            known = self._readings(rule, mode, standings.get(rule), groups, judged)
+            made[rule] = followed(judge_rule(known), before, now)
             if before is not None and before.verdict != made[rule].verdict:
                 self._report(made[rule], before)
         self.verdicts.clear()
@@ -156,6 +160,7 @@ class VerdictFeature(Feature):
     def _readings(
         self,
         rule: str,
+        mode: Mode,
         standing: RolloutStanding | None,
         groups: Mapping[str, ArmComparison],
         judged: Sequence[ProposerHealth],
@@ -172,7 +177,7 @@ class VerdictFeature(Feature):
             rollout=standing.rollout if standing else "",
             compared=groups.get(standing.rollout) if standing else None,
             harmed=standing is not None and standing.is_rolled_back and (standing.harmed or was_harmed),
-            off="killed" if is_killed else self._modes.off(rule),
+            off="killed" if is_killed else self._modes.off(rule) if mode != "off" else _SAID_OFF.get(rule, "rule_off"),
             compared_per_s=_rate(self._times.get(rule, ())),
             predicted=None if spent is None or spent.estimate is None else 1.0 - spent.estimate,
             others=[*others, *chain.from_iterable(map(_said, of_rule))],

@@ -51,6 +51,13 @@ class Act:
     """Hidden fields of that form; fields of the row are in braces. The first says what the row is about."""
     unless: str = ""  # field of a row that has no form where it says something
     choices: Mapping[str, Sequence[str]] = field(default_factory=dict)  # fields of it that a person selects
+    in_force: str = ""  # field of a row with the choice that holds there now, which is not offered
+
+    def offered(self, row: Mapping[str, Any]) -> Mapping[str, Sequence[str]] | None:
+        """Return what a person may select in a row; None: the row has no form."""
+        now = row.get(self.in_force)
+        left = {name: [choice for choice in known if choice != now] for name, known in self.choices.items()}
+        return None if row.get(self.unless) else left
 
     @property
     def asks_reason(self) -> bool:

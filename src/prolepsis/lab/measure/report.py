@@ -66,7 +66,7 @@ class Figures:
         return {
             "tokens_per_s": self.rates(name, 1, category),
             "speedup": self.ratio(name, PLAIN, 1, category),
-            "acceptance_length": spread(_tokens_a_pass(of_run) for of_run in of_runs),
+            "tokens_a_pass": spread(_tokens_a_pass(of_run) for of_run in of_runs),
             "ttft_ms": _times(outcomes, "first_token_s"),
             "latency_ms": _times(outcomes, "seconds"),
             "queue_ms": _times(outcomes, "queue_s"),
@@ -205,7 +205,7 @@ Cell = Callable[[Mapping[str, Any]], str]
 _ARM: Mapping[str, Cell] = {
     "tokens/s": lambda arm: ranged(arm["tokens_per_s"], 1),
     "speedup": lambda arm: ranged(arm["speedup"], 2, "x"),
-    "accept. length": lambda arm: _number(arm["acceptance_length"]["median"], 2),
+    "tokens a pass": lambda arm: _number(arm["tokens_a_pass"]["median"], 2),
     "first token ms": lambda arm: _number(arm["ttft_ms"]["median"], 0),
     "latency p50/p95 ms": lambda arm: _halves(arm["latency_ms"]),
     "queue p50/p95 ms": lambda arm: _halves(arm["queue_ms"]),
@@ -258,7 +258,7 @@ def print_report(report: Mapping[str, Any]) -> None:
 
 
 def print_sentence(report: Mapping[str, Any]) -> None:
-    """Print the sentence at the end of a measurement (`verdicts.quote`)."""
+    """Print the sentence at the end of a measurement (`gates.quote`)."""
     stdout().print(report["sentence"], markup=False, highlight=False, soft_wrap=True)
 
 

@@ -52,7 +52,7 @@ _FIGURES = (
     *(_time(what, percent) for what in (FIRST, EACH, WHOLE) for percent in (50, 95)),
     ShownFigure("goodput", "requests/s", lambda forecast: forecast.goodput),
     ShownFigure("output", "tokens/s", lambda forecast: forecast.tokens_per_second),
-    ShownFigure("a pass", "tokens", lambda forecast: forecast.tokens_a_pass),
+    ShownFigure("tokens a pass", "", lambda forecast: forecast.tokens_a_pass),
 )
 
 
@@ -162,7 +162,7 @@ _FORMS: Mapping[str, Mapping[str, Mapping[str, object]]] = {
 }
 """Conditions of each form, by the end of the rule's name."""
 _LENGTHS = {"short": {"max": SHORT}, "medium": {"min": SHORT + 1, "max": MEDIUM}, "long": {"min": MEDIUM + 1}}
-HEADING = ["class", "requests", "of these faster", "times faster", "advice"]
+HEADING = ["traffic class", "requests", "of these faster", "times faster", "advice"]
 
 
 def stops_paying(by_seed: Sequence[Sequence[Pair]], num_requests: int, machine: Machine) -> Mapping[str, Advice]:

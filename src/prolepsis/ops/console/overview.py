@@ -7,6 +7,7 @@ from typing import Literal, Protocol, cast, get_args
 from prolepsis.control.audit.changes import ChangesReply
 from prolepsis.control.controls.kill_switch import KillStatus
 from prolepsis.control.correctness.runtime import CorrectnessReply
+from prolepsis.control.cost.comparison import MIN_REQUESTS
 from prolepsis.control.drafts.heads import HeadsReply
 from prolepsis.control.health.breaker_runtime import BreakersReply
 from prolepsis.control.health.commands import HEALTH, WHY
@@ -92,12 +93,11 @@ def overview_pages(
         values = {
             "health": load.health(),
             "queue_age_s": load.demand.queue_age_s,
-            "exactness": client.info.exactness,
-            "exactness_reason": client.info.exactness_reason,
             "recent": recent(traffic.spans),
             "service": traffic.service,
             "verdicts": verdicts,
             "clients": traffic.clients,
+            "least": MIN_REQUESTS,
             "charts": charts(traffic.spans, changes),
             "changes": changes,
             "attention": await _attention(visit, own, judged, verdicts.value, runbooks),
@@ -132,7 +132,7 @@ def charts(spans: Sequence[TimelineSpan], changes: Section[ChangesReply], width_
     saved = Line("saved", [percent(span.saved) for span in over])
     load = [Line("running", [span.num_running for span in over]), Line("waiting", [span.num_waiting for span in over])]
     return [
-        Chart(title="Output", unit="tokens/s", at=at, lines=[rate]),
+        Chart(title="Output", unit="tokens/s", at=at, lines=[rate], top=1.0),
         Chart(
             title="Acceptance",
             unit="% of drafted tokens",

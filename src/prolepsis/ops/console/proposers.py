@@ -21,7 +21,6 @@ def proposer_pages(client: EngineClient) -> FeaturePages:
             "memory": {memory.proposer: memory for memory in cost.value.memory} if cost.value else {},
             "saved": {usage.value: usage.saved_s for usage in cost.value.by_proposer} if cost.value else {},
             "counts": client.proposer_counts(),
-            "loaded": client.info.proposers,
             "may_swap": visit.may("PUT", HEADS.path),
         }
 

@@ -1,6 +1,7 @@
 """Templates, and how they show values: counts, shares, times and amounts, each with its unit."""
 
 import math
+import re
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -32,7 +33,7 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    shown = (count, share, seconds, age, moment, size, amount, number, plain, words, path)
+    shown = (count, share, seconds, age, moment, size, amount, number, plain, words, path, in_words, code)
     made.filters |= {function.__name__: function for function in (*shown, *_OF_DOCUMENTS)}
     made.filters["shown"] = lambda value, name: documents.shown(name, value)
     made.globals["status_kinds"] = _KINDS
@@ -156,3 +157,18 @@ def words(name: str) -> str:
 def path(name: str) -> str:
     """Return a name such as a traffic class as HTML that may break after each slash."""
     return Markup('<span class="path">{}</span>').format(Markup("/<wbr>").join(name.split("/")))
+
+
+_CLASS = re.compile(r"(?<![\w:/-])([a-z-]+)/([a-z-]+)/(free|structured)/(short|medium|long)(?:/([\w.-]*\w))?")
+
+
+def in_words(text: str) -> str:
+    """Return a text with its traffic classes as people read them."""
+    of = r"\1, \2, \3, \4"
+    return _CLASS.sub(lambda found: found.expand(rf"rule \5 ({of})" if found[5] else of), text)
+
+
+def code(text: str) -> str:
+    """Return a text as HTML, its parts between backticks as code."""
+    parts = (Markup("<code>{}</code>").format(part) if i % 2 else part for i, part in enumerate(text.split("`")))
+    return Markup("").join(parts)

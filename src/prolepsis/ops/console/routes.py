@@ -16,7 +16,6 @@ from prolepsis.control.replicas.commands import REPLICAS
 from prolepsis.control.rollout import pages as rollout
 from prolepsis.control.rollout.commands import ROLLOUTS
 from prolepsis.control.store.store import Store
-from prolepsis.control.traffic.feature import TrafficReply
 from prolepsis.control.web.errors import RequestRefused
 from prolepsis.control.web.page import FeaturePages, Page, PageRoute, Visit, fixed, listed
 from prolepsis.control.web.routes import PUBLIC, Route
@@ -148,7 +147,10 @@ async def frame(visit: Visit, parts: ConsoleParts, navigation: Sequence[tuple[st
         "kill": await visit.section(KillStatus, "/admin/kill"),
         "may_read_entries": visit.may("GET", "/admin/audit/{entry}"),
         "may_kill": visit.may("PUT", "/admin/kill"),
-        "scopes": await _scopes(visit, client),
+        "scopes": [
+            *(kill_scope("proposer", name) for name in client.info.proposers),
+            *sorted({kill_scope("traffic_class", counts.traffic_class) for counts in client.proposer_counts()}),
+        ],
         "keys_required": parts.keys.required,
         "csrf": visit.session.csrf,
         "notices": [] if visit.is_update else visit.session.take_notices(),
@@ -164,13 +166,3 @@ def _engine_state(client: EngineClient, failing: str) -> tuple[str, str]:
     if failing:
         return "bad", f"Requests fail: {failing}"
     return ("ok", "Serving") if health.ready else ("warn", health.detail or "Not ready")
-
-
-async def _scopes(visit: Visit, client: EngineClient) -> list[str]:
-    """Return scopes of the kill switch to choose from."""
-    traffic = await visit.section(TrafficReply, "/admin/traffic")
-    classes = [counts.traffic_class for counts in traffic.value.classes] if traffic.value else []
-    return [
-        *(kill_scope("proposer", name) for name in client.info.proposers),
-        *(kill_scope("traffic_class", name) for name in classes),
-    ]

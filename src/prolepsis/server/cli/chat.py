@@ -105,7 +105,7 @@ class Colours:
         return Text(piece.text, style=self._style(piece.by))
 
     def legend(self) -> Text:
-        return Text.assemble(*((f"{by} ", colour) for by, colour in self.of.items()))
+        return Text.assemble(*((f"{by.replace('_', ' ')} ", colour) for by, colour in self.of.items()))
 
     def _style(self, by: str) -> str:
         return self.of.setdefault(by, COLOURS[len(self.of) % len(COLOURS)]) if by else ""

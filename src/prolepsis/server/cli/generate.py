@@ -31,7 +31,7 @@ def figures(stats: RequestStats) -> dict[str, object]:
     counts = ("num_prompt_tokens", "num_cached_tokens", "num_output_tokens", "num_steps")
     return {
         **{name: getattr(stats, name) for name in counts},
-        "acceptance_length": round(stats.acceptance_length, 3),
+        "tokens_a_pass": round(stats.acceptance_length, 3),
         "tokens_per_s": _rounded(tokens_per_s(stats)),
         "first_token_ms": _ms(stats.first_token_s),
         "queue_ms": _ms(stats.queue_s),
@@ -58,7 +58,7 @@ def print_stats(stats: RequestStats) -> None:
     values["plain_steps"] = ", ".join(f"{count} {reason}" for reason, count in stats.plain_steps.items()) or None
     print_facts(list(values.items()), stderr())
     if stats.proposers:
-        columns = ["proposer", "drafts", "drafted", "accepted", "rate", "length", "by position"]
+        columns = ["proposer", "drafts", "drafted", "accepted", "rate", "tokens a pass", "by position"]
         rows = [[name, *_proposer_row(counts)] for name, counts in sorted(stats.proposers.items())]
         print_table("proposers", columns, rows, stderr())
 
@@ -69,7 +69,7 @@ def _proposer(counts: ProposerCounts) -> dict[str, object]:
         "num_draft_tokens": counts.num_draft_tokens,
         "num_accepted": counts.num_accepted,
         "acceptance_rate": _rounded(ratio(counts.num_accepted, counts.num_draft_tokens), 4),
-        "acceptance_length": _rounded(_acceptance_length(counts), 3),
+        "tokens_a_pass": _rounded(_acceptance_length(counts), 3),
         "per_position": [{"drafted": drafted, "accepted": accepted} for drafted, accepted in counts.per_position],
     }
 

@@ -39,7 +39,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "rollout": ("pilot", "control.rollout.commands:rollout", "Show and control rollouts."),
     "stop": ("stop", "control.controls.commands.stop:stop", "Stop speculation of everything or one scope at once."),
     "resume": ("stop", "control.controls.commands.stop:resume", "Allow again what was stopped."),
-    "breaker": ("stop", "control.health.commands:breaker", "Set circuit breakers; restart detection of drift."),
+    "breaker": ("stop", "control.health.commands:breaker", "Set breakers; restart detection of drift."),
     "flags": ("stop", "control.controls.commands.flags:flags", "Show, set and remove feature flags of all replicas."),
     "status": ("look", "control.verdict.commands:status", "Say for each rule whether its speculation should be kept."),
     "show": ("look", "server.cli.show:app", "Show one view: cost, drift, breakers, replicas, ..."),

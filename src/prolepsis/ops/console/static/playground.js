@@ -9,7 +9,7 @@ function colourOf(proposer) {
     colours.set(proposer, `by${colours.size % 5}`);
     const shown = document.createElement("span");
     shown.className = colours.get(proposer);
-    shown.textContent = proposer;
+    shown.textContent = proposer.replaceAll("_", " ");
     part("key-of-colours").append(shown);
   }
   return colours.get(proposer);
@@ -69,7 +69,7 @@ async function run(mode, seed) {
     }
   }
   const seconds = (performance.now() - began) / 1000, tokens = usage.completion_tokens;
-  const steps = metrics?.speculative_decoding.num_spec_steps ? `${metrics.speculative_decoding.mean_acceptance_length.toFixed(2)} tokens a drafted step, ` : "";
+  const steps = metrics?.speculative_decoding.num_spec_steps ? `${metrics.speculative_decoding.mean_acceptance_length.toFixed(2)} tokens a pass with a draft, ` : "";
   const share = mode === "off" ? "" : `, ${steps}${Math.round((100 * drafted) / Math.max(1, pane.textContent.length))} % drafted`;
   figures.textContent = `${(tokens / seconds).toFixed(1)} tokens/s: ${tokens} in ${seconds.toFixed(2)} s, the first after ${(((first ?? performance.now()) - began) / 1000).toFixed(2)} s${share}`;
   return tokens / seconds;

@@ -23,8 +23,8 @@ from prolepsis.core.terminal.output import FAILED, AsJson, command_group, note, 
 from prolepsis.ops.console.render import page_alone
 from prolepsis.ops.incident.period import parse_time
 
-_FIGURES = ("figure", "speculating", "control", "change=change:share", "n=num_speculating", "n of control=num_control")
-_COMPARED = ("rollout", "share", "cost=cost:share", "n=num_speculating", "n of control=num_control")
+_FIGURES = ("figure", "canary", "control", "change=change:share", "n=num_canary", "n of control=num_control")
+_COMPARED = ("rollout", "share", "cost=cost:share", "n=num_canary", "n of control=num_control")
 _COST = "cost of a million tokens (device s)"
 _SHIPPED = "the shipped set"
 _STATUS = {"pilot": ("rule", "phase", "verdict > rests_on", "requests=num_requests", "until")}
@@ -196,5 +196,5 @@ def report(
 def _compared(of: Mapping[str, Any]) -> dict[str, Any]:
     """Return one line about a report."""
     [cost] = [figure for figure in of["figures"] if figure["figure"] == _COST]
-    numbers = {name: cost[name] for name in ("num_speculating", "num_control")}
+    numbers = {name: cost[name] for name in ("num_canary", "num_control")}
     return {"rollout": of["rollout"], "share": of["share"], "cost": cost["change"], **numbers}

@@ -19,9 +19,9 @@ from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.core.terminal.output import BAD_INPUT, FAILED, OK
 from prolepsis.lab.bench import BenchJob, run_bench
 from prolepsis.lab.measure.contenders import Outcome, Run, Schedule
+from prolepsis.lab.measure.gates import judged, parse_gates, quote
 from prolepsis.lab.measure.prompts import EncodedPrompt, encode_prompts, load_prompts
 from prolepsis.lab.measure.report import Figures, Setting, print_report, print_sentence
-from prolepsis.lab.measure.verdicts import judged, parse_gates, quote
 from prolepsis.server.cli.main import app
 from tests.lab.measure.fakes import INFO, ByteTokenizer, table_client, tokens_of, two_prompts, write_prompts
 from tests.paths import ROOT
@@ -59,7 +59,7 @@ def said(figures: Figures, given: Setting | None = None) -> str:
 def test_the_sentence_has_machine_model_figure_spread_and_equality() -> None:
     assert said(both()) == (
         "fake on 2 cores of Zen 9, one at a time, greedy: `auto` emits 1.80x (1.60 to 2.00) of plain tokens/s, 1.50 "
-        "tokens a step, 2 of 2 answers as plain (2 prompts of set.jsonl, to 60 tokens each; median and range of 2 "
+        "tokens a pass, 2 of 2 answers as plain (2 prompts of set.jsonl, to 60 tokens each; median and range of 2 "
         "repeats)."
     )
 
@@ -67,7 +67,7 @@ def test_the_sentence_has_machine_model_figure_spread_and_equality() -> None:
 def test_above_one_at_once_it_has_no_tokens_a_step() -> None:
     text = said(both(at_once=4), setting(at_once=4, temperature=0.8))
     assert text.startswith("fake on 2 cores of Zen 9, 4 at once, temperature 0.8: `auto` emits 1.80x (1.60 to 2.00) of")
-    assert "tokens a step" not in text
+    assert "tokens a pass" not in text
 
 
 def test_without_an_arm_that_speculates_it_is_about_plain_decoding() -> None:
@@ -121,7 +121,7 @@ async def test_a_measurement_counts_tokens_and_ends_with_the_sentence(capsys: py
     print_sentence(report)
     assert capsys.readouterr().out.rstrip().endswith(report["sentence"])
     assert "fake on " in report["sentence"]
-    assert "3.00 tokens a step, 2 of 2 answers as plain" in report["sentence"]
+    assert "3.00 tokens a pass, 2 of 2 answers as plain" in report["sentence"]
     [ratio] = report["arms"]["auto"]["all"]["speedup"]["repeats"]
     assert ratio > 1.5
     assert f"{ratio:.2f}x" in report["sentence"]
@@ -230,7 +230,7 @@ def test_the_examples_are_yaml_and_run_the_real_command() -> None:
     from tests.test_documentation import understood
 
     pipelines = list(blocks())
-    assert len(pipelines) == 2, "GitHub Actions and GitLab CI"
+    assert pipelines, "GitHub Actions"
     for pipeline in pipelines:
         [command] = [line for line in scripts(pipeline) if line.startswith("prolepsis bench")]
         words = shlex.split(command)

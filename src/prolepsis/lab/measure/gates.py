@@ -1,4 +1,4 @@
-"""Verdicts on a measurement: gates, so that a build can fail, and a sentence to quote, or why there is none."""
+"""What a measurement shows: gates, so that a build can fail, and a sentence to quote, or why there is none."""
 
 import re
 from collections import Counter
@@ -78,9 +78,9 @@ def _result(figures: Figures, name: str, level: int, category: str) -> str:
     rate = _shown(figures.rates(name, level, category), 1)
     if name == PLAIN:
         return f"plain decoding emits {rate} tokens/s"
-    length = figures.arm(name, category)["acceptance_length"]["median"] if level == 1 else None
-    steps = f", {length:.2f} tokens a step" if length is not None else ""
-    return f"`{name}` emits {_shown(figures.ratio(name, PLAIN, level, category), 2, 'x')} of plain tokens/s{steps}"
+    length = figures.arm(name, category)["tokens_a_pass"]["median"] if level == 1 else None
+    tokens = f", {length:.2f} tokens a pass" if length is not None else ""
+    return f"`{name}` emits {_shown(figures.ratio(name, PLAIN, level, category), 2, 'x')} of plain tokens/s{tokens}"
 
 
 def _shown(figure: Figure, digits: int, unit: str = "") -> str:
