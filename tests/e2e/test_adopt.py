@@ -1,12 +1,8 @@
 """The page on adoption: its commands run in the order in which they stand, on a server with a small random model."""
 
 import json
-import os
 import re
 import shlex
-import socket
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,9 +10,12 @@ import httpx
 import pytest
 from typer.testing import CliRunner, Result
 
+from prolepsis.core.config import EngineConfig, ServerConfig
 from prolepsis.core.terminal.output import BAD_INPUT, FAILED, OK, UNPROVEN
 from prolepsis.server.cli.main import app
+from tests.control.store.databases import migrated_setting
 from tests.paths import ROOT
+from tests.server_process import serve_model, started
 from tests.waiting import wait_for
 
 PAGE = ROOT / "docs" / "how-to" / "adopt.md"
@@ -25,28 +24,15 @@ KINDS = ("code", "chat")
 
 @pytest.fixture
 def url(tiny_family: Callable[[str, str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    address = f"http://127.0.0.1:{port}"
     monkeypatch.chdir(tmp_path)
-    for name, value in {"PROLEPSIS_DATA": str(tmp_path), "PROLEPSIS_URL": address, "COLUMNS": "300"}.items():
+    for name, value in {"PROLEPSIS_DATA": str(tmp_path), "COLUMNS": "300"}.items():
         monkeypatch.setenv(name, value)
-    words = ["serve", "--model", str(tiny_family("sentencepiece", "hermes")), "--port", str(port)]
-    code = "from prolepsis.server.cli.main import app; app()"
-    with subprocess.Popen([sys.executable, "-c", code, *words], env=os.environ, cwd=tmp_path) as server:
-        try:
-            wait_for(lambda: _is_ready(address))
-            yield address
-        finally:
-            server.terminate()
-
-
-def _is_ready(address: str) -> bool:
-    try:
-        return httpx.get(f"{address}/health/ready").status_code == 200
-    except httpx.TransportError:
-        return False
+    model = tiny_family("sentencepiece", "hermes")
+    config = ServerConfig(store=migrated_setting(tmp_path), controls_file=tmp_path / "controls.json")
+    with started(serve_model, config, EngineConfig(model=str(model))) as (_, address):
+        monkeypatch.setenv("PROLEPSIS_URL", address)
+        wait_for(lambda: httpx.get(f"{address}/health/ready").status_code == 200)
+        yield address
 
 
 def commands() -> Iterator[list[str]]:
