@@ -58,7 +58,7 @@ def with_rules(text: str, rules: Sequence[RuleText]) -> str:
 
     A rule without conditions but its end stands last. Raises `ConfigError` where the text's form leaves no place.
     """
-    text = text or "default: {mode: off}\n"
+    text = text or "default: {mode: on}\n"  # as without a policy, where callers decide alone
     if not parse_policy(text, "policy")[0].rules:
         return _checked(f"{text}rules:\n{''.join(map(rule_text, rules))}", [rule["name"] for rule in rules])
     for rule in rules:

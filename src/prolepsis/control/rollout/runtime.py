@@ -345,7 +345,6 @@ class Rollouts(Feature):
             await self._change(live, transition)
             outcome = await asyncio.to_thread(outcome_on, live.state, live.all_evidence(now), live.settings)
         self._show(rule, live)
-        self._metrics.judged(rule, outcome)
         live.outcome = outcome
 
     async def _change(self, live: LiveRollout, transition: Transition) -> bool:

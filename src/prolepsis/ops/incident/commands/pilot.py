@@ -19,7 +19,7 @@ from prolepsis.core.errors import ConfigError
 from prolepsis.core.files import read_text, write_output
 from prolepsis.core.terminal.admin import Key, Url, ask
 from prolepsis.core.terminal.documents import print_reply
-from prolepsis.core.terminal.output import FAILED, AsJson, command_group, note, print_json, warn
+from prolepsis.core.terminal.output import FAILED, AsJson, command_group, note, print_json
 from prolepsis.ops.console.render import page_alone
 from prolepsis.ops.incident.period import parse_time
 
@@ -108,8 +108,6 @@ def _apply(rules: list[pilot.RuleText], url: str, key: str | None, *, anyway: bo
     if not as_json:
         print_reply({"pilot": rows, "warnings": checked["warnings"]}, as_json=False)
         print("".join(unified_diff(text.splitlines(keepends=True), made.splitlines(keepends=True), "before", "after")))
-        if not version:
-            warn("no policy was in use, so callers decided alone; from now on requests of no rule are plain")
     ask(url, key, "PUT", "/admin/policy", {"text": made, "expect": version, "reason": "pilot start"})
     return shown
 
