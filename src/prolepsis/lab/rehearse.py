@@ -302,7 +302,7 @@ def _print_forecast(page: "ForecastPage", *, as_json: bool) -> None:
     print_table("traffic classes", *page.class_table())
     print_facts([("speculation stops paying", page.end)])
     if changes := [_changed(own, change) for pairs in page.by_seed for _, own in pairs for change in own.changes]:
-        print_table("what the control did", ["load", "after", "what", "of", "why"], changes, in_order=True)
+        print_table("what changed", ["load", "after", "what", "of", "why"], changes, in_order=True)
     _print_errors(page.machine)
 
 

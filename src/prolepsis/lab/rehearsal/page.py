@@ -162,7 +162,7 @@ _FORMS: Mapping[str, Mapping[str, Mapping[str, object]]] = {
 }
 """Conditions of each form, by the end of the rule's name."""
 _LENGTHS = {"short": {"max": SHORT}, "medium": {"min": SHORT + 1, "max": MEDIUM}, "long": {"min": MEDIUM + 1}}
-HEADING = ["class", "requests", "of these faster", "times faster", "advice"]
+HEADING = ["traffic class", "requests", "of these faster", "times faster", "advice"]
 
 
 def stops_paying(by_seed: Sequence[Sequence[Pair]], num_requests: int, machine: Machine) -> Mapping[str, Advice]:
