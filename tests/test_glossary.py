@@ -8,8 +8,9 @@ from typing import get_args
 from prolepsis.control.policy.model import Terms
 from prolepsis.control.policy.rollout_terms import RolloutTerms
 from prolepsis.control.statistics.guardrail import Outcome
-from prolepsis.control.verdict.verdict import ANSWERS, Judge
+from prolepsis.control.verdict.verdict import ANSWERS
 from prolepsis.control.web.routes import Route
+from prolepsis.core.reasons import Judge
 from prolepsis.server.cli.main import COMMANDS
 from tests.contract import surface
 from tests.paths import ROOT

@@ -38,6 +38,9 @@ LimitReason = Literal["unmeasured", "unmeasured_experts", "low_acceptance", "no_
 LossReason = Literal["ended", "stop_string", "policy", "left"]
 """Why a drafted token that verification accepted did not reach the client."""
 
+Judge = Literal["guardrails", "breaker", "drift", "benefit", "eligibility"]
+"""What says something of a rule besides its verdict."""
+
 VerdictReason = Literal["pays", "costs_more", "brings_little", "harmed", "few", "chance", "no_control", EffectiveReason]
 """Why a rule's speculation should be kept or stopped, why that is not known, or why it is off."""
 

@@ -19,7 +19,7 @@ from prolepsis.control.web.context import Context
 from prolepsis.control.web.errors import RequestRefused, describe_error
 from prolepsis.control.web.feature import Feature
 from prolepsis.control.web.fields import Body
-from prolepsis.control.web.routes import OPERATORS, READERS, Route, Routes
+from prolepsis.control.web.routes import OPERATORS, READERS, Routes
 from prolepsis.core.audit_event import SERVER, AuditEvent, Emit, discard
 from prolepsis.core.config import CANDIDATE_HEAD, DRAFT_HEAD, HeadProposerName
 from prolepsis.core.engine_client import EngineClient, HeadSwapped, InstalledHead
@@ -69,7 +69,15 @@ class DraftHeads(Feature):
 
     def __init__(self, client: EngineClient, prompts: Callable[[], Prompts], *, emit: Emit = discard) -> None:
         """`prompts`: token ids of those on which heads are tried."""
-        self.routes = _routes(self)
+        routes = Routes()
+
+        routes.get(HEADS.path, roles=READERS, summary=HEADS.help, errors=(503,))(self.shown)
+
+        @routes.put(HEADS.path, roles=OPERATORS, summary="Draft with another head", errors=(404, 409, 503))
+        async def swap(body: Annotated[HeadSwapBody, read_body(HeadSwapBody)], caller: SignedIn) -> HeadSwapReply:
+            return await self.swap(body, caller.actor)
+
+        self.routes = routes.all
         self._client = client
         self._prompts = prompts
         self._emit = emit
@@ -174,18 +182,6 @@ class DraftHeads(Feature):
             return await self._client.heads()
         except ConfigError as error:
             raise RequestRefused(str(error), code="heads_unreadable", status=503) from None
-
-
-def _routes(feature: DraftHeads) -> Sequence[Route]:
-    routes = Routes()
-
-    routes.get(HEADS.path, roles=READERS, summary=HEADS.help, errors=(503,))(feature.shown)
-
-    @routes.put(HEADS.path, roles=OPERATORS, summary="Draft with another head", errors=(404, 409, 503))
-    async def swap(body: Annotated[HeadSwapBody, read_body(HeadSwapBody)], caller: SignedIn) -> HeadSwapReply:
-        return await feature.swap(body, caller.actor)
-
-    return routes.all
 
 
 def feature(context: Context, prompts: Callable[[], Prompts]) -> Feature:

@@ -27,6 +27,7 @@ from prolepsis.control.web.feature import Feature
 from prolepsis.core.audit_event import SERVER, AuditEvent, Emit
 from prolepsis.core.ended import RequestEnded
 from prolepsis.core.engine_client import weights_of
+from prolepsis.core.reasons import Judge
 from prolepsis.core.stats import TrafficClassCounts
 from prolepsis.core.telemetry.declare import counter
 
@@ -58,7 +59,7 @@ class HealthFeature(Feature):
         self._counts = counts
         self._clock = clock
 
-    def against(self) -> list[tuple[Key, str, str]]:
+    def against(self) -> list[tuple[Key, Judge, str]]:
         """Return what is held against proposers in traffic classes: by which judge, and what it says."""
         breakers, streams, gone = self.breakers.breakers.all, self.drift.streams.all, self.drift.gone
         keys = breakers.keys() | streams.keys() | gone.keys() | {place[:2] for place in self.eligibility.figures}

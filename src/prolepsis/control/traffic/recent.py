@@ -18,7 +18,7 @@ from prolepsis.control.web.context import Context
 from prolepsis.control.web.errors import RequestRefused
 from prolepsis.control.web.feature import Feature
 from prolepsis.control.web.fields import Body
-from prolepsis.control.web.routes import FINDERS, Route, Routes
+from prolepsis.control.web.routes import FINDERS, Routes
 from prolepsis.core.ended import Keep, PromptEnded, RequestAbout, RequestEnded
 from prolepsis.core.reasons import PlainReason
 from prolepsis.core.requests import GenerateRequest
@@ -77,7 +77,30 @@ class RecentFeature(Feature):
     name = "recent"
 
     def __init__(self, store: Store) -> None:
-        self.routes = _routes(self, store)
+        routes = Routes()
+
+        @routes.get(
+            "/admin/requests", roles=FINDERS, summary="The last requests: newest, slowest or least accepted first"
+        )
+        async def recent(query: Annotated[RecentQuery, read_query(RecentQuery)]) -> RecentReply:
+            return bounded(self.ordered(query.order, query.last))
+
+        @routes.get(
+            "/admin/requests/{name}",
+            roles=FINDERS,
+            summary="Records, rounds and audit entries of a request, by x-request-id, trace id, answer id or entry",
+        )
+        async def one(name: str) -> KnownRequest:
+            stored = FoundRequest([], [])
+            try:
+                stored = await reading(lambda: found_request(store, name))
+            except RequestRefused:  # the store lacks it, or cannot be read
+                if not self.named({name}):
+                    raise
+            recent = bounded(self.named({name, *(record["request_id"] for record in stored.records)}))
+            return KnownRequest(recent.requests, recent.num_without_rounds, stored.records, stored.audit_entries)
+
+        self.routes = routes.all
         self.requests: deque[RecentRequest] = deque(maxlen=MAX_RECENT)
 
     def keeps(self, about: RequestAbout, request: GenerateRequest) -> Keep:
@@ -127,31 +150,6 @@ def _acceptance(request: RecentRequest) -> float:
 
 def _number(value: object) -> float:
     return float(value) if isinstance(value, int | float) else 0.0
-
-
-def _routes(feature: RecentFeature, store: Store) -> Sequence[Route]:
-    routes = Routes()
-
-    @routes.get("/admin/requests", roles=FINDERS, summary="The last requests: newest, slowest or least accepted first")
-    async def recent(query: Annotated[RecentQuery, read_query(RecentQuery)]) -> RecentReply:
-        return bounded(feature.ordered(query.order, query.last))
-
-    @routes.get(
-        "/admin/requests/{name}",
-        roles=FINDERS,
-        summary="Records, rounds and audit entries of a request, by x-request-id, trace id, answer id or entry",
-    )
-    async def one(name: str) -> KnownRequest:
-        stored = FoundRequest([], [])
-        try:
-            stored = await reading(lambda: found_request(store, name))
-        except RequestRefused:  # the store lacks it, or cannot be read
-            if not feature.named({name}):
-                raise
-        recent = bounded(feature.named({name, *(record["request_id"] for record in stored.records)}))
-        return KnownRequest(recent.requests, recent.num_without_rounds, stored.records, stored.audit_entries)
-
-    return routes.all
 
 
 def feature(context: Context) -> Feature:

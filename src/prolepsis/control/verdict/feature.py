@@ -37,7 +37,7 @@ from prolepsis.core.ended import RequestEnded
 from prolepsis.core.errors import StoreUnavailable
 from prolepsis.core.facts import NO_RULE, rule_of_class
 from prolepsis.core.kill_scope import EVERYTHING, kill_scope
-from prolepsis.core.reasons import EffectiveReason
+from prolepsis.core.reasons import EffectiveReason, Judge
 from prolepsis.core.stats import Mode
 from prolepsis.core.telemetry.declare import gauge
 from prolepsis.core.traffic_sums import RatioSums
@@ -74,7 +74,7 @@ class VerdictFeature(Feature):
         rules: Callable[[], Mapping[str, Mode]],
         standings: Callable[[], Mapping[str, RolloutStanding]],
         compared: Callable[[], Awaitable[Sequence[ComparedExperiment]]],
-        against: Callable[[], Sequence[tuple[Key, str, str]]] = tuple,
+        against: Callable[[], Sequence[tuple[Key, Judge, str]]] = tuple,
         killed: Callable[[], Collection[str]] = tuple,
         report: Callable[[float], list[PilotReport]],
         emit: Emit = discard,
@@ -162,7 +162,7 @@ class VerdictFeature(Feature):
         mode: Mode,
         standing: RolloutStanding | None,
         groups: Mapping[str, ArmComparison],
-        against: Sequence[tuple[Key, str, str]],
+        against: Sequence[tuple[Key, Judge, str]],
     ) -> RuleReadings:
         killed, predicted = self._killed(), self._predicted.get(rule)
         before = self.verdicts.get(rule) or (self._stored or {}).get(rule)

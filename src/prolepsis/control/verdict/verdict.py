@@ -13,7 +13,7 @@ from typing import Literal
 from pydantic import computed_field
 
 from prolepsis.control.cost.comparison import MIN_REQUESTS, ArmComparison
-from prolepsis.core.reasons import IN_WORDS, EffectiveReason, VerdictReason
+from prolepsis.core.reasons import IN_WORDS, EffectiveReason, Judge, VerdictReason
 from prolepsis.core.stats import EffectiveMode
 from prolepsis.core.traffic_sums import Interval
 from prolepsis.core.units import duration
@@ -21,7 +21,6 @@ from prolepsis.core.units import duration
 Answer = Literal["keep", "stop", "unknown", "off"]
 ANSWERS: dict[Answer, str] = {"keep": "keep", "stop": "stop", "unknown": "not known yet", "off": "off"}
 """Each answer in words."""
-Judge = Literal["guardrails", "breaker", "drift", "benefit", "eligibility"]
 CHANGED_BY: dict[Answer, str] = {
     "keep": "bounds that no longer lie above 0, or a guardrail that shows harm",
     "stop": "another head, proposer or rule: each begins with evidence of its own",
