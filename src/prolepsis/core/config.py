@@ -71,8 +71,7 @@ class UpstreamTerms(SettingTerms):
     api: UpstreamApi = Field(default="vllm", description="their kind")
     plain: str | None = Field(default=None, description="URL of those that do not speculate")
     speculating: str | None = Field(
-        default=None,
-        description="URL of those that speculate, up to num_speculative_tokens; default: none",
+        default=None, description="URL of those that speculate, up to num_speculative_tokens; default: none"
     )
     key_file: Path | None = Field(default=None, description="file with the API key of both URLs")
 
@@ -81,8 +80,7 @@ class RemoteProposerTerms(SettingTerms):
     address: str | None = Field(default=None, description="HOST:PORT")
     key: Path | None = Field(default=None, description="file with the key")
     ca: Path | None = Field(
-        default=None,
-        description="certificates (PEM) that verify the propose server; turns on TLS to it",
+        default=None, description="certificates (PEM) that verify the propose server; turns on TLS to it"
     )
     ahead: int = Field(
         default=16,
@@ -118,14 +116,10 @@ class LimitTerms(SettingTerms):
     )
     upload_timeout_s: float = Field(default=60.0, gt=0, description="seconds in which a body must arrive")
     write_timeout_s: float = Field(
-        default=60.0,
-        gt=0,
-        description="seconds without progress in sending after which the request is aborted",
+        default=60.0, gt=0, description="seconds without progress in sending after which the request is aborted"
     )
     max_connections: int | None = Field(
-        default=None,
-        ge=1,
-        description="most open connections; default: 4096, less if the limit of open files is lower",
+        default=None, ge=1, description="most open connections; default: 4096, less if the limit of open files is lower"
     )
     max_queued: int = Field(default=2048, ge=0, description="most requests in the queue")
     max_queued_per_tenant: int = Field(default=1024, ge=0, description="most requests of one tenant in the queue")
@@ -133,9 +127,7 @@ class LimitTerms(SettingTerms):
     corpus_tokens_in_all: int = Field(default=4_000_000, ge=0, description="most tokens of all corpora")
     response_cache_ttl_s: float = Field(default=300.0, gt=0, description="seconds until a cached answer expires")
     samples_per_replica: int = Field(
-        default=32,
-        ge=1,
-        description="samples in flight per engine, if the number of engines follows the load",
+        default=32, ge=1, description="samples in flight per engine, if the number of engines follows the load"
     )
     start_drafts: int = Field(
         default=64,
@@ -239,9 +231,7 @@ class EngineConfig(BaseModel):
         default="auto", description="draft head: auto (champion or shipped for this model), none, a name or a folder"
     )
     early_exit_layer: int | None = Field(
-        default=None,
-        ge=1,
-        description="number of first layers that the early_exit proposer drafts with",
+        default=None, ge=1, description="number of first layers that the early_exit proposer drafts with"
     )
     remote_proposer: RemoteProposerTerms | None = Field(
         default=None,
@@ -499,9 +489,7 @@ class ServerConfig(BaseModel):
         default_factory=dict, description="limits of prompt and answer tokens, by the same names; default: no limit"
     )
     request_timeout_s: float | None = Field(
-        default=None,
-        gt=0,
-        description="longest time of a request; x-request-timeout-ms may shorten it; default: none",
+        default=None, gt=0, description="longest time of a request; x-request-timeout-ms may shorten it; default: none"
     )
     stream_ping_s: float = Field(
         default=10.0, ge=0, description="longest silence of a stream, seconds; then it says that it lives; 0: no pings"

@@ -147,10 +147,7 @@ def _log_record(entry: AuditEntry) -> "LogRecord":
         severity_number=SEVERITY_NUMBER_INFO,
         severity_text="INFO",
         body=AnyValue(string_value=json_line(entry)),
-        attributes=[
-            _attribute("prolepsis.audit.seq", entry.seq),
-            _attribute("prolepsis.audit.actor", actor),
-        ],
+        attributes=[_attribute("prolepsis.audit.seq", entry.seq), _attribute("prolepsis.audit.actor", actor)],
         event_name=f"prolepsis.audit.{entry.action}",
     )
 

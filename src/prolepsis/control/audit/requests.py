@@ -115,11 +115,7 @@ class AuditFeature(Feature):
 def request_event(served: _AuditedAnswer, content: AuditContent, decode: Decode, info: EngineInfo) -> AuditEvent:
     """Return the event of a request; takes milliseconds per thousand characters: not for an event loop."""
     about, stats = served.about, served.prompt.stats
-    versions = {
-        **info.versions,
-        "draft_head": info.draft_head or "none",
-        "plan": str(stats.mode.plan_version),
-    }
+    versions = {**info.versions, "draft_head": info.draft_head or "none", "plan": str(stats.mode.plan_version)}
     return AuditEvent(
         actor=about.key_id or "developer",
         action=SERVED,

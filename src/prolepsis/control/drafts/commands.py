@@ -16,7 +16,7 @@ HEADS = Resource(
     path="/admin/heads",
     help="List the installed heads, and those in use.",
     columns={
-        "heads": ("head=label", "aliases > slot", "target", "misfit > auto", "chain_of_3 > tried", "size=size:bytes"),
+        "heads": ("head=label", "aliases > slot", "target", "misfit > auto", "chain_of_3 > tried", "size=size:bytes")
     },
     hint="Chain of 3: recorded tokens a pass with three drafted tokens. A head that goes in is tried at once.",
     empty="No draft head is installed. `prolepsis train head` makes one for the target.",

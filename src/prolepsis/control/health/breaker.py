@@ -219,11 +219,7 @@ def step(breaker: Breaker, counts: TrafficClassCounts, now: float, settings: Bre
 
 
 def trip(
-    breaker: Breaker,
-    reason: TripReason,
-    now: float,
-    settings: BreakerSettings,
-    tenants: frozenset[str] = frozenset(),
+    breaker: Breaker, reason: TripReason, now: float, settings: BreakerSettings, tenants: frozenset[str] = frozenset()
 ) -> Transition:
     """Open a closed breaker for an outside reason; it is probed as usual. Other states stay as they are.
 

@@ -56,13 +56,7 @@ def _link(
     action: str, *, details_digest: str = START_OF_CHAIN, record_id: str | None = None, erases: tuple[int, ...] = ()
 ) -> RecordLink:
     return RecordLink(
-        action=action,
-        details_digest=details_digest,
-        record_id=record_id,
-        erases=erases,
-        seq=0,
-        previous="",
-        digest="",
+        action=action, details_digest=details_digest, record_id=record_id, erases=erases, seq=0, previous="", digest=""
     )
 
 

@@ -58,12 +58,7 @@ class ResponseNews:
 
 class ResponseTable(StoreTable):
     def add(
-        self,
-        response: StoredResponse,
-        *,
-        most_bytes: int,
-        events: Sequence[str] = (),
-        most_running: float = math.inf,
+        self, response: StoredResponse, *, most_bytes: int, events: Sequence[str] = (), most_running: float = math.inf
     ) -> bool:
         """Keep a response, with the first events of one that runs; the tenant's oldest ones make room for it.
 
@@ -198,11 +193,7 @@ def _held(connection: Connection, which: ColumnElement[bool]) -> StoredResponse 
 
 
 def _end(
-    connection: Connection,
-    held: StoredResponse,
-    status: Literal["cancelled", "failed"],
-    kind: str,
-    changes: Json,
+    connection: Connection, held: StoredResponse, status: Literal["cancelled", "failed"], kind: str, changes: Json
 ) -> StoredResponse | None:
     """End a response from outside of its server; one whose events are kept gets a last one."""
     ended = replace(held, document={**held.document, **changes, "status": status})
@@ -246,6 +237,4 @@ def _shown(document: Json) -> dict[str, object]:
 
 def _response(row: RowMapping) -> StoredResponse:
     fields = {name: value for name, value in row.items() if name not in ("leased_until", "status")}
-    return StoredResponse(
-        **{**fields, "document": json.loads(row["document"]), "input": json.loads(row["input"])},
-    )
+    return StoredResponse(**{**fields, "document": json.loads(row["document"]), "input": json.loads(row["input"])})

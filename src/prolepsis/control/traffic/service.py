@@ -126,12 +126,7 @@ class ServiceLevel:
             of_hour = long[goal, tier, True] + long[goal, tier, False]
             burns = of_hour >= goal.least and long[goal, tier, True] > limit * of_hour
             yield Missed(
-                alert=goal.alert,
-                what=goal.missed,
-                tier=tier,
-                num_missed=num_missed,
-                num_requests=num,
-                burns=burns,
+                alert=goal.alert, what=goal.missed, tier=tier, num_missed=num_missed, num_requests=num, burns=burns
             )
 
     def _judged(self, since: float) -> Counter[tuple[Goal, str, bool]]:

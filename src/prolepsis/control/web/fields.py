@@ -163,14 +163,7 @@ Stop: TypeAlias = Annotated[
     list[Annotated[str, Field(max_length=MAX_STOP_CHARACTERS)]],
     Field(max_length=MAX_STOP_STRINGS),
     BeforeValidator(_list_of_one),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                _STOP_STRING,
-                {"type": "array", "items": _STOP_STRING, "maxItems": MAX_STOP_STRINGS},
-            ]
-        }
-    ),
+    WithJsonSchema({"anyOf": [_STOP_STRING, {"type": "array", "items": _STOP_STRING, "maxItems": MAX_STOP_STRINGS}]}),
 ]
 LogitBias: TypeAlias = Annotated[
     dict[int, Number],

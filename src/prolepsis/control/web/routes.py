@@ -181,10 +181,7 @@ class Application(FastAPI):
     """Serves declared routes; `openapi` makes the document from them."""
 
     def __init__(
-        self,
-        routes: Iterable[Route],
-        lifespan: StatelessLifespan["Application"],
-        on_error: Callable[[Exception], None],
+        self, routes: Iterable[Route], lifespan: StatelessLifespan["Application"], on_error: Callable[[Exception], None]
     ) -> None:
         """`on_error` sees every exception that becomes a reply."""
         super().__init__(

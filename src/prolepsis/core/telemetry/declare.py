@@ -146,10 +146,7 @@ class LabelUse(Collector):
         return used, other
 
     def describe(self) -> tuple[GaugeMetricFamily, CounterMetricFamily]:
-        return (
-            GaugeMetricFamily(*self._VALUES, labels=["label"]),
-            CounterMetricFamily(*self._OTHER, labels=["label"]),
-        )
+        return (GaugeMetricFamily(*self._VALUES, labels=["label"]), CounterMetricFamily(*self._OTHER, labels=["label"]))
 
 
 def series_of(buckets: Sequence[float]) -> int:

@@ -48,10 +48,7 @@ class Settings:
 
 
 def load_settings(
-    flags: Mapping[str, object],
-    environment: Mapping[str, str],
-    file: Path | None = None,
-    directory: Path = Path(),
+    flags: Mapping[str, object], environment: Mapping[str, str], file: Path | None = None, directory: Path = Path()
 ) -> Settings:
     """Merge the sources; `file` None means ./prolepsis.yaml of `directory`, if it exists.
 

@@ -18,13 +18,7 @@ from rich.markup import escape
 from rich.table import Table
 from typer.core import TyperCommand, TyperGroup
 
-from prolepsis.core.errors import (
-    MemoryPlanError,
-    ModelError,
-    ModelNotFound,
-    ProlepsisError,
-    UserError,
-)
+from prolepsis.core.errors import MemoryPlanError, ModelError, ModelNotFound, ProlepsisError, UserError
 
 if TYPE_CHECKING:
     from prolepsis.core.terminal.config import Settings

@@ -94,10 +94,7 @@ class AlertsFeature(Feature):
     def shown(self) -> AlertsReply:
         shown = list(self._alerts[:MOST_ALERTS])
         return AlertsReply(
-            watched=self._url is not None,
-            fault=self._fault,
-            alerts=shown,
-            num_left_out=len(self._alerts) - len(shown),
+            watched=self._url is not None, fault=self._fault, alerts=shown, num_left_out=len(self._alerts) - len(shown)
         )
 
 

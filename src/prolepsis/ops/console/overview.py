@@ -72,12 +72,7 @@ class Load(Protocol):
 
 
 def overview_pages(
-    client: EngineClient,
-    load: Load,
-    store: Store,
-    runbooks: Mapping[str, Runbook],
-    *,
-    failing: Callable[[], str],
+    client: EngineClient, load: Load, store: Store, runbooks: Mapping[str, Runbook], *, failing: Callable[[], str]
 ) -> FeaturePages:
     """`failing`: why the server is not ready by what requests get, empty if it is; `runbooks`: by alert."""
 

@@ -139,12 +139,7 @@ class Review:
     @property
     def findings(self) -> list[ReviewFinding]:
         """Findings to look at, the gravest first."""
-        return [
-            *_watched(self.happened),
-            *_over_limits(self),
-            *_worn(self.this, self.before),
-            *_neglected(self),
-        ]
+        return [*_watched(self.happened), *_over_limits(self), *_worn(self.this, self.before), *_neglected(self)]
 
 
 def budgets(values: Iterable[tuple[Mapping[str, str], float]]) -> list[ErrorBudget]:

@@ -14,8 +14,7 @@ def monitoring(
     folder: Annotated[Path, typer.Argument(help="folder that the files are written to")],
     *,
     slos: Annotated[
-        Path | None,
-        typer.Option(help="objectives in Sloth's schema; default: the package's own, written too"),
+        Path | None, typer.Option(help="objectives in Sloth's schema; default: the package's own, written too")
     ] = None,
     runbook_url: Annotated[
         str, typer.Option(help="address of a runbook, for the links of alerts; {name} stands for the name of its page")

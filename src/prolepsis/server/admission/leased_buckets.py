@@ -132,10 +132,7 @@ class LeasedBuckets(Feature):
     period_s = EXCHANGE_S
 
     def __init__(
-        self,
-        table: AllowanceTable,
-        num_sharing: Callable[[], int],
-        clock: Callable[[], float] = time.monotonic,
+        self, table: AllowanceTable, num_sharing: Callable[[], int], clock: Callable[[], float] = time.monotonic
     ) -> None:
         """`num_sharing`: front ends that share the limits, this one included. `clock`: that of the rate limits."""
         self._table = table

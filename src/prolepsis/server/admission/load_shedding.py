@@ -104,11 +104,7 @@ class LoadShedder:
     """
 
     def __init__(
-        self,
-        settings: ShedSettings,
-        base: SpecPlan,
-        apply_plan: Callable[[SpecPlan], None],
-        metrics: AdmissionMetrics,
+        self, settings: ShedSettings, base: SpecPlan, apply_plan: Callable[[SpecPlan], None], metrics: AdmissionMetrics
     ) -> None:
         self.level = CALM
         """The server's, which its plan follows."""

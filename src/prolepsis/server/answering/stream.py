@@ -255,10 +255,7 @@ async def _nothing() -> None:
 
 
 async def until_disconnect(
-    receive: Receive,
-    work: Coroutine[object, object, T],
-    *,
-    on_half_close: Callable[[], Awaitable[None]] = _nothing,
+    receive: Receive, work: Coroutine[object, object, T], *, on_half_close: Callable[[], Awaitable[None]] = _nothing
 ) -> T:
     """Return what `work` returns; cancel it and raise `ClientDisconnect` where the client leaves first.
 

@@ -12,14 +12,7 @@ from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.terminal.documents import print_reply
 from prolepsis.core.terminal.flags import settings_here
-from prolepsis.core.terminal.output import (
-    AsJson,
-    command_group,
-    note,
-    print_facts,
-    print_json,
-    stdout,
-)
+from prolepsis.core.terminal.output import AsJson, command_group, note, print_facts, print_json, stdout
 
 if TYPE_CHECKING:
     from prolepsis.server.front.key_file import KeyFile, KeyRecord
@@ -59,13 +52,7 @@ def create(  # noqa: PLR0917  # typer names its options after parameters
     file = _file(keys_file)
     expires = None if expires_in is None else _expiry(expires_in)
     record, key = new_key(
-        tenant,
-        tier=tier,
-        roles=role or ("client",),
-        models=model or (),
-        budget=budget,
-        note=comment,
-        expires=expires,
+        tenant, tier=tier, roles=role or ("client",), models=model or (), budget=budget, note=comment, expires=expires
     )
     file.add(record)
     _record("key.created", record, after=_shown(record))

@@ -74,10 +74,7 @@ def _routes(responses: StoredResponses, emit: Emit, ping_s: float) -> Sequence[R
         streams="text/event-stream",
     )
     async def shown(
-        request: Request,
-        caller: SignedIn,
-        response_id: str,
-        query: Annotated[ResponseQuery, read_query(ResponseQuery)],
+        request: Request, caller: SignedIn, response_id: str, query: Annotated[ResponseQuery, read_query(ResponseQuery)]
     ) -> Response:
         response = await found(caller.tenant, response_id)
         if not query.stream:

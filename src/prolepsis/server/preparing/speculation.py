@@ -38,11 +38,7 @@ def requested_speculation(
     given = body or _DEFAULT
     mode = _mode(given.mode, header)
     named = ("speculation.mode" if given.mode else SPEC_MODE, mode if mode in _FOR_OPERATORS else None)
-    for field, value in (
-        named,
-        ("speculation.max_depth", given.max_depth),
-        ("speculation.proposer", given.proposer),
-    ):
+    for field, value in (named, ("speculation.max_depth", given.max_depth), ("speculation.proposer", given.proposer)):
         if value is not None and not caller.has("operator"):
             message = f"{field} needs the role operator; your key has: {', '.join(sorted(caller.roles)) or 'none'}"
             raise RequestRefused(message, code="insufficient_permissions", param=field, status=403)

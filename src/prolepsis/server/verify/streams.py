@@ -75,11 +75,7 @@ class VerifyStream:
     """One answer on its way to a client that drafts."""
 
     def __init__(
-        self,
-        request: GenerateRequest,
-        caller: Caller,
-        client: EngineClient,
-        refusal: Callable[[], Refusal | None],
+        self, request: GenerateRequest, caller: Caller, client: EngineClient, refusal: Callable[[], Refusal | None]
     ) -> None:
         """`refusal` says why no draft is taken now; None: they are."""
         self.request = request

@@ -22,8 +22,7 @@ PassphraseFile = Annotated[
     typer.Option("--passphrase-file", metavar="FILE", help="its first line is the passphrase of a sealed bundle"),
 ]
 OpenWith = Annotated[
-    Path | None,
-    typer.Option("--open-with", metavar="FILE", help="private key of age that the bundle is sealed for"),
+    Path | None, typer.Option("--open-with", metavar="FILE", help="private key of age that the bundle is sealed for")
 ]
 
 NOT_KEPT = (

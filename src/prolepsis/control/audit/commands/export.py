@@ -23,16 +23,11 @@ LONGEST_WAIT_S = 30.0  # between two attempts while the log or the destination c
 def export(  # noqa: PLR0917  # options of a command
     output: Annotated[
         str | None,
-        typer.Option(
-            "--output",
-            "-o",
-            help="a file, or http(s)://HOST:PORT/v1/logs (OTLP); default: standard output",
-        ),
+        typer.Option("--output", "-o", help="a file, or http(s)://HOST:PORT/v1/logs (OTLP); default: standard output"),
     ] = None,
     after: Annotated[int, typer.Option(min=0, help="only entries after this number")] = 0,
     cursor: Annotated[
-        Path | None,
-        typer.Option(help="file that keeps how far entries were delivered; the next export begins there"),
+        Path | None, typer.Option(help="file that keeps how far entries were delivered; the next export begins there")
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="continue with new entries until interrupted")] = False,
     interval: Annotated[float, typer.Option(min=0.1, help="seconds between two looks for new entries")] = 1.0,

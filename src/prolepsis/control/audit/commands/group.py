@@ -21,14 +21,7 @@ from prolepsis.core.stored_text import storable
 from prolepsis.core.terminal.admin import Key, ServerUrl, ask, server_in_place
 from prolepsis.core.terminal.documents import print_reply
 from prolepsis.core.terminal.flags import settings_here
-from prolepsis.core.terminal.output import (
-    FAILED,
-    OK,
-    UNPROVEN,
-    AsJson,
-    command_group,
-    print_error,
-)
+from prolepsis.core.terminal.output import FAILED, OK, UNPROVEN, AsJson, command_group, print_error
 
 _RECORD = (
     *("ended_at", "answer_id", "x-request-id=http_request_id", "trace_id", "tenant", "route", "terminal", "mode"),

@@ -8,13 +8,7 @@ from typing import Annotated
 import typer
 
 from prolepsis.control.audit.commands.log import exported, opened_log
-from prolepsis.control.audit.verify import (
-    Anchor,
-    ChainEvidence,
-    Verified,
-    parse_anchor,
-    verify_records,
-)
+from prolepsis.control.audit.verify import Anchor, ChainEvidence, Verified, parse_anchor, verify_records
 from prolepsis.control.audit.verify import verify as verify_entries
 from prolepsis.control.store import records
 from prolepsis.control.store.configured import StoreOption, ready_database
