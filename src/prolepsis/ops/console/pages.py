@@ -13,7 +13,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from prolepsis.control.web.caller import Caller
 from prolepsis.control.web.errors import RequestRefused, describe_error
 from prolepsis.control.web.intake import Intake
-from prolepsis.control.web.page import GoTo, Handler, Page, PageRoute, Session, Visit
+from prolepsis.control.web.page import GoTo, Page, PageRoute, Session, Visit
 from prolepsis.control.web.refusals import wrong_role
 from prolepsis.control.web.routes import PUBLIC, READERS, Route, Routes
 from prolepsis.ops.console.sessions import KeyRing, Sessions
@@ -60,9 +60,31 @@ class Pages:
         self._frame = frame
 
     def declare(self, route: PageRoute) -> None:
-        """Declare a page; the token of a form is checked before its handler runs."""
+        """Declare a page behind sign-in, as its route is public; a form's token is checked before its handler runs."""
         declare = self.routes.get if route.method == "GET" else self.routes.post
-        declare(route.path, roles=PUBLIC, summary=route.name, documented=False)(self._endpoint(route.handler))
+
+        async def endpoint(request: Request) -> Response:
+            session: Session | None = None
+            opened: Response | None = None
+            try:
+                self.check_sender(request)
+                session = self.sessions.find(request.cookies.get(_cookie_name(request)), used=not _is_update(request))
+                if session is None and not self.keys.required:
+                    session = self.begin(request, opened := Response(), b"")
+                caller = self.keys.holder(session.signed_in) if session is not None else None
+                if session is None or caller is None:
+                    return _to_sign_in(request)
+                if not any(caller.has(role) for role in READERS):
+                    raise wrong_role(caller.roles, READERS)
+                visit = await self._visit(request, caller, session)
+                response = await self._shown(visit, await route.handler(visit))
+            except Exception as error:  # the HTTP edge: every failure becomes one page
+                response = self._failed(request, session, error)
+            if opened is not None:
+                response.raw_headers.extend(item for item in opened.raw_headers if item[0] == b"set-cookie")
+            return response
+
+        declare(route.path, roles=PUBLIC, summary=route.name, documented=False)(endpoint)
 
     def render(self, template: str, values: Mapping[str, object], status: int = 200) -> HTMLResponse:
         return HTMLResponse(self._templates.get_template(template).render(values), status, HEADERS)
@@ -82,32 +104,6 @@ class Pages:
         secure = request.url.scheme == "https"
         response.set_cookie(_cookie_name(request), cookie, path=HOME, httponly=True, samesite="strict", secure=secure)
         return session
-
-    def _endpoint(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
-        """Return the handler behind sign-in: the console's routes are public to the server, and no page is."""
-
-        async def endpoint(request: Request) -> Response:
-            session: Session | None = None
-            opened: Response | None = None
-            try:
-                self.check_sender(request)
-                session = self.sessions.find(request.cookies.get(_cookie_name(request)), used=not _is_update(request))
-                if session is None and not self.keys.required:
-                    session = self.begin(request, opened := Response(), b"")
-                caller = self.keys.holder(session.signed_in) if session is not None else None
-                if session is None or caller is None:
-                    return _to_sign_in(request)
-                if not any(caller.has(role) for role in READERS):
-                    raise wrong_role(caller.roles, READERS)
-                visit = await self._visit(request, caller, session)
-                response = await self._shown(visit, await handler(visit))
-            except Exception as error:  # the HTTP edge: every failure becomes one page
-                response = self._failed(request, session, error)
-            if opened is not None:
-                response.raw_headers.extend(item for item in opened.raw_headers if item[0] == b"set-cookie")
-            return response
-
-        return endpoint
 
     async def _visit(self, request: Request, caller: Caller, session: Session) -> Visit:
         form = await form_of(request) if request.method == "POST" else {}
