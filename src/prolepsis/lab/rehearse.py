@@ -17,7 +17,6 @@ from prolepsis.core.errors import ConfigError
 from prolepsis.core.files import read_text, write_output, write_whole
 from prolepsis.core.terminal.admin import Key, Url, ask
 from prolepsis.core.terminal.config import Settings, listed
-from prolepsis.core.terminal.documents import print_reply
 from prolepsis.core.terminal.flags import configured
 from prolepsis.core.terminal.output import (
     UNPROVEN,
@@ -49,7 +48,7 @@ app = command_group("Rehearse traffic: what speculation would do to it, by the s
 TraceFile = Annotated[
     Path, typer.Argument(help="a recording, or a trace of Mooncake, Azure, BurstGPT, AIPerf or GuideLLM")
 ]
-MachineFile = Annotated[Path, typer.Option("--machine", help="a measured one, or a name of `rehearse machines`")]
+MachineFile = Annotated[Path, typer.Option("--machine", help="what `rehearse measure` wrote, or one of the package")]
 
 
 _RECORDING, _POLL_S = "/admin/recording", 0.5
@@ -233,7 +232,6 @@ def run(
     price_per_hour: Annotated[float | None, typer.Option(min=0, help="of the device, with its overheads")] = None,
     html: Annotated[Path | None, typer.Option(help="write a page with pictures to this file")] = None,
     fully_on: Annotated[bool, typer.Option("--fully-on", help="as if the rollouts of the policy were over")] = False,
-    unchecked: Annotated[bool, typer.Option("--unchecked", help="also where no forecast was ever checked")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Forecast a trace at several loads, plain and by the policy, and say where speculation stops paying."""
@@ -246,8 +244,6 @@ def run(
 
     quiet_logs("error")  # what is rehearsed sheds load
     measured = machine_of(machine)
-    if not unchecked:
-        refuse_unchecked(measured, machine)
     played = read_trace(trace).scaled(lengths=lengths, most=requests)
     donors = None if drafts is None else read_trace(drafts)
     given = policy_of(policy)
@@ -273,19 +269,10 @@ def run(
         write_output(html, page.html().encode(), "html")
     _print_forecast(page, as_json=as_json)
     if donors is None and not any(line.drafts for line in played.lines):
-        _end_unproven()
-
-
-def refuse_unchecked(machine: "Machine", file: Path) -> None:
-    """Raise `ConfigError` for a machine of which no forecast was ever held against what was measured."""
-    if not machine.checks:
-        allowed = f"allowed: after prolepsis rehearse check RECORDING --machine {file}, or with --unchecked"
-        raise ConfigError(f"no forecast of {file} was ever checked; {allowed}", param="machine")
-
-
-def _end_unproven() -> None:
-    warn("the trace says nothing of drafts, so speculation gains nothing in it; --drafts takes those of a recording")
-    raise typer.Exit(UNPROVEN)
+        warn(
+            "the trace says nothing of drafts, so nothing is gained; --drafts takes those of a recording"
+        )
+        raise typer.Exit(UNPROVEN)
 
 
 def _print_forecast(page: "ForecastPage", *, as_json: bool) -> None:
@@ -304,21 +291,6 @@ def _print_forecast(page: "ForecastPage", *, as_json: bool) -> None:
     if changes := [_changed(own, change) for pairs in page.by_seed for _, own in pairs for change in own.changes]:
         print_table("what the control did", ["load", "after", "what", "of", "why"], changes, in_order=True)
     _print_errors(page.machine)
-
-
-@app.command("machines")
-def machines(as_json: AsJson = False) -> None:
-    """List the machines that come with the package, their sources, and how far they are from published times."""
-    from prolepsis.lab.virtual_engine.roofline import shipped
-
-    columns, known = ("name", "pass", "published_ms", "roofline_ms"), shipped()
-    times = [
-        dict(zip(columns, (name, row.what, row.ms, round(machine.ms(row.tokens, row.context), 2)), strict=True))
-        for name, machine in known.items()
-        for row in machine.times
-    ]
-    sources = {name: f"{gpu.device}, {gpu.model}, {gpu.engine}: {' '.join(gpu.sources)}" for name, gpu in known.items()}
-    print_reply({"times": times, "sources": sources}, {"times": columns}, as_json=as_json)
 
 
 def _changed(forecast: "LoadForecast", change: "ControlChange") -> list[str]:
@@ -354,8 +326,10 @@ def machine_of(file: Path) -> "Machine":
     """Return the machine of a file, or one that comes with the package; raises `ConfigError` for any other."""
     from prolepsis.lab.virtual_engine.roofline import read_machine, shipped
 
-    if named := shipped().get(str(file)):
+    if named := (known := shipped()).get(str(file)):
         return named.machine()
+    if not file.is_file():
+        raise ConfigError(f"machine is {file}; allowed: a file, or {', '.join(known)}", param="machine")
     try:
         return read_machine(read_text(file, "machine"))
     except ValueError as error:
