@@ -269,9 +269,7 @@ def run(
         write_output(html, page.html().encode(), "html")
     _print_forecast(page, as_json=as_json)
     if donors is None and not any(line.drafts for line in played.lines):
-        warn(
-            "the trace says nothing of drafts, so nothing is gained; --drafts takes those of a recording"
-        )
+        warn("the trace says nothing of drafts, so nothing is gained; --drafts takes those of a recording")
         raise typer.Exit(UNPROVEN)
 
 
