@@ -183,7 +183,7 @@ def _run(name: str, repeat: int, seconds: float, *, concurrency: int = 1, wall_s
 def test_speedup_is_the_ratio_within_one_repeat() -> None:
     # the machine halves its speed from repeat to repeat; the ratio stays
     runs = [_run("plain", r, 2.0 * 2**r) for r in range(3)] + [_run("auto", r, 1.0 * 2**r) for r in range(3)]
-    arm = Figures(runs).arm("auto", "all")
+    arm = Figures(runs).arm("auto", 1)
     assert arm["speedup"] == {"median": 2.0, "min": 2.0, "max": 2.0, "repeats": [2.0, 2.0, 2.0]}
     assert arm["tokens_per_s"] == {"median": 5.0, "min": 2.5, "max": 10.0, "repeats": [10.0, 5.0, 2.5]}
     assert arm["tokens_a_pass"]["median"] == pytest.approx(40 / 15)
@@ -192,7 +192,7 @@ def test_speedup_is_the_ratio_within_one_repeat() -> None:
 def test_figures_of_a_category_see_its_prompts_only() -> None:
     figures = Figures([_run("plain", 0, 2.0)])
     assert figures.categories == ["all", "code", "chat"]
-    code = figures.arm("plain", "code")
+    code = figures.arm("plain", 1, "code")
     assert code["tokens_per_s"]["median"] == 5.0
     assert code["tokens_a_pass"]["median"] == 2.0
     assert code["latency_ms"] == {"median": 2000.0, "min": 2000.0, "max": 2000.0, "p95": 2000.0}
@@ -203,9 +203,9 @@ def test_figures_of_a_category_see_its_prompts_only() -> None:
 def test_throughput_of_many_at_once_is_over_wall_time() -> None:
     run = _run("plain", 0, 2.0, concurrency=4, wall_s=5.0)
     assert rate(run, run.outcomes) == 8.0
-    level = Figures([run]).level("plain", 4)
-    assert level["throughput"]["median"] == 8.0
-    assert level["p50_ms"]["median"] == 4000.0
+    level = Figures([run]).arm("plain", 4)
+    assert level["tokens_per_s"]["median"] == 8.0
+    assert level["latency_ms"]["median"] == 4000.0
 
 
 def test_differing_outputs_are_found_in_any_repeat() -> None:
