@@ -199,7 +199,7 @@ def test_run_writes_a_page_and_advises_nothing_by_three_requests(calibration: Me
     machine, trace = files(calibration, tmp_path)
     page, policy = tmp_path / "page.html", tmp_path / "policy.yaml"
     options = ("--machine", machine, "--rates", "1,2", "--requests", "3")
-    more = ("--seeds", "2", "--price-per-hour", "2.5", "--html", str(page))
+    more = ("--seeds", "2", "--html", str(page))
     result = run_command("rehearse", "run", trace, *options, *more, "--json")
     shown = json.loads(result.stdout)
     assert [one["seed"] for one in shown["forecasts"]] == [0] * 4 + [1] * 4

@@ -37,17 +37,14 @@ if TYPE_CHECKING:
     from prolepsis.control.policy.model import Policy
     from prolepsis.lab.rehearsal.calibrate import LoadRecording
     from prolepsis.lab.rehearsal.check import Compared
-    from prolepsis.lab.rehearsal.control import ControlChange
-    from prolepsis.lab.rehearsal.forecast import LoadForecast, Pair
+    from prolepsis.lab.rehearsal.forecast import Pair
     from prolepsis.lab.rehearsal.page import ForecastPage
     from prolepsis.lab.rehearsal.trace import Trace
     from prolepsis.lab.virtual_engine.machine import Machine
 
 app = command_group("Rehearse traffic: what speculation would do to it, by the scheduler and policy that will run.")
 
-TraceFile = Annotated[
-    Path, typer.Argument(help="a recording, or a trace of Mooncake, Azure, BurstGPT, AIPerf or GuideLLM")
-]
+TraceFile = Annotated[Path, typer.Argument(help="a recording, or a trace of Mooncake, AIPerf or GuideLLM")]
 MachineFile = Annotated[Path, typer.Option("--machine", help="what `rehearse measure` wrote, or one of the package")]
 
 
@@ -222,14 +219,12 @@ def run(
     drafts: Annotated[Path | None, typer.Option(help="a recording whose drafts stand for a trace without any")] = None,
     seed: Annotated[int, typer.Option(help="of which drafts stand for which request, and of the times of passes")] = 0,
     seeds: Annotated[int, typer.Option(min=1, help="so many seeds, from --seed on, give lowest and highest")] = 1,
-    lengths: Annotated[float, typer.Option(min=0.001, help="times the lengths of the trace")] = 1.0,
     requests: Annotated[int | None, typer.Option(min=1, help="only so many requests; default: all")] = None,
     goal_first_ms: GoalFirstMs = 2000.0,
     goal_token_ms: GoalTokenMs = 100.0,
     at_once: Annotated[
         str | None, typer.Option(help="requests at once, comma-separated, in place of the rates")
     ] = None,
-    price_per_hour: Annotated[float | None, typer.Option(min=0, help="of the device, with its overheads")] = None,
     html: Annotated[Path | None, typer.Option(help="write a page with pictures to this file")] = None,
     fully_on: Annotated[bool, typer.Option("--fully-on", help="as if the rollouts of the policy were over")] = False,
     as_json: AsJson = False,
@@ -244,7 +239,7 @@ def run(
 
     quiet_logs("error")  # what is rehearsed sheds load
     measured = machine_of(machine)
-    played = read_trace(trace).scaled(lengths=lengths, most=requests)
+    played = read_trace(trace).scaled(most=requests)
     donors = None if drafts is None else read_trace(drafts)
     given = policy_of(policy)
     given = without_rollouts(given) if given is not None and fully_on else given
@@ -263,7 +258,6 @@ def run(
         requests=played.lines,
         machine=measured,
         goal=goal,
-        price_per_hour=price_per_hour,
     )
     if html is not None:
         write_output(html, page.html().encode(), "html")
@@ -286,13 +280,15 @@ def _print_forecast(page: "ForecastPage", *, as_json: bool) -> None:
     print_table("forecast", *page.table())
     print_table("traffic classes", *page.class_table())
     print_facts([("speculation stops paying", page.end)])
-    if changes := [_changed(own, change) for pairs in page.by_seed for _, own in pairs for change in own.changes]:
+    changes = [
+        [own.load, f"{change.at:.1f} s", change.what, change.subject, change.why]
+        for pairs in page.by_seed
+        for _, own in pairs
+        for change in own.changes
+    ]
+    if changes:
         print_table("what the control did", ["load", "after", "what", "of", "why"], changes, in_order=True)
     _print_errors(page.machine)
-
-
-def _changed(forecast: "LoadForecast", change: "ControlChange") -> list[str]:
-    return [forecast.load, f"{change.at:.1f} s", change.what, change.subject, change.why]
 
 
 def _ms(seconds: float) -> str:

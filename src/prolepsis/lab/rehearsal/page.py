@@ -47,7 +47,7 @@ def _time(what: str, percent: int) -> ShownFigure:
     return ShownFigure(f"{what} {percent} %", "ms", read)
 
 
-_FIGURES = (
+FIGURES = (
     ShownFigure("at once", "requests", lambda forecast: forecast.num_at_once),
     *(_time(what, percent) for what in (FIRST, EACH, WHOLE) for percent in (50, 95)),
     ShownFigure("goodput", "requests/s", lambda forecast: forecast.goodput),
@@ -67,7 +67,6 @@ class ForecastPage:
     requests: Sequence[TraceLine]
     machine: Machine
     goal: LatencyGoal
-    price_per_hour: float | None = None
 
     @property
     def loads(self) -> Sequence[Sequence[Sequence[LoadForecast]]]:
@@ -116,18 +115,10 @@ class ForecastPage:
         known = {name: advised.mode for name, advised in self.advice.items() if advised.mode != "unknown"}
         return policy_text((request.facts() for request in self.requests), known) if known and not self.policy else None
 
-    @property
-    def figures(self) -> Sequence[ShownFigure]:
-        if (price := self.price_per_hour) is None:
-            return _FIGURES
-        paid = ShownFigure("paid", "a million tokens", lambda load: price / 3600e-6 / max(1e-9, load.tokens_per_second))
-        used = ShownFigure("used", "a million tokens", lambda load: price / 3600e-6 * load.device_s_per_token)
-        return (*_FIGURES, paid, used)
-
     def table(self) -> Table:
         """Return a row for each load and mode."""
         arrivals = ShownFigure("arrivals", "requests/s", lambda forecast: forecast.per_second)
-        shown = (arrivals, *self.figures, ShownFigure("refused", "", lambda forecast: forecast.num_refused))
+        shown = (arrivals, *FIGURES, ShownFigure("refused", "", lambda forecast: forecast.num_refused))
         rows = [
             [first.load, first.mode, *(column.text([first, *rest]) for column in shown)]
             for load in self.loads
@@ -136,14 +127,21 @@ class ForecastPage:
         return ["load", "mode", *(f"{column.name} {column.unit}".strip() for column in shown)], rows
 
     def class_table(self) -> Table:
-        return HEADING, [class_row(name, gains, self.advice[name]) for name, gains in self.classes.items()]
+        """Return a row for each class, with the least and the most over loads and seeds."""
+        rows = []
+        for name, gains in self.classes.items():
+            shares, speedups = sorted(gain.share for gain in gains), sorted(gain.speedup for gain in gains)
+            faster = f"{100 * shares[0]:.0f} – {100 * shares[-1]:.0f} %"
+            times = f"{speedups[0]:.2f} – {speedups[-1]:.2f}"
+            rows.append([name, str(gains[0].num_requests), faster, times, str(self.advice[name])])
+        return ["class", "requests", "of these faster", "times faster", "advice"], rows
 
     def charts(self) -> Sequence[Chart]:
         """Return each figure against load, with its lowest and highest over seeds as a band."""
         sides = dict(zip(("plain", "speculating"), zip(*self.loads, strict=True), strict=True))
         return [
             Chart(title=fig.name, unit=fig.unit, at=(), lines=[_line(name, fig, side) for name, side in sides.items()])
-            for fig in self.figures
+            for fig in FIGURES
             if all(fig.spread(forecasts) for load in self.loads for forecasts in load)
         ]
 
@@ -162,7 +160,6 @@ _FORMS: Mapping[str, Mapping[str, Mapping[str, object]]] = {
 }
 """Conditions of each form, by the end of the rule's name."""
 _LENGTHS = {"short": {"max": SHORT}, "medium": {"min": SHORT + 1, "max": MEDIUM}, "long": {"min": MEDIUM + 1}}
-HEADING = ["class", "requests", "of these faster", "times faster", "advice"]
 
 
 def stops_paying(by_seed: Sequence[Sequence[Pair]], num_requests: int, machine: Machine) -> Mapping[str, Advice]:
@@ -182,13 +179,6 @@ def class_advice(gains: Sequence[ClassGain], machine: Machine, not_measured: str
     """Return the advice for a class, of which the median of the forecasts decides."""
     speedups = [gain.speedup for gain in gains]
     return advice(min(gain.num_requests for gain in gains), speedups, machine, _END_TO_END, not_measured)
-
-
-def class_row(name: str, gains: Sequence[ClassGain], advised: Advice) -> list[str]:
-    """Return the row of a class under `HEADING`, with the least and the most over the forecasts."""
-    shares, speedups = sorted(gain.share for gain in gains), sorted(gain.speedup for gain in gains)
-    faster = f"{100 * shares[0]:.0f} – {100 * shares[-1]:.0f} %"
-    return [name, str(gains[0].num_requests), faster, f"{speedups[0]:.2f} – {speedups[-1]:.2f}", str(advised)]
 
 
 def policy_text(requests: Iterable[RequestFacts], modes: Mapping[str, str]) -> str:

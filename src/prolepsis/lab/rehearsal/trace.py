@@ -1,14 +1,12 @@
-"""Traces: our recordings, and the formats of Mooncake, Azure, BurstGPT, AIPerf and GuideLLM, without drafts."""
+"""Traces: our recordings, and the formats of Mooncake, AIPerf and GuideLLM, without drafts."""
 
-import csv
 import gzip
 import json
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import msgspec
 
@@ -74,13 +72,9 @@ class Trace:
     at_once: int | None = None
     """A closed loop: so many are in the system, and the next is asked when one ends; None: each at its time."""
 
-    def scaled(self, *, lengths: float = 1.0, rate: float = 1.0, most: int | None = None) -> "Trace":
-        """Return the trace with shorter prompts and answers, more requests a second, or only its first requests."""
-        if lengths != 1.0:
-            lines = [_shortened(line, lengths, self.block_size) for line in self.lines[:most]]
-        else:
-            lines = list(self.lines[:most])
-        return replace(self, lines=tuple(replace(line, at=line.at / rate) for line in lines))
+    def scaled(self, *, rate: float = 1.0, most: int | None = None) -> "Trace":
+        """Return the trace with more requests a second, or only its first requests."""
+        return replace(self, lines=tuple(replace(line, at=line.at / rate) for line in self.lines[:most]))
 
     def with_drafts_of(self, recording: "Trace", seed: int = 0) -> "Trace":
         """Return the trace with drafts for the requests that have none: each has all of one recorded request.
@@ -104,20 +98,12 @@ class Trace:
         return replace(self, lines=tuple(given(line) for line in self.lines))
 
 
-def _shortened(line: TraceLine, share: float, block_size: int) -> TraceLine:
-    """Return a request of a share of its lengths; what was measured or drafted no longer belongs to it."""
-    prompt, output = max(1, round(line.prompt * share)), max(1, round(line.output * share))
-    blocks = line.blocks[: (prompt + output) // block_size]
-    return replace(line, prompt=prompt, output=output, blocks=blocks, measured=None, drafts={})
-
-
 def read_trace(path: Path) -> Trace:
     """Return the trace of a file, whose first line says its format; raises `ConfigError` for any other."""
     try:
-        with _opened(path) as file:
+        with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
             first = file.readline()
-            read = _reader(first, path)
-            return read(first, file)
+            return _reader(first, path)(first, file)
     except (OSError, ValueError, KeyError, TypeError, msgspec.MsgspecError) as error:
         raise ConfigError(f"{path} is no trace: {error}", param="trace") from error
 
@@ -142,12 +128,6 @@ def line_text(line: TraceLine) -> str:
     return msgspec.json.encode(line).decode() + "\n"
 
 
-def _opened(path: Path) -> TextIO:
-    if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8")
-    return path.open(encoding="utf-8")
-
-
 _Read = Callable[[str, Iterable[str]], Trace]
 
 
@@ -162,11 +142,7 @@ def _reader(first: str, path: Path) -> _Read:
             return _mooncake
         if "metadata" in given:
             return _aiperf
-    columns = tuple(first.strip().split(","))
-    for expected, read in _CSV.items():
-        if set(expected) <= set(columns):
-            return read
-    known = f"a line with format {FORMAT}, of Mooncake or AIPerf, a report of GuideLLM, or columns of Azure or BurstGPT"
+    known = f"a line with format {FORMAT}, of Mooncake or AIPerf, or a report of GuideLLM"
     raise ConfigError(f"{path} begins with {first[:80]!r}; allowed: {known}", param="trace")
 
 
@@ -219,34 +195,7 @@ def _guidellm(first: str, rest: Iterable[str]) -> Trace:
     return Trace(lines=_in_order(lines))
 
 
-def _azure(first: str, rest: Iterable[str]) -> Trace:
-    def line(row: Mapping[str, str]) -> TraceLine:
-        at = datetime.fromisoformat(row["TIMESTAMP"][:26]).timestamp()
-        return TraceLine(at=at, prompt=int(row["ContextTokens"]), output=max(1, int(row["GeneratedTokens"])))
-
-    return Trace(lines=_in_order(line(row) for row in _rows(first, rest)))
-
-
-def _burst_gpt(first: str, rest: Iterable[str]) -> Trace:
-    def line(row: Mapping[str, str]) -> TraceLine:
-        at, output = float(row["Timestamp"]), int(row["Response tokens"])
-        return TraceLine(at=at, prompt=max(1, int(row["Request tokens"])), output=output)
-
-    lines = (line(row) for row in _rows(first, rest))
-    return Trace(lines=_in_order(entry for entry in lines if entry.output))  # none: the request failed
-
-
-def _rows(first: str, rest: Iterable[str]) -> Iterator[Mapping[str, str]]:
-    return csv.DictReader((first, *rest))
-
-
 def _in_order(lines: Iterable[TraceLine]) -> tuple[TraceLine, ...]:
     """Return lines in order of arrival, the first at 0."""
     ordered = sorted(lines, key=lambda line: line.at)
     return tuple(replace(line, at=line.at - ordered[0].at) for line in ordered)
-
-
-_CSV: Mapping[tuple[str, ...], _Read] = {
-    ("TIMESTAMP", "ContextTokens", "GeneratedTokens"): _azure,
-    ("Timestamp", "Request tokens", "Response tokens"): _burst_gpt,
-}
