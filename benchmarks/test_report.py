@@ -38,7 +38,6 @@ def document(time: str, rates: dict[str, float], temperature: float = 0.0) -> di
         "settings": {"temperature": temperature, "fairness": "long", "looping": []},
         "concurrency": {"1": {"arms": arms}},
         "outputs": {"auto": {"compared_with": "plain", "concurrency": {"1": counts}}},
-        "steps": {},
     }
 
 

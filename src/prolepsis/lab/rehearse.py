@@ -31,7 +31,8 @@ from prolepsis.core.terminal.output import (
     stderr,
     warn,
 )
-from prolepsis.lab.measure.arrivals import GoalFirstMs, GoalTokenMs
+from prolepsis.lab.measure.arrivals import GoalFirstMs, GoalTokenMs, LatencyGoal, load_of
+from prolepsis.lab.rehearsal.trace import Trace, read_trace, write_trace
 
 if TYPE_CHECKING:
     from prolepsis.control.policy.model import Policy
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from prolepsis.lab.rehearsal.check import Compared
     from prolepsis.lab.rehearsal.forecast import Pair
     from prolepsis.lab.rehearsal.page import ForecastPage
-    from prolepsis.lab.rehearsal.trace import Trace
     from prolepsis.lab.virtual_engine.machine import Machine
 
 app = command_group("Rehearse traffic: what speculation would do to it, by the scheduler and policy that will run.")
@@ -106,7 +106,6 @@ def measure(
     from prolepsis.engine.build import build_engine
     from prolepsis.engine.models.load import load_model
     from prolepsis.engine.start import loading
-    from prolepsis.lab.measure.arrivals import load_of
     from prolepsis.lab.measure.prompts import encode_prompts, load_prompts
     from prolepsis.lab.rehearsal.calibrate import Calibration, OfferedLoad, measured_passes
     from prolepsis.lab.rehearsal.check import checked
@@ -149,7 +148,6 @@ def _keep(folder: Path, files: dict[str, str], kept: "Machine | LoadRecording") 
     """Write what was measured to its file in the folder, and enter what the file has in `files`."""
     from prolepsis.lab.rehearsal.advice import FEWEST_REQUESTS
     from prolepsis.lab.rehearsal.calibrate import LoadRecording
-    from prolepsis.lab.rehearsal.trace import write_trace
 
     if isinstance(kept, LoadRecording):
         write_trace(folder / kept.file, kept.trace)
@@ -172,7 +170,6 @@ def check(
     """Forecast recordings, print how wrong the forecasts are, and keep that in the machine's file."""
     from prolepsis.lab.rehearsal.check import checked
     from prolepsis.lab.rehearsal.rehearsal import RehearsedServer
-    from prolepsis.lab.rehearsal.trace import read_trace
 
     quiet_logs("error")  # what is rehearsed sheds load
     if not machine.is_file():
@@ -230,12 +227,10 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Forecast a trace at several loads, plain and by the policy, and say where speculation stops paying."""
-    from prolepsis.lab.measure.arrivals import LatencyGoal
     from prolepsis.lab.rehearsal.control import without_rollouts
     from prolepsis.lab.rehearsal.forecast import forecasts
     from prolepsis.lab.rehearsal.page import ForecastPage
     from prolepsis.lab.rehearsal.rehearsal import RehearsedServer
-    from prolepsis.lab.rehearsal.trace import read_trace
 
     quiet_logs("error")  # what is rehearsed sheds load
     measured = machine_of(machine)
@@ -274,8 +269,7 @@ def _print_forecast(page: "ForecastPage", *, as_json: bool) -> None:
         every = [asdict(forecast) for pairs in page.by_seed for pair in pairs for forecast in pair]
         checks = {mode: asdict(last) for mode, last in page.machine.checks.items()}
         advice = {name: asdict(advised) for name, advised in page.advice.items()}
-        known = {"stops_paying": page.end, "advice": advice, "rules": page.rules}
-        print_json({"forecasts": every, **known, "checks": checks})
+        print_json({"forecasts": every, "stops_paying": page.end, "advice": advice, "checks": checks})
         return
     print_table("forecast", *page.table())
     print_table("traffic classes", *page.class_table())
@@ -305,7 +299,7 @@ def _rate(text: str) -> float:
     return rate
 
 
-def _loads(trace: "Trace", rates: str, at_once: str | None) -> "list[tuple[str, Trace]]":
+def _loads(trace: Trace, rates: str, at_once: str | None) -> list[tuple[str, Trace]]:
     if at_once is None:
         return [(f"{rate:g}x", trace.scaled(rate=rate)) for rate in map(_rate, listed(rates))]
     numbers, most = [max(1, round(_rate(text))) for text in listed(at_once)], len(trace.lines)

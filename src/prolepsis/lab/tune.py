@@ -9,7 +9,8 @@ import typer
 from prolepsis.core.files import write_output
 from prolepsis.core.terminal.documents import print_reply
 from prolepsis.core.terminal.output import FAILED, AsJson, note, quiet_logs, warn
-from prolepsis.lab.measure.arrivals import GoalFirstMs, GoalTokenMs
+from prolepsis.lab.measure.arrivals import GoalFirstMs, GoalTokenMs, LatencyGoal
+from prolepsis.lab.rehearsal.trace import read_trace
 
 if TYPE_CHECKING:
     from prolepsis.control.policy.model import Policy
@@ -42,9 +43,7 @@ def tune(
 ) -> None:
     """Search terms and settings for a goal; write a policy whose changed rules go through a rollout."""
     from prolepsis.control.policy.model import DEFAULT_RULE
-    from prolepsis.lab.measure.arrivals import LatencyGoal
     from prolepsis.lab.rehearsal.rehearsal import RehearsedServer
-    from prolepsis.lab.rehearsal.trace import read_trace
     from prolepsis.lab.rehearsal.tune import rolled_out
     from prolepsis.lab.rehearsal.tune import tune as search
     from prolepsis.lab.rehearse import machine_of, policy_of

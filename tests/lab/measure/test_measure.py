@@ -13,7 +13,6 @@ from prolepsis.core.errors import DeadlineExceeded, EngineError
 from prolepsis.core.events import Aborted, Failed
 from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.core.stats import RequestStats
-from prolepsis.engine.timings import StepTiming, Timings
 from prolepsis.lab.measure.arrivals import in_flight
 from prolepsis.lab.measure.contenders import (
     EngineArm,
@@ -105,26 +104,6 @@ async def test_an_arm_applies_its_plan_and_has_a_fresh_scope_each_round() -> Non
     first = slow.outcomes[0].first_token_s
     assert first is not None
     assert 0 < first <= slow.outcomes[0].seconds
-
-
-async def test_time_outside_the_forward_is_the_growth_of_the_engines_sums() -> None:
-    times = Timings()
-    times.add(StepTiming(forward=9.0, propose=9.0))
-
-    class Stepping(FakeEngineClient):
-        async def generate(self, request: GenerateRequest):  # type: ignore[no-untyped-def]
-            times.add(StepTiming(num_tokens=1, num_sequences=1, schedule=0.25, forward=2.0, verify=0.25))
-            async for event in inner.generate(request):
-                yield event
-
-    inner = table_client()
-    plan = parse_arms("plain", PROPOSERS)["plain"]
-    contender, run = (
-        EngineArm("plain", plan, Stepping(lambda request: []), SamplingParams(), {}, times),
-        Run("plain", 1),
-    )
-    await contender.answer(PROMPTS, run)
-    assert (run.num_passes, run.forward_s, run.outside_forward_s) == (2, 4.0, 1.0)
 
 
 @pytest.mark.parametrize(

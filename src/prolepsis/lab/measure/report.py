@@ -87,18 +87,6 @@ class Figures:
         values = [rates[r] / bases[r] for r in sorted(rates) if bases.get(r, 0.0) > 0]
         return {**spread(values), "repeats": values}
 
-    def steps(self, name: str, concurrency: int) -> dict[str, float] | None:
-        """Return mean milliseconds of a target pass and of a step outside it; None if they are unknown."""
-        runs = self._of(name, concurrency)
-        passes = sum(run.num_passes for run in runs)
-        if not passes:
-            return None
-        return {
-            "num_passes": passes,
-            "forward_ms": 1e3 * sum(run.forward_s for run in runs) / passes,
-            "outside_forward_ms": 1e3 * sum(run.outside_forward_s for run in runs) / passes,
-        }
-
     def differing(self, name: str, base: str, concurrency: int) -> tuple[int, list[str]]:
         """Return the number of prompts and the ids of those whose tokens ever differ from `base` run alone, first."""
         lowest = min(run.concurrency for run in self.runs if run.contender == base)
@@ -178,10 +166,6 @@ def document(
             for level in figures.levels
         },
         "outputs": {name: figures.outputs(name, PLAIN) for name in setting.arms},
-        "steps": {
-            str(level): {arm: steps for arm in setting.arms if (steps := figures.steps(arm, level)) is not None}
-            for level in figures.levels
-        },
     }
 
 
@@ -213,18 +197,17 @@ def print_report(report: Mapping[str, Any]) -> None:
         if level != "1":
             print_arms(f"all prompts, {level} requests at a time", of_level["arms"])
     same = [
-        [name, level, result["compared_with"], _same(counts["num_different"], counts["num_prompts"])]
+        [
+            name,
+            level,
+            result["compared_with"],
+            f"{counts['num_prompts'] - counts['num_different']} of {counts['num_prompts']}",
+        ]
         for name, result in report["outputs"].items()
         for level, counts in result["concurrency"].items()
+        for number in (counts["num_prompts"],)
     ]
     print_table("same tokens", ["arm", "at a time", "as", "prompts"], same)
-    steps = [
-        [arm, level, _number(mean["forward_ms"], 2), _number(mean["outside_forward_ms"], 2)]
-        for level, of_level in report["steps"].items()
-        for arm, mean in of_level.items()
-    ]
-    if steps:
-        print_table("mean step", ["arm", "at a time", "forward ms", "outside it ms"], steps)
     if gates := report.get("gates"):
         shown = ((g["gate"], g["arm"], g["concurrency"], _number(g["value"], 3), g["passed"]) for g in gates)
         rows = [[*cells, "pass" if passed else "fail"] for *cells, passed in shown]
@@ -244,10 +227,6 @@ def ranged(figure: Mapping[str, Any], digits: int, unit: str = "") -> str:
         return "-"
     median, low, high = (_number(figure[name], digits) for name in ("median", "min", "max"))
     return f"{median}{unit} ({low}-{high})"
-
-
-def _same(num_different: int, num_prompts: int) -> str:
-    return f"{num_prompts - num_different} of {num_prompts}"
 
 
 def _halves(figure: Mapping[str, Any]) -> str:

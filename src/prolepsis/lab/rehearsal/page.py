@@ -1,14 +1,11 @@
-"""A forecast as tables, as one file of HTML with pictures, and as the rules of a policy that it recommends."""
+"""A forecast as tables, and as one file of HTML with pictures."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
 
-import yaml
-
 from prolepsis.control.web.drawing import Chart, Line
-from prolepsis.core.facts import MEDIUM, SHORT, RequestFacts, traffic_class_of
 from prolepsis.core.units import figure
 from prolepsis.lab.measure.arrivals import LatencyGoal
 from prolepsis.lab.rehearsal.advice import Advice, advice
@@ -109,12 +106,6 @@ class ForecastPage:
         beyond = next((own.not_measured for pairs in self.by_seed for _, own in pairs if own.not_measured), None)
         return {name: class_advice(gains, self.machine, beyond) for name, gains in self.classes.items()}
 
-    @property
-    def rules(self) -> str | None:
-        """A policy with rules for the classes whose advice is known; None: of none, or the forecast has a policy."""
-        known = {name: advised.mode for name, advised in self.advice.items() if advised.mode != "unknown"}
-        return policy_text((request.facts() for request in self.requests), known) if known and not self.policy else None
-
     def table(self) -> Table:
         """Return a row for each load and mode."""
         arrivals = ShownFigure("arrivals", "requests/s", lambda forecast: forecast.per_second)
@@ -154,14 +145,6 @@ def _line(name: str, shown: ShownFigure, loads: Sequence[Sequence[LoadForecast]]
     return Line(name, middle, (lowest, highest))
 
 
-_FORMS: Mapping[str, Mapping[str, Mapping[str, object]]] = {
-    "free": {"": {"tools": False, "structured_output": "none"}},
-    "structured": {"-tools": {"tools": True}, "-structured": {"structured_output": "any"}},
-}
-"""Conditions of each form, by the end of the rule's name."""
-_LENGTHS = {"short": {"max": SHORT}, "medium": {"min": SHORT + 1, "max": MEDIUM}, "long": {"min": MEDIUM + 1}}
-
-
 def stops_paying(by_seed: Sequence[Sequence[Pair]], num_requests: int, machine: Machine) -> Mapping[str, Advice]:
     """Return by load, the lightest first, whether speculation makes the median request faster."""
     loads: dict[str, Advice] = {}
@@ -179,18 +162,3 @@ def class_advice(gains: Sequence[ClassGain], machine: Machine, not_measured: str
     """Return the advice for a class, of which the median of the forecasts decides."""
     speedups = [gain.speedup for gain in gains]
     return advice(min(gain.num_requests for gain in gains), speedups, machine, _END_TO_END, not_measured)
-
-
-def policy_text(requests: Iterable[RequestFacts], modes: Mapping[str, str]) -> str:
-    """Return a policy with a rule for each of these traffic classes, which such requests have."""
-    facts_of = {traffic_class_of(facts): facts for facts in requests}
-    rules = [rule for name, mode in modes.items() for rule in _rules(name, facts_of[name], mode)]
-    return yaml.safe_dump({"version": "rehearsed", "default": {"mode": "off"}, "rules": rules}, sort_keys=False)
-
-
-def _rules(traffic_class: str, facts: RequestFacts, mode: str) -> Iterator[Mapping[str, object]]:
-    _, _, form, context = traffic_class.split("/")
-    known = {name: value for name, value in (("route", facts.route), ("tier", facts.tier)) if value}
-    for end, conditions in _FORMS[form].items():
-        match = {**known, **conditions, "prompt_tokens": dict(_LENGTHS[context])}
-        yield {"name": f"{traffic_class.replace('/', '-')[:50]}{end}", "match": match, "mode": mode}
