@@ -31,7 +31,7 @@ COLUMNS = (
 )
 KIND_COLUMNS = (
     *("processor, one request at a time", "kind of prompt", "plain, tokens/s", "`auto`, tokens/s"),
-    *("best other engine, tokens/s", "`auto` over plain, greedy", "tokens a step", "the same, sampled"),
+    *("best other engine, tokens/s", "`auto` over plain, greedy", "tokens a pass", "the same, sampled"),
 )
 SUMS = ("all", "not looping")
 """What stands beside the categories of prompts in a report."""

@@ -3,7 +3,7 @@
 Usage: python -m benchmarks.stop_latency URL OTHER_URL [--times 50] [--json OUT]
 
 URL and OTHER_URL are of two servers on one store. A scope is stopped at the first by `PUT /admin/kill`, as `prolepsis
-kill on --url` does; the other is asked until it says that the scope is stopped, and then it is released. The figures
+stop --url` does; the other is asked until it says that the scope is stopped, and then it is released. The figures
 are from just before the first request to the reply of the other, so they hold one round trip to each.
 """
 

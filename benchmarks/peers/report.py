@@ -7,9 +7,9 @@ from benchmarks.peers.process import Peer
 from prolepsis.core.engine_client import EngineInfo
 from prolepsis.core.terminal.output import print_table, warn
 from prolepsis.lab.measure.contenders import PLAIN, Run
+from prolepsis.lab.measure.gates import quote
 from prolepsis.lab.measure.provenance import hardware
 from prolepsis.lab.measure.report import ALL, Figures, Setting, document, print_report, print_sentence, ranged
-from prolepsis.lab.measure.verdicts import quote
 
 FAIRNESS = (
     " Peers empty their caches at the same points, and their processes are stopped while others run. `against` is our"

@@ -27,8 +27,7 @@ ACTS = frozenset(
         "replay": "near_tie structural",
         "request": "exported replayed served",
         "response": "cancelled deleted",
-        "rollout": "completed gate_reached held promoted resumed rolled_back silence_expired silenced started "
-        "stepped_back",
+        "rollout": "completed gate_reached held promoted resumed rolled_back silence_expired silenced started set_back",
         "server": "started stopped",
         "store": "upgraded",
         "tenant": "forgotten",

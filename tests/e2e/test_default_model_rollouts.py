@@ -55,7 +55,7 @@ def test_a_head_damaged_during_the_canary_is_rolled_back_without_a_failed_reques
 ) -> None:
     if head_for("auto", loaded) is None or "native" not in loaded.model.info.forward:
         pytest.skip(f"{loaded.model.info.forward} runs no draft head that is held to bitwise equality")
-    plan = RolloutPlan(step_weights="[80]", shadow_percentage=0, min_samples=8, min_step_s=300.0)
+    plan = RolloutPlan(stages="[80]", shadow_percentage=0, min_samples=8, min_stage_s=300.0)
 
     async def run() -> None:
         client = client_of(loaded)

@@ -14,7 +14,7 @@ from tests.simulation.server import StepLog, WatchedClient, bodies, running_serv
 
 PACE = Pace(at_once=8)
 PROMPTS = [[1 + (3 * i + j) % (VOCAB - 1) for j in range(20)] for i in range(8)]
-PLAN = RolloutPlan(step_weights="[30, 80]", min_samples=8, min_step_s=0.5, acceptance_length=1.1)
+PLAN = RolloutPlan(stages="[30, 80]", min_samples=8, min_stage_s=0.5, acceptance_length=1.1)
 
 
 def mostly_right(sequence: SequenceView, limit: int) -> Draft:

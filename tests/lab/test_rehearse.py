@@ -274,7 +274,7 @@ rules:
   - name: all
     match: {}
     mode: "on"
-    rollout: {step_weights: [50], gate: automatic}
+    rollout: {stages: [50], gate: automatic}
     guardrails: [{name: errors, metric: error_rate, limit: 0.3}]
 """
 
@@ -288,7 +288,7 @@ def test_run_says_what_the_control_did(calibration: Measured, tmp_path: Path) ->
     assert plain["changes"] == []
     assert [(one["what"], one["at"]) for one in own["changes"]] == [("rollout.started", 0.0)]
     shown = run_command(*command).stdout
-    assert "what the control did" in shown
+    assert "what changed" in shown
     assert "rollout.started" in shown
 
 

@@ -47,7 +47,7 @@ rules:
     match: {{route: /v1/completions}}
     mode: "on"
     shadow_percentage: 50
-    rollout: {{step_weights: [50], holdout: 20, gate: automatic, min_step_s: 1, max_step_s: 1000, min_samples: 5}}
+    rollout: {{stages: [50], holdout: 20, gate: automatic, min_stage_s: 1, max_stage_s: 1000, min_samples: 5}}
     guardrails:
       - {{name: taken, metric: acceptance_rate, limit: 0.1, dry_run: true}}
       - {{name: far, metric: acceptance_length, limit: 1.1, dry_run: true}}

@@ -22,11 +22,11 @@ class RolloutPlan:
 
     rule: str = "head"
     proposers: str = "[draft_head]"
-    step_weights: str = "[50]"
+    stages: str = "[50]"
     shadow_percentage: int = 100
     min_samples: int = 20
-    min_step_s: float = 1.0
-    max_step_s: float = 600.0
+    min_stage_s: float = 1.0
+    max_stage_s: float = 600.0
     acceptance_length: float = 1.25
     acceptance_rate: float = 0.1
     dry_length: bool = False
@@ -41,12 +41,12 @@ rules:
     proposers: {self.proposers}
     shadow_percentage: {self.shadow_percentage}
     rollout:
-      step_weights: {self.step_weights}
+      stages: {self.stages}
       holdout: 10
       gate: automatic
       min_samples: {self.min_samples}
-      min_step_s: {self.min_step_s}
-      max_step_s: {self.max_step_s}
+      min_stage_s: {self.min_stage_s}
+      max_stage_s: {self.max_stage_s}
     guardrails:
       - {{name: taken, metric: acceptance_rate, limit: {self.acceptance_rate}}}
       - {{name: far, metric: acceptance_length, limit: {self.acceptance_length}, dry_run: {self.dry_length}}}

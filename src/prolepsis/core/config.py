@@ -444,7 +444,7 @@ class ServerConfig(BaseModel):
     )
     breaker: Literal["on", "metrics_only", "off"] = Field(
         default="on",
-        description="circuit breakers disable a proposer for traffic classes where it does harm, or only report it",
+        description="breakers disable a proposer for traffic classes where it does harm, or only report it",
     )
     prices: Common[Path | None] = Field(
         default=None, description="price book: the cost of an hour of the device; read again when the file changes"

@@ -25,7 +25,7 @@ class RequestFacts:
     key: str = ""  # public part of the API key
     roles: frozenset[str] = frozenset()  # roles the key lists
     budget: str | None = None
-    """Budget class of the key, else as the request declares it; None where neither does."""
+    """Budget of the key, else as the request declares it; None where neither does."""
     tools: bool = False  # the answer may call tools
     tool_choice: str = "none"  # none, auto, required, named (one function) or allowed (a list of them)
     structured_output: str = "none"  # none, json_object, json_schema, regex, choice or grammar

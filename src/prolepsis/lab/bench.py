@@ -19,10 +19,10 @@ from prolepsis.core.terminal.flags import configured
 from prolepsis.core.terminal.output import FAILED, note
 from prolepsis.engine.text.tokenizer import ChatTokenizer
 from prolepsis.lab.measure.contenders import Contender, EngineArm, Notify, Run, Schedule, measure, parse_arms
+from prolepsis.lab.measure.gates import judged, parse_gates, quote
 from prolepsis.lab.measure.prompts import DEFAULT_PROMPTS, Prompt, encode_prompts, load_prompts
 from prolepsis.lab.measure.provenance import hardware, provenance
 from prolepsis.lab.measure.report import Figures, Setting, document, print_report, print_sentence
-from prolepsis.lab.measure.verdicts import judged, parse_gates, quote
 
 READY_S = 1800.0
 """Longest wait for an engine that is not ready yet."""

@@ -281,7 +281,7 @@ def _print_forecast(page: "ForecastPage", *, as_json: bool) -> None:
         for change in own.changes
     ]
     if changes:
-        print_table("what the control did", ["load", "after", "what", "of", "why"], changes, in_order=True)
+        print_table("what changed", ["load", "after", "what", "of", "why"], changes, in_order=True)
     _print_errors(page.machine)
 
 

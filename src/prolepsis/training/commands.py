@@ -316,7 +316,7 @@ def print_outcome(training: "HeadTraining") -> None:
             (PRODUCT, directory.exported),
             ("report", directory.report),
             ("held-out acceptance", " ".join(f"{rate:.3f}" for rate in last.rates)),
-            ("tokens per step, chain of 3", f"{last.length:.2f}"),
+            ("tokens a pass, chain of 3", f"{last.length:.2f}"),
         ]
     )
 

@@ -186,7 +186,7 @@ def _by_position(axes: "Axes", outcome: TrainingOutcome) -> None:
 def _by_kind(axes: "Axes", outcome: TrainingOutcome) -> None:
     kinds = sorted(outcome.by_kind, key=lambda kind: outcome.by_kind[kind].length())
     axes.barh(kinds, [outcome.by_kind[kind].length() for kind in kinds])
-    axes.set(xlabel="expected tokens of a step, chain of 3", title="By kind of prompt", xlim=(1, None))
+    axes.set(xlabel="expected tokens a pass, chain of 3", title="By kind of prompt", xlim=(1, None))
 
 
 def _coverage(axes: "Axes", outcome: TrainingOutcome) -> None:

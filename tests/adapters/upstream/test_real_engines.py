@@ -33,7 +33,7 @@ rules:
     match: {{route: /v1/completions}}
     mode: "on"
     shadow_percentage: 0
-    rollout: {{step_weights: [50], holdout: 10, gate: {gate}, min_samples: {samples}, min_step_s: 0.2}}
+    rollout: {{stages: [50], holdout: 10, gate: {gate}, min_samples: {samples}, min_stage_s: 0.2}}
     guardrails:
       - {{name: {name}, {limit}}}
 """
@@ -160,7 +160,7 @@ def test_a_canary_speculates_alone_until_it_is_rolled_back(front: Front) -> None
     assert {one.mode[0] for one in found if not one.is_canary} == {"off"}
     [experiment] = front.http.get("/admin/cost").json()["rollouts"]
     [every] = [group for group in experiment["groups"] if group["by"] == "all"]
-    assert 0 < every["num_speculating"] < sum(one.is_canary for one in found), "without those before it is calibrated"
+    assert 0 < every["num_canary"] < sum(one.is_canary for one in found), "without those before it is calibrated"
     assert every["device_s_per_token"] > 0.0 < every["control_device_s_per_token"]
     command(front, "rollback")
     assert rollout(front)["phase"] == "rolled_back"

@@ -24,7 +24,7 @@ rules:
     match: {route: /v1/completions}
     mode: "on"
     shadow_percentage: 0
-    rollout: {step_weights: [50], gate: manual}
+    rollout: {stages: [50], gate: manual}
     guardrails:
       - {name: taken, metric: acceptance_rate, limit: 0.1}
 """

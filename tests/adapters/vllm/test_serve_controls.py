@@ -140,7 +140,7 @@ rules:
     match: {{route: /v1/completions}}
     mode: "on"
     num_speculative_tokens: {depth}
-    rollout: {{step_weights: [50], holdout: 10, gate: {gate}, min_samples: {samples}, min_step_s: 0.2}}
+    rollout: {{stages: [50], holdout: 10, gate: {gate}, min_samples: {samples}, min_stage_s: 0.2}}
     guardrails:
       - {{name: {name}, {limit}}}
 """

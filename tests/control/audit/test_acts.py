@@ -39,7 +39,7 @@ from tests.world.site import Site
 
 TRAFFIC_CLASS = "chat-completions/standard/free/short"
 ON, OFF = "version: 1\ndefault: {mode: on}\n", "version: 2\ndefault: {mode: off}\n"
-ROLLED_OUT = "version: 3\ndefault: {mode: on, rollout: {step_weights: [25, 50]}}\n"
+ROLLED_OUT = "version: 3\ndefault: {mode: on, rollout: {stages: [25, 50]}}\n"
 PRICES = "version: 1\ncurrency: EUR\nprices:\n  - {name: cpu, per_device_hour: 1.0}\n"
 
 
@@ -355,8 +355,8 @@ def words_of(commands: str) -> set[str]:
 
 
 LOCAL = {
-    "kill on": (["kill", "on", "--reason", "drill"], "kill.on"),
-    "kill off": (["kill", "off"], "kill.off"),
+    "stop": (["stop", "--reason", "drill"], "kill.on"),
+    "resume": (["resume"], "kill.off"),
     "keys create": (["keys", "create"], "key.created"),
     "keys revoke": (["keys", "revoke", "KEY"], "key.revoked"),
     "store prune": (["store", "prune", "--days", "1"], "records.pruned"),
@@ -366,7 +366,8 @@ LOCAL = {
 ASKING = words_of(
     """
     show cost, show drift, show breakers, show eligibility, show correctness, show delivery, show shadow, show replicas,
-    breaker set, breaker reset, status, flags list, flags set, flags remove, pilot report, drill, rehearse record,
+    breaker set, breaker reset, status, flags list, flags set, flags remove, pilot start, pilot status,
+    pilot stop, pilot report, drill, rehearse record,
     policy apply, policy rollback, policy show, heads list, heads swap, rollout show, rollout start, rollout hold,
     rollout resume, rollout promote, rollout rollback
     """
@@ -375,7 +376,7 @@ ASKING = words_of(
 READING = words_of(
     """
     generate, chat, batch, bench, check, doctor, profile, load, tune, workload, rehearse measure, rehearse run,
-    keys list, kill status, review, policy check, policy diff, policy explain, store status,
+    keys list, review, policy check, policy diff, policy explain, store status,
     store prices, audit verify, audit show, audit export, audit replay, show timeline, propose-server, monitoring
     """
 )
@@ -409,10 +410,10 @@ def test_local_commands_have_their_entries(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
 
     def run(*words: str) -> Any:
-        done = CliRunner().invoke(app, [*words, "--json"] if words[1] != "revoke" else words)
+        done = CliRunner().invoke(app, [*words, "--json"] if "revoke" not in words else words)
         assert done.exit_code == 0, done.output
         assert "warning" not in done.stderr
-        return json.loads(done.stdout) if words[1] != "revoke" else None
+        return json.loads(done.stdout) if "revoke" not in words else None
 
     run("store", "upgrade")
     assert usable_keys(ServerConfig()) is not None  # a server has been started once
@@ -429,6 +430,6 @@ def test_an_act_whose_store_is_gone_stands_with_a_warning(tmp_path: Path, monkey
     monkeypatch.setenv("PROLEPSIS_DATA", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "store.sqlite").write_text("no database")
-    done = CliRunner().invoke(app, ["kill", "on"])
+    done = CliRunner().invoke(app, ["stop"])
     assert (done.exit_code, "kill.on is not in the audit log" in done.stderr) == (0, True)
     assert "kill everything" in ControlsFile(tmp_path / "controls.json").read().local

@@ -60,7 +60,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
 
 
 async def test_an_act_without_the_key_waits_and_the_server_signs_it(site: Site) -> None:
-    done = site.run("kill", "on", "--reason", "ask ann@example.org")
+    done = site.run("stop", "--reason", "ask ann@example.org")
     assert done.exit_code == 0
     assert "kill.on waits in the store until a server signs it into the audit log: audit key" in done.stderr
     assert "PROLEPSIS_AUDIT_KEY" in done.stderr
@@ -81,7 +81,7 @@ async def test_an_act_without_the_key_waits_and_the_server_signs_it(site: Site) 
 
 
 def test_with_the_servers_key_an_act_has_its_entry_at_once(site: Site) -> None:
-    done = site.run("kill", "on", PROLEPSIS_AUDIT_KEY=str(site.keys.path))
+    done = site.run("stop", PROLEPSIS_AUDIT_KEY=str(site.keys.path))
     assert (done.exit_code, "waits" in done.stderr) == (0, False)
     assert [entry["action"] for entry in site.entries()] == ["server.started", "kill.on"]
 
@@ -89,7 +89,7 @@ def test_with_the_servers_key_an_act_has_its_entry_at_once(site: Site) -> None:
 def test_a_key_of_another_server_signs_nothing_here(site: Site) -> None:
     other = AuditKeys(site.folder / "other.pem")
     assert other.public is not None
-    done = site.run("kill", "on", PROLEPSIS_AUDIT_KEY=str(other.path))
+    done = site.run("stop", PROLEPSIS_AUDIT_KEY=str(other.path))
     assert "other.pem is not one that signs the log of this store" in done.stderr
     assert (len(site.entries()), take(site.server), len(site.entries())) == (1, 1, 2)
 
@@ -120,7 +120,7 @@ def test_acts_about_a_tenant_that_wait_are_forgotten_with_it(site: Site) -> None
 def test_before_the_first_start_acts_wait_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     site = Site(tmp_path, server_has_started=False)
-    assert "waits in the store" in site.run("kill", "on").stderr
+    assert "waits in the store" in site.run("stop").stderr
     assert take(site.server) == 1
     assert [entry["action"] for entry in site.entries()] == ["kill.on"]
 
@@ -132,7 +132,7 @@ def test_a_log_that_is_not_signed_goes_on_so(tmp_path: Path, monkeypatch: pytest
     assert url is not None
     with Database(url).write() as connection:
         chain.append(connection, [STARTED])
-    assert "warning" not in site.run("kill", "on").stderr
+    assert "warning" not in site.run("stop").stderr
     with site.server.read() as connection:
         assert [entry.action for entry in chain.entries(connection)] == ["server.started", "kill.on"]
 
@@ -140,6 +140,6 @@ def test_a_log_that_is_not_signed_goes_on_so(tmp_path: Path, monkeypatch: pytest
 def test_an_unreadable_event_is_recorded_and_stops_no_other(site: Site) -> None:
     with site.server.write() as connection:
         Documents("act", str, str).put(connection, [StoredDocument("x", '{"actor": 1}', 1.0)])
-    site.run("kill", "on")
+    site.run("stop")
     assert take(site.server) == 2
     assert [entry["action"] for entry in site.entries()][1:] == ["audit.act_unreadable", "kill.on"]

@@ -50,7 +50,7 @@ BODY: dict[str, Any] = {
 POLICY = """
 default:
   mode: on
-  rollout: {step_weights: [95]}
+  rollout: {stages: [95]}
   guardrails: [{name: same, metric: correctness, limit: 0.9}]
 """
 

@@ -53,7 +53,7 @@ def test_savings_are_found_by_route_tenant_and_proposer(factor: float) -> None:
         assert one.device_s_per_token == pytest.approx(factor * (one.predicted_device_s_per_token or 0.0))
         assert one.randomised == (one.by != "proposer")
     every = found["all", ""]
-    assert every.num_speculating + every.num_control == 3000, "early requests count"
+    assert every.num_canary + every.num_control == 3000, "early requests count"
     for saving in (every.saved, every.saved_by_prediction):
         assert saving.lower is not None
         assert saving.upper is not None
@@ -93,7 +93,7 @@ def test_learning_from_control_requests_is_not_charged_to_the_control() -> None:
 
 def test_few_requests_have_no_bounds_and_none_no_estimate() -> None:
     [every] = shown(0.5, 0)
-    assert (every.num_speculating, every.saved.estimate, every.saved_by_prediction.estimate) == (0, None, None)
+    assert (every.num_canary, every.saved.estimate, every.saved_by_prediction.estimate) == (0, None, None)
     every = shown(0.5, 2 * CALIBRATION - 10)[0]
     assert (every.saved, every.saved_by_prediction) == (Interval(None), Interval(None))
     assert every.device_s_per_token is not None
@@ -102,7 +102,7 @@ def test_few_requests_have_no_bounds_and_none_no_estimate() -> None:
 
 def test_early_requests_of_both_arms_count() -> None:
     early = shown(0.5, 4 * CALIBRATION)[0]
-    assert early.num_speculating + early.num_control == 4 * CALIBRATION
+    assert early.num_canary + early.num_control == 4 * CALIBRATION
     assert early.saved.estimate is not None
     assert early.saved.lower is not None
     assert early.saved.lower > 0.0, "a half saved shows within eighty requests"
@@ -150,7 +150,7 @@ def test_values_of_a_dimension_are_bounded() -> None:
     tenants = [one for one in comparison.compared() if one.by == "tenant"]
     assert len(tenants) == MAX_GROUPS + 1
     every = next(comparison.compared())
-    assert sum(one.num_speculating for one in tenants) == every.num_speculating
+    assert sum(one.num_canary for one in tenants) == every.num_canary
 
 
 def test_a_saving_of_a_quarter_shows_within_two_hundred_requests() -> None:

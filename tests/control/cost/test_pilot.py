@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 import pytest
 
-from prolepsis.control.cost.pilot import PilotFigure, PilotReport, pilot_report
+from prolepsis.control.cost.pilot import PilotFigure, PilotReport, pilot_reports
 from prolepsis.control.store import records
 from prolepsis.control.store.database import Database
 from prolepsis.control.store.migrate import migrated_in_memory
@@ -69,7 +69,9 @@ def reported(database: Database, written: list[RequestRecord]) -> PilotReport:
     with database.write() as connection:
         records.add(connection, written)
     with database.read() as connection:
-        return pilot_report(connection, BEGAN - 1.0, BEGAN + 1e7, {"device s": 1.0, "EUR": 0.001})
+        [report, *others] = pilot_reports(connection, BEGAN - 1.0, BEGAN + 1e7, {"device s": 1.0, "EUR": 0.001})
+    assert not others
+    return report
 
 
 def figures(report: PilotReport) -> dict[str, PilotFigure]:
@@ -86,7 +88,7 @@ def test_intervals_cover_a_true_difference_and_leave_out_no_difference(database:
     for name, truth in truths.items():
         assert covers(found[name].change, truth), name
         assert not covers(found[name].change, 0.0), name
-        assert found[name].num_speculating + found[name].num_control == 2000
+        assert found[name].num_canary + found[name].num_control == 2000
     device, money = found[DEVICE], found[MONEY]
     assert device.control.estimate == pytest.approx(5250, rel=0.05), "half of 10.5 ms a token"
     assert money.control.estimate == pytest.approx(0.001 * (device.control.estimate or 0.0))
@@ -99,14 +101,14 @@ def test_where_nothing_differs_the_intervals_cover_nothing(database: Database) -
         assert covers(found[name].change, 0.0), name
 
 
-def test_acceptance_is_of_speculating_requests_and_counts_none_accepted(database: Database) -> None:
+def test_acceptance_is_of_the_canary_and_counts_none_accepted(database: Database) -> None:
     written = [
         changed(one, num_draft_tokens=10, num_accepted=0) if one.row["arm"] == "canary" else one for one in traffic(200)
     ]
     report = reported(database, written)
     found = figures(report)[ACCEPTANCE]
-    assert found.speculating.estimate == pytest.approx(0.0, abs=1e-6)
-    assert found.num_speculating > 50
+    assert found.canary.estimate == pytest.approx(0.0, abs=1e-6)
+    assert found.num_canary > 50
     assert (found.control, found.change) == (Interval(None), Interval(None))
     assert not any("acceptance" in text for text in report.limits)
 
@@ -117,7 +119,7 @@ def test_too_few_control_requests_give_no_change_and_are_told(database: Database
     assert 0 < found.num_control < 20
     assert found.control.estimate is not None
     assert (found.change, figures(report)[DEVICE].change) == (Interval(None), Interval(None))
-    counted = f"{found.num_speculating} speculating, {found.num_control} control"
+    counted = f"{found.num_canary} canary, {found.num_control} control"
     assert f"Too few requests to compare {END}: {counted}." in report.limits
 
 
@@ -131,15 +133,15 @@ def test_a_mix_that_chance_did_not_make_is_told_and_compares_nothing(database: D
     assert "of class chat, 0 of " in mixed
     assert "chance gives 50%" in mixed
     assert {one.change for one in report.figures} == {Interval(None)}
-    assert figures(report)[END].speculating.estimate is not None
+    assert figures(report)[END].canary.estimate is not None
 
 
 def test_answers_without_a_form_and_devices_that_report_nothing_are_told(database: Database) -> None:
     written = [changed(one, kept_form=None, device_plain_s=None) for one in traffic(200)]
     report = reported(database, written)
     for name in (DEVICE, FORM):
-        assert f"Too few requests to compare {name}: 0 speculating, 0 control." in report.limits
-        assert figures(report)[name].speculating == Interval(None)
+        assert f"Too few requests to compare {name}: 0 canary, 0 control." in report.limits
+        assert figures(report)[name].canary == Interval(None)
 
 
 def test_what_else_the_evidence_leaves_open_is_told(database: Database) -> None:
@@ -151,7 +153,7 @@ def test_what_else_the_evidence_leaves_open_is_told(database: Database) -> None:
     assert report.num_requests == 101
     assert (report.rollout, report.share) == ("code@1#1", 0.5)
     limits = "\n".join(report.limits)
-    assert "Not finished, in no figure: 1 speculating and 0 control requests." in limits
+    assert "Not finished, in no figure: 1 canary and 0 control requests." in limits
     assert "requests of 2 versions are compared together" in limits
     assert "100 of 101 requests are compared: chance did not draw the others" in limits
     assert "requests cover 6 d and 24 of 24 hours" in limits
@@ -162,7 +164,18 @@ def test_what_else_the_evidence_leaves_open_is_told(database: Database) -> None:
 def test_the_comparison_with_the_most_evidence_is_reported(database: Database) -> None:
     later = [changed(one, canary_share=0.95, ended_at=BEGAN + 2e6 + i) for i, one in enumerate(traffic(50, share=0.95))]
     report = reported(database, [*traffic(100), *later])
-    assert (report.share, figures(report)[END].num_speculating + figures(report)[END].num_control) == (0.5, 100)
+    assert (report.share, figures(report)[END].num_canary + figures(report)[END].num_control) == (0.5, 100)
+
+
+def test_each_rollout_has_a_report_the_largest_first(database: Database) -> None:
+    chat = [changed(one, rollout_run="chat@2#1") for one in traffic(40)]
+    with database.write() as connection:
+        records.add(connection, [*chat, *traffic(100)])
+    with database.read() as connection:
+        found = pilot_reports(connection, BEGAN - 1.0, BEGAN + 1e7, {"device s": 1.0})
+    assert [report.rollout for report in found] == ["code@1#1", "chat@2#1"]
+    assert [report.figures[4].num_canary + report.figures[4].num_control for report in found] == [100, 40]
+    assert {report.num_requests for report in found} == {140}
 
 
 def test_without_a_comparison_the_reason_is_told(database: Database) -> None:

@@ -38,7 +38,7 @@ prices: [{name: a, per_device_hour: 3.0, overheads: {power: 0.6}, memory_gib: 10
 POLICY = """
 default:
   mode: on
-  rollout: {step_weights: [50], holdout: 50, gate: automatic}
+  rollout: {stages: [50], holdout: 50, gate: automatic}
   guardrails: [{name: cost, metric: cost_per_token, margin: 0.1}]
 """
 BODY = {"model": "tiny", "prompt": "Hi", "max_tokens": 4}
@@ -216,13 +216,13 @@ async def test_the_records_of_a_rollout_make_a_pilot_report(tmp_path: Path, stor
             assert (await http.post("/v1/completions", json=BODY)).status_code == 200
         await http.post("/v1/completions", json={**BODY, "prompt": ["a", "b"]})
         assert store.writer.flush(20.0)
-        found = (await http.get("/admin/verdicts", params={"since": "2026-01-01T00:00:00Z"})).json()["report"]
-        assert (await http.get("/admin/verdicts")).json()["report"] is None, "a period has a beginning"
+        [found] = (await http.get("/admin/verdicts", params={"since": "2026-01-01T00:00:00Z"})).json()["reports"]
+        assert (await http.get("/admin/verdicts")).json()["reports"] == [], "a period has a beginning"
     assert (found["num_requests"], found["rollout"], found["share"]) == (202, f"{rollout['id']}#1", 0.5)
     costs = {one["figure"]: one for one in found["figures"] if one["figure"].startswith("cost")}
     device, money = costs["cost of a million tokens (device s)"], costs["cost of a million tokens (EUR)"]
-    assert device["num_speculating"] + device["num_control"] == 200
-    assert device["speculating"]["estimate"] == pytest.approx(1e6 * SPECULATING_S / 4)
+    assert device["num_canary"] + device["num_control"] == 200
+    assert device["canary"]["estimate"] == pytest.approx(1e6 * SPECULATING_S / 4)
     assert money["control"]["estimate"] == pytest.approx(1e6 * PLAIN_S / 4 * 0.001)
     assert device["change"]["lower"] < SPECULATING_S / PLAIN_S - 1 < device["change"]["upper"] < 0.0
     assert any(text.startswith("200 of 202 requests are compared") for text in found["limits"])

@@ -342,9 +342,7 @@ async def test_a_saving_is_asked_for_where_device_time_is_billed(tmp_path: Path)
 
 
 async def test_requests_that_are_not_eligible_are_no_evidence_in_any_arm(tmp_path: Path) -> None:
-    rollout = (
-        ", rollout: {gate: automatic, step_weights: [50]}, guardrails: [{name: e, metric: error_rate, limit: 0.5}]"
-    )
+    rollout = ", rollout: {gate: automatic, stages: [50]}, guardrails: [{name: e, metric: error_rate, limit: 0.5}]"
     app = EligibilityApp(tmp_path, RULE.format(0.9, rollout))
     [live] = (await app.http.get("/admin/rollouts")).json()["rollouts"]
     await app.http.post(f"/admin/rollouts/{live['id']}/start", json={})

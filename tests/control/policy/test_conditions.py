@@ -144,6 +144,11 @@ def at(text: str) -> datetime:
             ["2026-11-21T08:30", "2026-07-21T07:30"],
         ),
         ({"days": "sat", "time_zone": "Pacific/Auckland"}, ["2026-11-20T12:00"], ["2026-11-21T12:00"]),
+        (
+            {"days": "fri", "until": "2026-11-20T13:00+01:00"},
+            ["2026-11-13T20:00", "2026-11-20T11:59"],
+            ["2026-11-19T11:00", "2026-11-20T12:00", "2026-11-27T11:00"],
+        ),
     ],
 )
 def test_times_inside_a_window(given: dict[str, object], inside: list[str], outside: list[str]) -> None:
@@ -164,6 +169,8 @@ def test_times_inside_a_window(given: dict[str, object], inside: list[str], outs
         {"days": 5},
         {"time_zone": "Europe/Atlantis"},
         {"time_zone": "../etc/passwd"},
+        {"until": "2026-11-20T13:00"},
+        {"until": "friday"},
     ],
 )
 def test_what_is_refused(given: dict[str, object]) -> None:
@@ -180,6 +187,8 @@ def test_what_holds_for_all_witnesses_holds_over_a_week() -> None:
         window(hours="22:00-06:00"),
         window(days="mon", hours="23:00-05:00"),
         window(hours="08:00-18:00", time_zone="Europe/Berlin"),
+        *(window(until=f"2026-11-{end}+00:00") for end in ("18T10:03", "18T10:04", "23T00:00")),
+        window(hours="22:00-06:00", until="2026-11-18T10:03+00:00"),
     ]
     week = [at("2026-11-16T00:00") + timedelta(minutes=30 * i) for i in range(7 * 48)]
     num_covered = 0
@@ -188,4 +197,5 @@ def test_what_holds_for_all_witnesses_holds_over_a_week() -> None:
             if all(map(wide.holds, narrow.witnesses())):
                 num_covered += 1
                 assert all(wide.holds(time) for time in week if narrow.holds(time)), f"{wide} and {narrow}"
-    assert num_covered >= len(ones) * 2 + 1  # each itself, the first all others, the fifth the sixth
+    least = len(ones) * 2 + 1  # each itself, the first all others, the fifth the sixth
+    assert num_covered >= least + 2 + 3, "and those with an end the ones that end before, at night too"

@@ -27,7 +27,7 @@ from tests.server.documents import read
 from tests.world.site import Site
 
 ON, OFF = "version: 1\ndefault: {mode: on}\n", "version: 2\ndefault: {mode: off}\n"
-ROLLED_OUT = "default: {mode: on, rollout: {step_weights: [50]}}\n"
+ROLLED_OUT = "default: {mode: on, rollout: {stages: [50]}}\n"
 
 
 class Server(Site):

@@ -28,7 +28,7 @@ RULE = """
         mode: on
         proposers: [candidate_head]
         num_speculative_tokens: 8
-        rollout: {{step_weights: [50], holdout: 10, gate: automatic, min_step_s: 0, against: {0}}}
+        rollout: {{stages: [50], holdout: 10, gate: automatic, min_stage_s: 0, against: {0}}}
         guardrails: [{{name: far, metric: acceptance_length, margin: 0.1}}]
 """
 DEPTH, HEAD = "{num_speculative_tokens: 4}", "{proposers: [draft_head]}"

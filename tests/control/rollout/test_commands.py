@@ -18,7 +18,7 @@ rules:
   - name: code
     match: {}
     mode: on
-    rollout: {step_weights: [5, 50], gate: manual}
+    rollout: {stages: [5, 50], gate: manual}
     guardrails: [{name: taken, metric: acceptance_rate, limit: 0.4}]
 """
 Rollout = Callable[..., Result]

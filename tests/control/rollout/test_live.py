@@ -124,7 +124,7 @@ def test_a_canary_is_judged_by_what_a_token_costs(factor: float, phase: str) -> 
     text = """
 default:
   mode: on
-  rollout: {step_weights: 50, gate: automatic, min_step_s: 0, holdout: 50}
+  rollout: {stages: 50, gate: automatic, min_stage_s: 0, holdout: 50}
   guardrails: [{name: cost, metric: cost_per_token, margin: 0.1}]
 """
     terms = policy(text).default_terms

@@ -20,7 +20,7 @@ from tests.world.site import NO_START, Site
 POLICY = """
 default:
   mode: on
-  rollout: {step_weights: [80]}
+  rollout: {stages: [80]}
   guardrails: [{name: errors, metric: error_rate, limit: 0.1}, {name: taken, metric: acceptance_rate, limit: 0.1}]
 """
 
@@ -180,7 +180,7 @@ async def test_requests_with_a_choice_of_their_own_or_refused_count_for_no_arm(
 CALLS_POLICY = """
 default:
   mode: on
-  rollout: {step_weights: 50, holdout: 50, gate: automatic}
+  rollout: {stages: 50, holdout: 50, gate: automatic}
   guardrails: [{name: calls, metric: tool_call_success, limit: 0.9}]
 """
 WRONG = CALL.replace('"name"', '"called"')

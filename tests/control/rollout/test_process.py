@@ -14,7 +14,7 @@ from tests.server_process import ServerProcess, serve_fake, started
 POLICY = """
 default:
   mode: on
-  rollout: {step_weights: [10, 50]}
+  rollout: {stages: [10, 50]}
   guardrails: [{name: errors, metric: error_rate, margin: 0.1}]
 """
 

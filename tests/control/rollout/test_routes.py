@@ -17,7 +17,7 @@ from tests.world.site import Site
 POLICY = """
 default:
   mode: on
-  rollout: {step_weights: [50]}
+  rollout: {stages: [50]}
   guardrails: [{name: errors, metric: error_rate, margin: 0.1}]
 """
 

@@ -40,7 +40,7 @@ rules:
   - name: code
     match: {route: /v1/completions}
     mode: on
-    rollout: {step_weights: [30, 60], holdout: 10, gate: GATE, min_step_s: 10, max_step_s: 1000}
+    rollout: {stages: [30, 60], holdout: 10, gate: GATE, min_stage_s: 10, max_stage_s: 1000}
     guardrails:
       - {name: taken, metric: acceptance_rate, limit: 0.4}
       - {name: errors, metric: error_rate, limit: 0.2}
@@ -166,7 +166,7 @@ async def server(tmp_path: Path) -> AsyncIterator[Server]:
 
 async def test_harm_is_counted_from_zero_so_that_an_alert_sees_the_first_rise(server: Server) -> None:
     await server.go_on()
-    for kind in ("rolled_back", "stepped_back"):
+    for kind in ("rolled_back", "set_back"):
         labels = {"rule": "code", "kind": kind}
         assert server.metrics.registry.get_sample_value("prolepsis_rollout_changes_total", labels) == 0.0
 

@@ -30,7 +30,7 @@ def settings(rollout: str, guardrails: str = GUARDRAILS, share: int = 100) -> Ro
 
 
 def test_stages_begin_in_shadow_where_acceptance_decides() -> None:
-    found = settings("{step_weights: [2, 20], holdout: 10, gate: automatic, min_step_s: 5, min_samples: 7}")
+    found = settings("{stages: [2, 20], holdout: 10, gate: automatic, min_stage_s: 5, min_samples: 7}")
     assert [(s.name, s.kind, s.share, s.manual_gate, s.minimum_s) for s in found.stages] == [
         ("shadow", "shadow", 0.9, False, 5.0),
         ("canary 2%", "canary", 0.02, False, 5.0),
@@ -57,7 +57,7 @@ def test_each_metric_has_its_test() -> None:
 
 
 def test_the_length_of_a_step_counts_from_one_token_on_and_not_in_shadow() -> None:
-    found = settings("{step_weights: 50}", "guardrails: [{name: far, metric: acceptance_length, limit: 1.25}]")
+    found = settings("{stages: 50}", "guardrails: [{name: far, metric: acceptance_length, limit: 1.25}]")
     [canary] = found.stages
     assert canary.kind == "canary"
     assert canary.guardrails[0].better == "higher"
@@ -111,7 +111,7 @@ def settings_with(guardrail: str, rollout: str = "{}") -> RolloutSettings:
     ],
 )
 def test_every_stage_has_an_end_that_comes_sooner_with_more_requests(guardrail: str) -> None:
-    slow, fast = (forecast(settings_with(guardrail, "{min_step_s: 1}"), rate) for rate in (1.0, 10.0))
+    slow, fast = (forecast(settings_with(guardrail, "{min_stage_s: 1}"), rate) for rate in (1.0, 10.0))
     for one, other in zip(slow, fast, strict=True):
         assert one.wait is not None
         assert other.wait is not None
@@ -129,16 +129,16 @@ def test_correctness_is_seen_of_replayed_requests_only() -> None:
 
 
 def test_the_least_time_counts_and_a_dry_run_decides_nothing() -> None:
-    [stage] = forecast(settings_with("metric: error_rate, limit: 0.2", "{step_weights: 50, min_step_s: 7000}"), 100.0)
+    [stage] = forecast(settings_with("metric: error_rate, limit: 0.2", "{stages: 50, min_stage_s: 7000}"), 100.0)
     assert stage.wait is not None
     assert stage.wait.least_s == stage.wait.most_s == 7000.0
-    [stage] = forecast(settings_with("metric: error_rate, limit: 0.2, dry_run: true", "{step_weights: 50}"), 100.0)
+    [stage] = forecast(settings_with("metric: error_rate, limit: 0.2, dry_run: true", "{stages: 50}"), 100.0)
     assert stage.wait is None
 
 
 def test_the_slowest_guardrail_decides_and_dry_runs_are_not_waited_for() -> None:
     def most_s(guardrails: str) -> float:
-        [stage] = forecast(settings_with(guardrails, "{step_weights: 50, min_step_s: 0}"), 1.0)
+        [stage] = forecast(settings_with(guardrails, "{stages: 50, min_stage_s: 0}"), 1.0)
         assert stage.wait is not None
         return stage.wait.most_s
 

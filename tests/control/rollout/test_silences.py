@@ -44,7 +44,7 @@ POLICY = """
       - name: code
         match: {{}}
         mode: on
-        rollout: {{step_weights: [25, 50], max_step_s: {0}}}
+        rollout: {{stages: [25, 50], max_stage_s: {0}}}
         guardrails: [{{name: errors, metric: error_rate, limit: 0.2}}]
 """
 

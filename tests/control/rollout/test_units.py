@@ -29,7 +29,7 @@ RULE = """
       - name: code
         match: {{}}
         mode: on
-        rollout: {{step_weights: [50], holdout: 10, gate: automatic, min_samples: 5, min_step_s: 0, assign_by: {0}}}
+        rollout: {{stages: [50], holdout: 10, gate: automatic, min_samples: 5, min_stage_s: 0, assign_by: {0}}}
         guardrails: [{{name: errors, metric: error_rate, limit: 0.2}}]
 """
 

@@ -147,7 +147,7 @@ async def test_an_edit_of_where_harm_leads_holds_for_rollouts_that_are_on(server
         await server.go_on(1.0)
         if server.state.phase != "on":
             break
-    assert server.changes[-1][0] == "stepped_back"
+    assert server.changes[-1][0] == "set_back"
 
 
 async def test_a_damaged_head_that_is_hardly_asked_is_probed_and_rolled_back(server: Server) -> None:

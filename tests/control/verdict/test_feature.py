@@ -29,7 +29,7 @@ rules:
   - name: editor
     match: {route: /v1/completions}
     mode: "on"
-    rollout: {step_weights: [50], holdout: 50, gate: automatic}
+    rollout: {stages: [50], holdout: 50, gate: automatic}
     guardrails: [{name: errors, metric: error_rate, limit: 0.9}]
   - {name: copy, match: {route: /v1/chat/completions}, mode: "on", proposers: [draft_model]}
 """

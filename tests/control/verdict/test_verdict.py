@@ -20,13 +20,13 @@ from prolepsis.core.stats import EffectiveMode
 from prolepsis.core.traffic_sums import Interval
 
 
-def compared(*saved: float | None, speculating: int = 900, control: int = 2118) -> ArmComparison:
+def compared(*saved: float | None, canary: int = 900, control: int = 2118) -> ArmComparison:
     saving = Interval(*saved) if saved else Interval(None)
-    return ArmComparison("all", "", speculating, control, 0.01, 0.0142, None, saving, True, Interval(None))
+    return ArmComparison("all", "", canary, control, 0.01, 0.0142, None, saving, True, Interval(None))
 
 
 ROLLED = RuleReadings(rule="editor", rollout="editor@1")
-COUNTS = "900 speculating and 2,118 control requests"
+COUNTS = "900 canary and 2,118 control requests"
 
 
 @pytest.mark.parametrize(
@@ -50,9 +50,9 @@ COUNTS = "900 speculating and 2,118 control requests"
         ),
         (replace(ROLLED, compared=compared(0.3, 0.2, 0.4), harmed=True), "stop: a guardrail showed harm", None),
         (
-            replace(ROLLED, compared=compared(0.2, -0.2, 0.5, speculating=50, control=50), compared_per_s=0.01),
+            replace(ROLLED, compared=compared(0.2, -0.2, 0.5, canary=50, control=50), compared_per_s=0.01),
             "not known yet: what was seen may be chance",
-            "1.25x (0.83 to 2.00); 50 speculating and 50 control requests; needs about 300 more, some 8.33 h at this "
+            "1.25x (0.83 to 2.00); 50 canary and 50 control requests; needs about 300 more, some 8.33 h at this "
             "traffic",
         ),
         (
@@ -63,12 +63,12 @@ COUNTS = "900 speculating and 2,118 control requests"
         (
             ROLLED,
             "not known yet: too few requests were compared",
-            "0 speculating and 0 control requests; needs about 150 more",
+            "0 canary and 0 control requests; needs about 150 more",
         ),
         (
-            replace(ROLLED, compared=compared(speculating=19, control=30)),
+            replace(ROLLED, compared=compared(canary=19, control=30)),
             "not known yet: too few requests were compared",
-            "19 speculating and 30 control requests; needs about 101 more",
+            "19 canary and 30 control requests; needs about 101 more",
         ),
         (
             RuleReadings(rule="default", predicted=0.31),
@@ -102,7 +102,7 @@ def test_a_rule_has_one_verdict_in_words(known: RuleReadings, verdict: str, rest
 def test_the_requests_that_are_missing_follow_the_width_of_the_bounds(
     saved: Sequence[float], number: int, needed: int | None
 ) -> None:
-    assert more_requests(compared(*saved, speculating=number // 2, control=number // 2)) == needed
+    assert more_requests(compared(*saved, canary=number // 2, control=number // 2)) == needed
     assert needed is None or needed <= MOST_NEEDED
 
 

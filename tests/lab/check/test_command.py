@@ -41,7 +41,7 @@ def test_one_command_says_what_is_known(tiny_family: Callable[[str, str], Path],
     result = run(str(write_prompts(folder / "prompts.jsonl")), "--model", model, "--minutes", "0.05")
     found = kept(folder)
     assert result.stdout.rstrip().splitlines()[-1] == found["sentence"]
-    assert found["kinds"] == {"code": 1, "chat": 1}
+    assert found["classes"] == {"code": 1, "chat": 1}
     assert {row["traffic_class"]: row["num_requests"] for row in found["traffic"]} == {"code": 1, "chat": 1}
     assert found["compared"]["different"] == 0
     assert found["compared"]["answers"] > 0, result.output

@@ -46,7 +46,7 @@ def test_comparisons_of_the_same_prompts_are_one_piece_of_evidence() -> None:
     assert gain.tokens_a_pass == 2.0
 
 
-def test_all_together_comes_last_where_there_are_several_kinds() -> None:
+def test_all_together_comes_last_where_there_are_several_classes() -> None:
     group = compared("chat", "group 0", 2.0, at_once=4)
     found = [(gain.traffic_class, gain.at_once, gain.num_requests) for gain in gains([*FAST, *SLOW, group])]
     assert found == [("code", 1, 5), ("chat", 1, 5), ("chat", 4, 4), (ALL, 1, 10), (ALL, 4, 4)]
@@ -114,16 +114,16 @@ def test_the_last_line(state: KnownSoFar, sentence: str) -> None:
     assert state.sentence == sentence
 
 
-def test_a_pilot_gets_the_kinds_that_are_worth_it_and_all_only_where_no_kind_is() -> None:
-    several_kinds = [row for kind in "abc" for row in several(kind, (1.5, 1.6))]
+def test_a_pilot_gets_the_classes_that_are_worth_it_and_all_only_where_no_class_is() -> None:
+    several_classes = [row for name in "abc" for row in several(name, (1.5, 1.6))]
     assert known(*FAST, *SLOW).pilot() == [{"name": "code", "match": match_of("code"), "at_once": [1]}]
-    assert [rule["name"] for rule in known(*several_kinds).pilot()] == [ALL]
+    assert [rule["name"] for rule in known(*several_classes).pilot()] == [ALL]
     assert not known(*SLOW).pilot()
     assert not known(*FAST, num_different=1).pilot()
 
 
-def test_all_kinds_together_decide_nothing_before_each_was_compared() -> None:
-    rows = [row for kind in "abc" for row in several(kind, (1.5, 1.6))]
+def test_all_classes_together_decide_nothing_before_each_was_compared() -> None:
+    rows = [row for name in "abc" for row in several(name, (1.5, 1.6))]
     assert known(*rows).word == "go"
     assert known(*rows, num_prompts=dict.fromkeys("abcd", 9)).word == "not known yet"
     assert "of a (" in known(*rows, num_prompts=dict.fromkeys("abcd", 2)).sentence

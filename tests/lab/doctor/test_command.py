@@ -81,8 +81,8 @@ def test_a_server_with_default_settings(served: tuple[str, str]) -> None:
 def test_a_kill_that_was_tried_is_seen(served: tuple[str, str]) -> None:
     url, key = served
     words = ("--url", url, "--key", key, "--only", "kill-tried", "--only", "kill-off", "--json")
-    for verb, state in (("on", "fail"), ("off", "pass")):
-        assert not CliRunner().invoke(app, ["kill", verb, "--url", url, "--key", key]).exit_code
+    for verb, state in (("stop", "fail"), ("resume", "pass")):
+        assert not CliRunner().invoke(app, [verb, "--url", url, "--key", key]).exit_code
         wait_for(lambda: states(doctor(*words))["kill-tried"] == "pass")
         assert states(doctor(*words))["kill-off"] == state
 

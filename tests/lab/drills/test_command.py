@@ -1,4 +1,4 @@
-"""`prolepsis drill` against servers in this process: each drill gives the verdict that the documentation says."""
+"""`prolepsis drill` against servers in this process: each drill gives the result that the documentation says."""
 
 import json
 import signal
@@ -23,7 +23,7 @@ from prolepsis.engine.drafting.proposer import Proposer
 from prolepsis.engine.sampling.sampler import Sampler
 from prolepsis.engine.verification import Verification
 from prolepsis.lab.drills import command as drill
-from prolepsis.lab.drills.command import DrillVerdict, Site
+from prolepsis.lab.drills.command import DrillResult, Site
 from prolepsis.lab.drills.drills import BY_NAME, DRILLS
 from prolepsis.server.cli.engine import start_configured
 from prolepsis.server.cli.main import app
@@ -56,7 +56,7 @@ def setup() -> EngineSetup:
     )
 
 
-def judged(url: str, name: str) -> DrillVerdict:
+def judged(url: str, name: str) -> DrillResult:
     return Site(url, None, BY_NAME[name], drain=True, look_s=0.05).judge()
 
 
@@ -78,20 +78,20 @@ def test_a_fault_of_an_engine_is_noticed_and_costs_no_answer(
     server = TableServer(config=config(tmp_path), setup=setup())
     server.engine.info = replace(server.engine.info, draft_head="letters@1")
     with serving(server):
-        verdict = judged(server.url, name)
+        result = judged(server.url, name)
         server.check_ended_once()
         assert all(one.fault is None for one in server.engine.speculation.proposers.contained)
-    assert (verdict.verdict, verdict.outputs_equal, verdict.lost) == ("passed", True, 0), verdict
-    assert (verdict.alert, verdict.safe_mode_s is not None) == (alert, is_safe)
-    assert verdict.asked > 8
+    assert (result.result, result.outputs_equal, result.lost) == ("passed", True, 0), result
+    assert (result.alert, result.safe_mode_s is not None) == (alert, is_safe)
+    assert result.asked > 8
 
 
 def test_an_engine_that_is_killed_is_started_again(tmp_path: Path) -> None:
     server = RestartingServer(config=config(tmp_path), setup=setup())
     server.may_start.set()
     with serving(server):
-        verdict = judged(server.url, "engine-kill")
-    assert (verdict.verdict, verdict.alert, verdict.lost) == ("passed", "EngineRestarted", 0), verdict
+        result = judged(server.url, "engine-kill")
+    assert (result.result, result.alert, result.lost) == ("passed", "EngineRestarted", 0), result
     assert len(server.engines) == 2
 
 
@@ -111,8 +111,8 @@ def kept(folder: Path) -> Iterator[str]:
 @pytest.mark.parametrize("name", ["store-away", "disk-full"])
 def test_a_store_that_fails_is_noticed_and_costs_no_answer(tmp_path: Path, name: str) -> None:
     with kept(tmp_path) as url:
-        verdict = judged(url, name)
-    assert (verdict.verdict, verdict.alert, verdict.lost) == ("passed", "StoreDown", 0), verdict
+        result = judged(url, name)
+    assert (result.result, result.alert, result.lost) == ("passed", "StoreDown", 0), result
 
 
 def test_a_fault_that_is_not_noticed_fails_the_drill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,8 +120,8 @@ def test_a_fault_that_is_not_noticed_fails_the_drill(tmp_path: Path, monkeypatch
     monkeypatch.setattr(drill, "MOST_S", 0.2)
     server = TableServer(config=config(tmp_path).model_copy(update={"breaker": "off"}), setup=setup())
     with serving(server):
-        verdict = judged(server.url, "proposer-raise")
-    assert (verdict.verdict, verdict.safe_mode_s, verdict.outputs_equal) == ("failed", None, True), verdict
+        result = judged(server.url, "proposer-raise")
+    assert (result.result, result.safe_mode_s, result.outputs_equal) == ("failed", None, True), result
 
 
 def run(*words: str) -> tuple[int, dict[str, Any]]:
@@ -129,7 +129,7 @@ def run(*words: str) -> tuple[int, dict[str, Any]]:
     return result.exit_code, json.loads(result.stdout or "{}")
 
 
-def test_an_interrupt_takes_the_fault_back_and_shows_the_verdicts_of_what_ended(tmp_path: Path) -> None:
+def test_an_interrupt_takes_the_fault_back_and_shows_the_results_of_what_ended(tmp_path: Path) -> None:
     server = TableServer(config=config(tmp_path), setup=setup())
     proposers = server.engine.speculation.proposers.contained
 
@@ -143,8 +143,8 @@ def test_an_interrupt_takes_the_fault_back_and_shows_the_verdicts_of_what_ended(
         interrupted.result()
         assert server.gate.drilled_by is None
         wait_for(lambda: not any(one.fault for one in proposers))
-    verdicts = [(one["drill"], one["verdict"]) for one in reply["verdicts"]]
-    assert verdicts == [("proposer-hang", "passed"), ("proposer-slow", "broken off")]
+    results = [(one["drill"], one["result"]) for one in reply["results"]]
+    assert results == [("proposer-hang", "passed"), ("proposer-slow", "broken off")]
     assert status == INTERRUPTED
 
 
@@ -153,8 +153,8 @@ def test_a_drill_ends_where_requests_of_others_do_not(tmp_path: Path, monkeypatc
     server = TableServer(config=config(tmp_path))
     with serving(server):
         server.gate.num_inside = 1
-        verdict = judged(server.url, "burst")
-    assert verdict.verdict == "not here: 1 requests of others did not end within 0.2 s"
+        result = judged(server.url, "burst")
+    assert result.result == "not here: 1 requests of others did not end within 0.2 s"
 
 
 @pytest.fixture(scope="module")
@@ -180,7 +180,7 @@ PINNED = "not here: speculation.mode is 'always', but the policy's rule 'default
 
 
 @pytest.mark.parametrize(
-    ("default", "killed", "status", "verdict"),
+    ("default", "killed", "status", "result"),
     [
         ("{mode: off}", False, OK, "passed"),
         ("{mode: off, pinned: true}", False, UNPROVEN, PINNED),
@@ -188,7 +188,7 @@ PINNED = "not here: speculation.mode is 'always', but the policy's rule 'default
     ],
 )
 def test_a_drill_drafts_under_any_default_or_says_why_it_cannot(
-    modelled: str, default: str, killed: bool, status: int, verdict: str
+    modelled: str, default: str, killed: bool, status: int, result: str
 ) -> None:
     """Faults are noticed also where the policy keeps requests plain that do not insist."""
     [newest, *_] = httpx.get(f"{modelled}/admin/policy/versions").json()["versions"] or [{"version": 0}]
@@ -196,15 +196,15 @@ def test_a_drill_drafts_under_any_default_or_says_why_it_cannot(
     assert httpx.put(f"{modelled}/admin/policy", json=policy).status_code == 200
     assert httpx.put(f"{modelled}/admin/kill", json={"on": killed}).status_code == 200
     given, reply = run("proposer-raise", "--drain", "--url", modelled)
-    assert (given, reply["verdicts"][0]["verdict"]) == (status, verdict), reply
+    assert (given, reply["results"][0]["result"]) == (status, result), reply
 
 
 def test_what_cannot_be_here_is_no_success(tmp_path: Path) -> None:
     with kept(tmp_path) as url:
         status, reply = run("network-partition", "--url", url, "--drain")
     assert status == UNPROVEN
-    [verdict] = reply["verdicts"]
-    assert verdict["verdict"].startswith("not here: the server lacks a way to do it")
+    [result] = reply["results"]
+    assert result["result"].startswith("not here: the server lacks a way to do it")
 
 
 def test_a_refusal_ends_the_run(tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ async def test_a_drained_server_takes_requests_of_the_holder_only(tmp_path: Path
     bench = Bench(tmp_path)
     await bench.hold(inject=True)
     assert [await bench.status_of(name) for name in ("ann", "bob", "client")] == [200, 503, 503]
-    await bench.hold(verdict={"verdict": "passed"})
+    await bench.hold(result={"result": "passed"})
     assert [await bench.status_of(name) for name in ("ann", "bob", "client")] == [200, 200, 200]
     assert bench.faults == ["raise", "none"]
 
@@ -159,14 +159,14 @@ async def test_the_store_fails_and_comes_back(tmp_path: Path, drill: str, failin
         database = bench.store.database
         await bench.hold(drill=drill, inject=True)
         assert set(database.failing) == failing
-        await bench.hold(drill=drill, verdict={})
+        await bench.hold(drill=drill, result={})
         assert database.failing == {}
 
 
 async def test_each_run_and_each_fault_is_in_the_audit_log(tmp_path: Path) -> None:
     async with kept(tmp_path) as bench:
         await bench.hold(inject=True)
-        await bench.hold(verdict={"verdict": "passed"})
+        await bench.hold(result={"result": "passed"})
         assert bench.store is not None
         assert bench.store.writer.flush(20.0)
         with bench.store.database.read() as connection:
@@ -177,5 +177,5 @@ async def test_each_run_and_each_fault_is_in_the_audit_log(tmp_path: Path) -> No
     assert [one.after for one in details] == [
         {"state": "injected"},
         {"state": "taken back", "why": "it is over"},
-        {"verdict": "passed"},
+        {"result": "passed"},
     ]

@@ -21,7 +21,7 @@ rules:
   - name: code
     match: {route: /v1/completions}
     mode: "on"
-    rollout: {step_weights: WEIGHTS, holdout: 10, gate: GATE, min_samples: 5, min_step_s: 30, max_step_s: 600}
+    rollout: {stages: WEIGHTS, holdout: 10, gate: GATE, min_samples: 5, min_stage_s: 30, max_stage_s: 600}
     guardrails: [GUARDRAIL]
 """
 ERRORS = "{name: errors, metric: error_rate, limit: 0.8}"

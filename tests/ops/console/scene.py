@@ -57,7 +57,7 @@ rules:
   - name: completions
     match: {route: /v1/completions}
     mode: on
-    rollout: {step_weights: [5, 25, 50], min_step_s: 60, gate: manual}
+    rollout: {stages: [5, 25, 50], min_stage_s: 60, gate: manual}
     guardrails:
       - {name: acceptance, metric: acceptance_rate, limit: 0.3}
       - {name: cost, metric: cost_per_token, margin: 0.1}

@@ -40,7 +40,7 @@ THIN = "\u202f"
         (amount(0.0125, "EUR"), f"0.0125{THIN}EUR"),
         (amount(1234.5, "EUR"), f"1{THIN}234.50{THIN}EUR"),
         (amount(0.0, None), "0.00"),
-        (plain({"step_weights": [5.0, 25.0], "against": None, "dry_run": False}), "step weights 5, 25, dry run false"),
+        (plain({"stages": [5.0, 25.0], "against": None, "dry_run": False}), "stages 5, 25, dry run false"),
         (plain([{"name": "a"}, {"name": "b"}]), "name a; name b"),
         (plain(None), "–"),
         (

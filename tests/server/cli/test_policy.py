@@ -48,7 +48,7 @@ def test_the_example_is_right() -> None:
 
 
 def test_check_says_where_and_fails(here: Path) -> None:
-    (here / "p.yaml").write_text("rules:\n- name: a\n  match: {tier: premum}\n  rollout: {step_weights: [1, 50]}\n")
+    (here / "p.yaml").write_text("rules:\n- name: a\n  match: {tier: premum}\n  rollout: {stages: [1, 50]}\n")
     result = policy("check", "p.yaml", "--json")
     assert result.exit_code == 1
     findings = json.loads(result.stdout)["findings"]

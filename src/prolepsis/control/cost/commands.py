@@ -48,7 +48,7 @@ COST = Resource(
         },
         "periods": _PERIODS,
         "rollouts.groups": (
-            *("rollout", "by", "value", "speculating=num_speculating", "control=num_control", "saved", "randomised"),
+            *("rollout", "by", "value", "canary=num_canary", "control=num_control", "saved", "randomised"),
             *("saved by prediction=saved_by_prediction", "per token=device_s_per_token"),
             "without, by the control=control_device_s_per_token",
         ),

@@ -1,17 +1,17 @@
 """What speculation saves: against random control requests, and against the prediction.
 
-`saved` is the share of device seconds: 1 - seconds of the speculating requests / seconds of the same requests without
+`saved` is the share of device seconds: 1 - seconds of the canary / seconds of the same requests without
 speculation. All seconds count alike, so a long answer weighs more than a short one.
 
 The cost of speculation on control requests (proposers learn from them if no other request pays for it) is left out:
 their cost is what it would have been without.
 
 - Against the control: control requests have a price per prompt token that was computed and per output token, and the
-  speculating requests are compared with their own tokens at these prices. Both counts are the same with and without
+  canary requests are compared with their own tokens at these prices. Both counts are the same with and without
   drafts, so short and long prompts and answers do not blur the comparison. Bounds hold at all times at once
   (`control.statistics.adjusted`). Routes and tenants are known before the arm is drawn, so these comparisons are
   randomised too. Proposers are not: requests with many drafts of one proposer are easy to draft for.
-- Against the prediction: the ratio of measured and predicted seconds of the speculating requests, each request its own
+- Against the prediction: the ratio of measured and predicted seconds of the canary, each request its own
   control (`DeviceSeconds.predicted_plain`). It is as good as the cost curve; the cost of plain requests shows how good
   that is.
 """
@@ -41,13 +41,13 @@ class ArmComparison:
 
     by: Dimension | Literal["all"]
     value: str
-    num_speculating: int
+    num_canary: int
     num_control: int
-    device_s_per_token: float | None  # all device seconds over all output tokens of the speculating requests
+    device_s_per_token: float | None  # all device seconds over all output tokens of the canary
     control_device_s_per_token: float | None
     """The same tokens at the prices of the control: `saved` is 1 - the figure above / this one."""
     predicted_device_s_per_token: float | None
-    """The predicted cost of the speculating requests without speculation, over their output tokens."""
+    """The predicted cost of the canary without speculation, over their output tokens."""
     saved: Interval
     """1 - seconds / seconds without speculation, negative if speculation costs more: against the control.
 
@@ -185,7 +185,7 @@ class Comparison:
         return ArmComparison(
             by=by,
             value=value,
-            num_speculating=canary.num_requests,
+            num_canary=canary.num_requests,
             num_control=control.num_requests,
             device_s_per_token=canary.seconds / tokens if tokens else None,
             control_device_s_per_token=plain_s / tokens if tokens and plain_s else None,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
 
-from sqlalchemy import Connection, Row, case, func, select
+from sqlalchemy import ColumnElement, Connection, Row, case, func, select
 
 from prolepsis.control.cost.comparison import Comparison
 from prolepsis.control.cost.meter import NO_PROPOSER, Experiment, RequestCost
@@ -20,7 +20,9 @@ from prolepsis.core.stats import DeviceSeconds
 from prolepsis.core.traffic_sums import Interval, ratio
 
 MOST_REQUESTS = 20_000
+MOST_REPORTS = 16
 _TAIL = 0.025  # of each bound
+_SIDE = case((request_records.c.arm == "canary", "canary"), else_="control").label("side")
 _ARMS: tuple[Arm, Arm] = ("canary", "control")
 _FORM = Guardrail(name="form", metric="form", measure=MeanDifference(margin=0.0, baseline=1.0), better="higher")
 _DEVICE = [*(f"device_{kind}_s" for kind in ("prefill", "plain", "verify", "propose", "host")), "predicted_plain_s"]
@@ -38,16 +40,16 @@ class PilotFigure:
     """One quantity on both arms; its change is relative, and of shares the difference."""
 
     figure: str
-    speculating: Interval
+    canary: Interval
     control: Interval
     change: Interval
-    num_speculating: int
+    num_canary: int
     num_control: int
 
 
 @dataclass(frozen=True, slots=True)
 class PilotReport:
-    """The comparison with the most requests on its smaller arm, in a period from and to Unix times."""
+    """The comparison of a rollout with the most requests on its smaller arm, in a period from and to Unix times."""
 
     since_at: float
     until_at: float
@@ -58,24 +60,37 @@ class PilotReport:
     limits: list[str]  # what the evidence cannot say
 
 
-def pilot_report(connection: Connection, since: float, until: float, prices: Mapping[str, float]) -> PilotReport:
-    """Return the report on a period; `prices`: of a device second, by unit."""
+def pilot_reports(connection: Connection, since: float, until: float, prices: Mapping[str, float]) -> list[PilotReport]:
+    """Return a report on each rollout that was compared in a period, the one with the most evidence first; one that
+    says so where none was. `prices`: of a device second, by unit.
+    """
     of = request_records.c
     here, by = (of.ended_at >= since) & (of.ended_at < until), (of.rollout_run, of.canary_share)
-    side = case((of.arm == "canary", "canary"), else_="control").label("side")
-    counted = connection.execute(select(*by, side, func.count()).where(here).group_by(*by, side))
+    counted = connection.execute(select(*by, _SIDE, func.count()).where(here).group_by(*by, _SIDE))
     numbers = Counter({(run, share, arm): number for run, share, arm, number in counted})
     drawn = {(run, share) for run, share, _ in numbers if share is not None}
-    if not drawn:
-        return PilotReport(since, until, numbers.total(), "", 0.0, [], [_NOTHING])
-    run, share = max(drawn, key=lambda draw: min(numbers[*draw, arm] for arm in _ARMS))
+    empty = PilotReport(since, until, numbers.total(), "", 0.0, [], [_NOTHING])
+    evidence = {draw: min(numbers[*draw, arm] for arm in _ARMS) for draw in drawn}
+    best = dict(sorted(evidence, key=evidence.__getitem__))  # of each run the share with the most
+    largest = sorted(best.items(), key=evidence.__getitem__, reverse=True)[:MOST_REPORTS]
+    return [_report(connection, here, draw, prices, empty) for draw in largest] or [empty]
+
+
+def _report(
+    connection: Connection,
+    here: ColumnElement[bool],
+    draw: tuple[str, float],
+    prices: Mapping[str, float],
+    empty: PilotReport,
+) -> PilotReport:
+    of, (run, share) = request_records.c, draw
     chosen = here & (of.rollout_run == run) & (of.canary_share == share)
-    sample = select(request_records, side).where(chosen).order_by(of.record_id).limit(MOST_REQUESTS)  # ids are random
+    sample = select(request_records, _SIDE).where(chosen).order_by(of.record_id).limit(MOST_REQUESTS)  # ids are random
     rows = sorted(connection.execute(sample), key=lambda row: row.ended_at)
     uneven, figures = list(_uneven(rows, share)), list(_figures(rows, share, prices))
-    limits = [*uneven, *_limits(rows, figures, numbers.total())]
+    limits = [*uneven, *_limits(rows, figures, empty.num_requests)]
     shown = [replace(figure, change=Interval(None)) for figure in figures] if uneven else figures
-    return PilotReport(since, until, numbers.total(), run, share, shown, limits)
+    return replace(empty, rollout=run, share=share, figures=shown, limits=limits)
 
 
 def _figures(rows: Sequence[Row[Any]], share: float, prices: Mapping[str, float]) -> Iterator[PilotFigure]:
@@ -98,7 +113,7 @@ def _figures(rows: Sequence[Row[Any]], share: float, prices: Mapping[str, float]
         per_token = (of.device_s_per_token, of.control_device_s_per_token)
         canary, control = (Interval(seconds and 1e6 * price * seconds) for seconds in per_token)
         text = f"cost of a million tokens ({unit})"
-        yield PilotFigure(text, canary, control, change, of.num_speculating, of.num_control)
+        yield PilotFigure(text, canary, control, change, of.num_canary, of.num_control)
     kept = evaluate(_FORM, form, share, fail_alpha=_TAIL, pass_alpha=_TAIL)
     canary, control = (Interval(mean.mean if mean.count else None) for mean in (form.canary, form.control))
     is_known, text = kept.num_canary and kept.num_control, "structured answers that are valid"
@@ -138,9 +153,9 @@ def _uneven(rows: Sequence[Row[Any]], share: float) -> Iterator[str]:
 
 def _limits(rows: Sequence[Row[Any]], figures: Sequence[PilotFigure], num_requests: int) -> Iterator[str]:
     for fig in (item for item in figures if item.change.estimate is None and "acceptance" not in item.figure):
-        yield f"Too few requests to compare {fig.figure}: {fig.num_speculating} speculating, {fig.num_control} control."
+        yield f"Too few requests to compare {fig.figure}: {fig.num_canary} canary, {fig.num_control} control."
     if failed := Counter(row.side for row in rows if row.terminal != "finished"):
-        yield f"Not finished, in no figure: {failed['canary']} speculating and {failed['control']} control requests."
+        yield f"Not finished, in no figure: {failed['canary']} canary and {failed['control']} control requests."
     if (num_versions := len({(row.policy_version, row.prices_version) for row in rows})) > 1:
         yield f"Policy or prices changed: requests of {num_versions} versions are compared together."
     hours = {int(row.ended_at // 3600) for row in rows}

@@ -22,7 +22,7 @@ from prolepsis.control.cost.meter import (
     Usage,
     UsageTotals,
 )
-from prolepsis.control.cost.pilot import PilotReport, pilot_report
+from prolepsis.control.cost.pilot import PilotReport, pilot_reports
 from prolepsis.control.cost.price_watch import PriceWatch
 from prolepsis.control.cost.prices import PriceFile, PriceInUse
 from prolepsis.control.store.database import Database
@@ -215,11 +215,11 @@ class CostFeature(Feature):
             self._serves_s = min(COMPARED_FOR_S, max(1.0, 50.0 * (self._clock() - began)))
         return self._compared
 
-    def pilot(self, since: float) -> PilotReport:
-        """Return the pilot report from a Unix time until now; it takes seconds for many requests."""
+    def pilot(self, since: float) -> list[PilotReport]:
+        """Return the pilot reports from a Unix time until now; they take seconds for many requests."""
         prices = {"device s": 1.0, **({used.currency: used.per_second} if (used := self.price) else {})}
         with self._database.read() as connection:
-            return pilot_report(connection, since, self._now(), prices)
+            return pilot_reports(connection, since, self._now(), prices)
 
 
 def feature(context: Context, prices: PriceFile | None) -> CostFeature:

@@ -104,7 +104,7 @@ ELIGIBILITY = Resource(
 )
 
 breaker = add_commands(
-    command_group("Set circuit breakers of a running server by hand, and restart the detection of drift."),
+    command_group("Set breakers of a running server by hand, and restart the detection of drift."),
     *(BREAKERS, DRIFT),
     views=False,
 )

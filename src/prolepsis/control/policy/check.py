@@ -170,18 +170,18 @@ def _guardrails(path: Keys, guardrails: Sequence[GuardrailTerms], *, control_dra
 
 
 def _rollout(path: Keys, rollout: RolloutTerms, terms: Terms) -> Iterator[Finding]:
-    steps, here, most = rollout.step_weights, (*path, "step_weights"), 100.0 - rollout.holdout
-    shown = ", ".join(f"{step:g}" for step in steps)
-    if list(steps) != sorted(set(steps)):
-        yield _error(here, f"is {shown}; allowed: percentages that rise from step to step")
-    elif steps[0] == 0:
+    shares, here, most = rollout.stages, (*path, "stages"), 100.0 - rollout.holdout
+    shown = ", ".join(f"{share:g}" for share in shares)
+    if list(shares) != sorted(set(shares)):
+        yield _error(here, f"is {shown}; allowed: percentages that rise from stage to stage")
+    elif shares[0] == 0:
         yield _error(here, f"is {shown}; allowed: percentages above 0")
-    elif steps[-1] > most:
+    elif shares[-1] > most:
         kept = f"{rollout.holdout:g} percent {'plain' if rollout.against is None else 'with the control'}"
         yield _error(here, f"is {shown}; allowed: up to {most:g}, since holdout keeps {kept}")
-    if rollout.min_step_s >= rollout.max_step_s:
-        message = f"is {rollout.min_step_s:g}, and max_step_s {rollout.max_step_s:g}; allowed: less than that"
-        yield _error((*path, "min_step_s"), message)
+    if rollout.min_stage_s >= rollout.max_stage_s:
+        message = f"is {rollout.min_stage_s:g}, and max_stage_s {rollout.max_stage_s:g}; allowed: less than that"
+        yield _error((*path, "min_stage_s"), message)
     if terms.pinned:
         yield _error(path, "is given for a rule that is pinned; allowed: one of them, since a rollout changes the mode")
     if terms.mode != "on":

@@ -2,14 +2,14 @@
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from datetime import UTC, datetime, timedelta, tzinfo
+from datetime import UTC, datetime, time, timedelta, tzinfo
 from functools import cached_property
 from itertools import chain, product
 from math import inf
 from typing import Annotated, Generic, Literal, Protocol, Self, TypeAlias, TypeVar, get_args
 from zoneinfo import ZoneInfo
 
-from pydantic import BeforeValidator, Field, RootModel, field_validator, model_validator
+from pydantic import AwareDatetime, BeforeValidator, Field, RootModel, field_validator, model_validator
 
 from prolepsis.core.validation import STRICT, Name, Number, Part, one_or_more, spelt
 
@@ -18,6 +18,7 @@ DAYS: tuple[Day, ...] = get_args(Day)
 _HOURS = re.compile(r"([01][0-9]|2[0-4]):([0-5][0-9])-([01][0-9]|2[0-4]):([0-5][0-9])")
 _DAY_MINUTES = 24 * 60
 _MONDAYS = (datetime(2024, 1, 1), datetime(2024, 7, 1))  # of any time zone
+_LATE = datetime(2424, 1, 1)  # a Monday after the end of any window that has one
 _ANY = "\uffff"  # stands for any text in a witness: no pattern has it
 
 
@@ -46,6 +47,7 @@ class TimeWindow(Part):
     days: Annotated[tuple[Day, ...], BeforeValidator(_days), Field(min_length=1)] = DAYS
     hours: str = "00:00-24:00"  # HH:MM-HH:MM, the end not included
     time_zone: str = "UTC"  # a name of the IANA database, such as Europe/Berlin
+    until: Annotated[AwareDatetime, Field(strict=False)] | None = None  # it holds before that alone
 
     @field_validator("hours")
     @classmethod
@@ -62,7 +64,7 @@ class TimeWindow(Part):
         return name
 
     def holds(self, fact: object) -> bool:
-        if not isinstance(fact, datetime):
+        if not isinstance(fact, datetime) or (self.until is not None and fact >= self.until):
             return False
         local = fact.astimezone(_zone(self.time_zone))
         minute, day = 60 * local.hour + local.minute, local.weekday()
@@ -71,11 +73,18 @@ class TimeWindow(Part):
         return begun_today or (DAYS[day - 1] in self.days and minute + _DAY_MINUTES < end)
 
     def witnesses(self) -> Iterator[datetime]:
-        """Yield its quarters of an hour and last minutes, in a week of winter and one of summer."""
-        start, end = self._span
-        for monday, day in product(_MONDAYS, self.days):
-            midnight = monday.replace(day=1 + DAYS.index(day), tzinfo=_zone(self.time_zone))
-            yield from (midnight + timedelta(minutes=minute) for minute in (*range(start, end, 15), end - 1))
+        """Yield its quarters of an hour and last minutes, in a week of winter, one of summer and its last two."""
+        (start, end), zone, last = self._span, _zone(self.time_zone), self.until
+        mondays = [*_MONDAYS, _LATE]
+        if last is not None:
+            this = datetime.combine(last.astimezone(zone) - timedelta(days=last.astimezone(zone).weekday()), time())
+            mondays[-1:] = [this - timedelta(days=7), this]
+        for monday, day in product(mondays, self.days):
+            midnight = (monday + timedelta(days=DAYS.index(day))).replace(tzinfo=zone)
+            found = (midnight + timedelta(minutes=minute) for minute in (*range(start, end, 15), end - 1))
+            yield from (at for at in found if last is None or at < last)
+        if last is not None and self.holds(moment := last - timedelta(microseconds=1)):
+            yield moment
 
     @property
     def _span(self) -> tuple[int, int]:
@@ -84,7 +93,8 @@ class TimeWindow(Part):
         return start, end if end > start else end + _DAY_MINUTES
 
     def __str__(self) -> str:
-        return f"{','.join(self.days)} {self.hours} {self.time_zone}"
+        until = "" if self.until is None else f" until {self.until:%Y-%m-%d %H:%M %Z}"
+        return f"{','.join(self.days)} {self.hours} {self.time_zone}{until}"
 
 
 def _minutes(hours: str) -> tuple[int, int]:

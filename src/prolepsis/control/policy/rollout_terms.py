@@ -140,6 +140,13 @@ class GuardrailTerms(Part):
         return self
 
 
+GUARDRAILS = (
+    {"name": "latency", "metric": "latency_p95_ms", "margin": 0.1},
+    {"name": "errors", "metric": "error_rate", "margin": 0.01},
+)
+"""Of rules that a command writes and a person has not guarded."""
+
+
 class HeaderKey(Part):
     """A header whose value names what belongs together, such as a conversation."""
 
@@ -169,20 +176,20 @@ class AgainstTerms(Part):
 
 
 class RolloutTerms(Part):
-    """Shares of the matched requests that get the rule's mode, step by step; the others are decoded plainly."""
+    """Shares of the matched requests that get the rule's mode, stage by stage; the others are decoded plainly."""
 
-    step_weights: Annotated[tuple[Percent, ...], BeforeValidator(one_or_more), Field(min_length=1)] = (1, 5, 25, 50)
-    """Percent of the requests, one value a step; after the last step all but the holdout get the rule's mode."""
+    stages: Annotated[tuple[Percent, ...], BeforeValidator(one_or_more), Field(min_length=1)] = (1, 5, 25, 50)
+    """Percent of the requests, one value a stage; after the last one all but the holdout get the rule's mode."""
     holdout: Annotated[Number, Field(ge=0, le=50)] = 5.0
     """Percent of the requests that stay plain throughout, for comparison."""
     min_samples: Annotated[int, Field(ge=1)] = 20  # requests that each arm needs before anything is decided
-    min_step_s: Annotated[Number, Field(ge=0)] = 60.0
-    max_step_s: Annotated[Number, Field(gt=0)] = 86400.0  # after this long without a judgement: `on_inconclusive`
+    min_stage_s: Annotated[Number, Field(ge=0)] = 60.0
+    max_stage_s: Annotated[Number, Field(gt=0)] = 86400.0  # after this long without a judgement: `on_inconclusive`
     gate: Gate = "manual"
-    """manual: an operator starts the rollout and approves each next step; automatic: the guardrails do."""
+    """manual: an operator starts the rollout and approves each next stage; automatic: the guardrails do."""
     on_inconclusive: Literal["hold", "rollback"] = "hold"
     on_harm: OnHarm = "plain"
-    """Once it is on: where harm takes it. last_stage: to the last step, which it has to pass again."""
+    """Once it is on: where harm takes it. last_stage: to the last stage, which it has to pass again."""
     assign_by: AssignBy = "request"
     """The unit that is assigned to an arm and counts as one observation. key: an API key, by its public part."""
     against: AgainstTerms | None = None

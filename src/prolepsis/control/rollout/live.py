@@ -1,4 +1,4 @@
-"""One rollout while it is served: the arm of each request, the evidence so far, and the next step from both.
+"""One rollout while it is served: the arm of each request, the evidence so far, and the next stage from both.
 
 The arm is a function of the request's key, the same on every replica and after every restart.
 """

@@ -75,7 +75,7 @@ Kind = Literal[
     "gate_reached",  # passed, and waits for an operator's approval
     "completed",
     "rolled_back",
-    "stepped_back",  # from on to the last stage, for harm
+    "set_back",  # from on to the last stage, for harm
     "held",  # by an operator, or because no judgement came in time or is possible: waits for an operator
     "resumed",
 ]
@@ -133,7 +133,7 @@ def step(state: RolloutState, evidence: Evidence | None, now: float, settings: R
         if state.phase == "on" and settings.on_harm == "last_stage":
             reason = ", ".join(judgement.failed)  # as another run: drafting stops in flight, and evidence begins again
             after = state.changed("running").at_stage(state.stage, now, run=state.run + 1)
-            return change("stepped_back", state, after, stage=stage.name, now=now, reason=reason, judgement=judgement)
+            return change("set_back", state, after, stage=stage.name, now=now, reason=reason, judgement=judgement)
         return _roll_back(state, stage, now, ", ".join(judgement.failed), judgement)
     return _run(state, judgement, now, settings) if state.phase == "running" else (state, ())
 

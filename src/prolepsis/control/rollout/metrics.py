@@ -4,15 +4,14 @@ from prometheus_client import CollectorRegistry
 
 from prolepsis.core.telemetry.declare import counter, gauge
 
-_OUTCOMES = {"fail": -1, "inconclusive": 0, "pass": 1}
 _PHASES = ("off", "running", "gate", "held", "on", "rolled_back")
 
-_HARM = ("rolled_back", "stepped_back")
+_HARM = ("rolled_back", "set_back")
 """Changes that are shown before they happen: an alert on a rise needs the 0 before it."""
 
 
 class RolloutMetrics:
-    """The state of each rollout, its judgements and changes, and the assignments of requests."""
+    """The state of each rollout, its changes, and the assignments of requests."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._phase = gauge(
@@ -23,8 +22,6 @@ class RolloutMetrics:
         self._share = gauge(
             registry, "rollout_share", "Share of requests that get the mode of the rule, 0 to 1", "rule"
         )
-        text = "Judgement on the stage: 1 pass, 0 inconclusive, -1 fail"
-        self._judgement = gauge(registry, "rollout_judgement", text, "rule")
         self._changes = counter(registry, "rollout_changes", "Changes of rollouts by kind", "rule", "kind", most=320)
         text = "Requests by arm and mode given"
         self._requests = counter(registry, "rollout_requests", text, "rule", "arm", "mode", most=150)
@@ -40,10 +37,6 @@ class RolloutMetrics:
             self._changes.labels(rule, kind)
         self._stage.labels(rule).set(stage)
         self._share.labels(rule).set(share)
-
-    def judged(self, rule: str, outcome: str) -> None:
-        """Set the judgement: pass, fail or inconclusive."""
-        self._judgement.labels(rule).set(_OUTCOMES[outcome])
 
     def changed(self, rule: str, kind: str) -> None:
         """Count a change: started, promoted, rolled_back, ..."""

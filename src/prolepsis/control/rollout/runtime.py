@@ -345,7 +345,6 @@ class Rollouts(Feature):
             await self._change(live, transition)
             outcome = await asyncio.to_thread(outcome_on, live.state, live.all_evidence(now), live.settings)
         self._show(rule, live)
-        self._metrics.judged(rule, outcome)
         live.outcome = outcome
 
     async def _change(self, live: LiveRollout, transition: Transition) -> bool:
@@ -374,7 +373,7 @@ class Rollouts(Feature):
                 self._notify(event)
             for listener in self._listeners:
                 listener(live, event)
-            write = log.warning if event.kind in ("rolled_back", "stepped_back") else log.info
+            write = log.warning if event.kind in ("rolled_back", "set_back") else log.info
             write(
                 "rollout_changed",
                 rollout=event.rollout_id,

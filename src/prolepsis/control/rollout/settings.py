@@ -59,7 +59,7 @@ class RolloutSettings:
 
 
 def settings_of(terms: Terms) -> RolloutSettings:
-    """Return the settings of a rule that is rolled out: a shadow stage if acceptance can decide one, then the steps."""
+    """Return the settings of a rule that is rolled out: a shadow stage if acceptance can decide, then the others."""
     rollout = terms.rollout
     assert rollout is not None, "the rule is rolled out"
     guardrails = tuple(guardrail_of(guardrail, rollout.min_samples) for guardrail in terms.guardrails)
@@ -69,12 +69,12 @@ def settings_of(terms: Terms) -> RolloutSettings:
     return RolloutSettings(
         stages=stages(
             guardrails,
-            shares=[weight / 100.0 for weight in rollout.step_weights],
+            shares=[percent / 100.0 for percent in rollout.stages],
             shadow_guardrails=in_shadow if decides else (),
             shadow_share=share,
             manual_gate=rollout.gate == "manual",
-            minimum_s=rollout.min_step_s,
-            maximum_s=rollout.max_step_s,
+            minimum_s=rollout.min_stage_s,
+            maximum_s=rollout.max_stage_s,
         ),
         holdout=rollout.holdout / 100.0,
         on_inconclusive=rollout.on_inconclusive,

@@ -37,6 +37,7 @@ class RecentRequest:
     """One prompt of a request that ended recently; no text."""
 
     record: dict[str, object]  # with the columns of the store's `request_records`
+    facts: dict[str, object]  # those of a policy's facts that are kept
     plain_steps: dict[PlainReason, int]
     rounds: list[Round]  # its first ones
     stages: StageSeconds  # they add up to the time from its arrival until its answer was complete
@@ -113,7 +114,11 @@ def bounded(requests: Sequence[RecentRequest]) -> RecentReply:
 def _recent(ended: RequestEnded, prompt: PromptEnded) -> RecentRequest:
     record = dict(request_record(ended.about, prompt).row)
     stages = stages_of(prompt, ended.about.arrived, ended.ended_at)
-    return RecentRequest(record, dict(prompt.stats.plain_steps), list(prompt.stats.rounds), stages)
+    about = ended.about
+    facts = {name: getattr(about, name) for name in ("route", "model", "tenant", "tier", "tools", "domain")}
+    facts |= {"key": about.key_id, "structured_output": about.structured, "stream": about.stream}
+    facts |= {"prompt_tokens": prompt.stats.num_prompt_tokens}
+    return RecentRequest(record, facts, dict(prompt.stats.plain_steps), list(prompt.stats.rounds), stages)
 
 
 def _acceptance(request: RecentRequest) -> float:

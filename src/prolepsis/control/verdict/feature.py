@@ -54,7 +54,7 @@ log = structlog.get_logger(__name__)
 @dataclass(frozen=True, slots=True)
 class VerdictsReply:
     verdicts: list[RuleVerdict]
-    report: PilotReport | None  # of the period that was asked for, from records
+    reports: list[PilotReport]  # of the period that was asked for, from records; none without one
 
 
 class VerdictsQuery(Body):
@@ -77,7 +77,7 @@ class VerdictFeature(Feature):
         compared: Callable[[], Awaitable[Sequence[ComparedExperiment]]],
         judged: Callable[[], Sequence[ProposerHealth]] = tuple,
         killed: Callable[[], Collection[str]] = tuple,
-        report: Callable[[float], PilotReport],
+        report: Callable[[float], list[PilotReport]],
         emit: Emit = discard,
         now: Callable[[], float] = time.time,
     ) -> None:
@@ -105,7 +105,7 @@ class VerdictFeature(Feature):
         async def shown(query: Annotated[VerdictsQuery, read_query(VerdictsQuery)]) -> VerdictsReply:
             await self._judge()
             since = query.since
-            made = await asyncio.to_thread(report, since.timestamp()) if since is not None else None
+            made = await asyncio.to_thread(report, since.timestamp()) if since is not None else []
             return VerdictsReply([*self.verdicts.values()], made)
 
     def on_request_end(self, ended: RequestEnded) -> None:

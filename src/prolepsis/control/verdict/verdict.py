@@ -21,6 +21,7 @@ from prolepsis.core.units import duration
 Answer = Literal["keep", "stop", "unknown", "off"]
 ANSWERS: dict[Answer, str] = {"keep": "keep", "stop": "stop", "unknown": "not known yet", "off": "off"}
 """Each answer in words."""
+Judge = Literal["guardrails", "breaker", "drift", "benefit", "eligibility"]
 CHANGED_BY: dict[Answer, str] = {
     "keep": "bounds that no longer lie above 0, or a guardrail that shows harm",
     "stop": "another head, proposer or rule: each begins with evidence of its own",
@@ -39,7 +40,7 @@ MOST_NEEDED = 20_000  # more is no plan
 class JudgeReading:
     """What one judge says of a rule now."""
 
-    judge: str
+    judge: Judge
     says: str
     where: str = ""  # proposer and traffic class
 
@@ -78,7 +79,7 @@ class RuleVerdict:
     answer: Answer
     reason: VerdictReason
     saved: Interval  # share of device time, against control requests: what the verdict rests on
-    num_speculating: int
+    num_canary: int
     num_control: int
     needs: int | None  # about so many more requests that are compared; null: none would help, or too many
     needs_s: float | None  # about so long, with requests as they come; null: not known
@@ -106,7 +107,7 @@ class RuleVerdict:
         return "a rollout of the rule" if self.reason == "no_control" else CHANGED_BY[self.answer]
 
     def _counts(self) -> str:
-        return f"{self.num_speculating:,} speculating and {self.num_control:,} control requests"
+        return f"{self.num_canary:,} canary and {self.num_control:,} control requests"
 
     def _needed(self) -> str:
         parts = [self._counts()] if self.reason != "no_control" else []
@@ -135,7 +136,7 @@ def judge_rule(known: RuleReadings) -> RuleVerdict:
         answer=answer,
         reason=reason,
         saved=saved,
-        num_speculating=group.num_speculating if group is not None else 0,
+        num_canary=group.num_canary if group is not None else 0,
         num_control=group.num_control if group is not None else 0,
         needs=needs,
         needs_s=needs / known.compared_per_s if needs is not None and known.compared_per_s else None,
@@ -152,7 +153,7 @@ def _answer(known: RuleReadings, saved: Interval) -> tuple[Answer, VerdictReason
     if not known.rollout:
         return "unknown", "no_control"
     group = known.compared
-    if group is None or min(group.num_speculating, group.num_control) < MIN_REQUESTS:
+    if group is None or min(group.num_canary, group.num_control) < MIN_REQUESTS:
         return "unknown", "few"
     lower, upper = (value if value is not None else side for value, side in ((saved.lower, -1.0), (saved.upper, 1.0)))
     if lower > 0.0:
@@ -168,9 +169,9 @@ def more_requests(group: ArmComparison | None) -> int | None:
     """
     if group is None:
         return FIRST_NEED
-    number, saved = group.num_speculating + group.num_control, group.saved
+    number, saved = group.num_canary + group.num_control, group.saved
     if saved.estimate is None or saved.lower is None or saved.upper is None:
-        small = min(group.num_speculating, group.num_control)
+        small = min(group.num_canary, group.num_control)
         missing = (MIN_REQUESTS - small) * number / small if 0 < small < MIN_REQUESTS else 0.0
         return max(math.ceil(missing), FIRST_NEED - number, MIN_REQUESTS)
     below, above = saved.estimate - saved.lower, saved.upper - saved.estimate

@@ -21,7 +21,7 @@ class Caller:
     roles: frozenset[Role]
     tier: str
     models: frozenset[str] = frozenset()  # models the key may use; empty: all that are served
-    budget: str = ""  # class of what its requests may cost, for policies; empty: requests declare it themselves
+    budget: str = ""  # what its requests may cost, by a name for policies; empty: requests declare it themselves
 
     @property
     def actor(self) -> str:

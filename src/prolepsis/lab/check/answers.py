@@ -79,9 +79,9 @@ def server_answers(http: httpx.AsyncClient, model: str, salt: str) -> Answer:
 
 
 def turns(samples: Sequence[EncodedPrompt], max_tokens: int) -> Iterator[tuple[str, list[CheckedRequest]]]:
-    """Yield what is answered at once, with a name of its prompts, for ever: each alone, then some of each kind."""
-    kinds = dict.fromkeys(sample.category for sample in samples)
-    own = [[sample for sample in samples if sample.category == kind] for kind in kinds]
+    """Yield what is answered at once, with a name of its prompts, for ever: each alone, then some of each class."""
+    classes = dict.fromkeys(sample.category for sample in samples)
+    own = [[sample for sample in samples if sample.category == name] for name in classes]
 
     def cases(group: Sequence[EncodedPrompt], number: int, size: int) -> list[CheckedRequest]:
         places = range(number * size, (number + 1) * size)
@@ -95,14 +95,14 @@ def turns(samples: Sequence[EncodedPrompt], max_tokens: int) -> Iterator[tuple[s
 
 
 def answer_length(seconds: float, tokens_per_second: float, sizes: Sequence[int]) -> int:
-    """Return the most tokens of an answer with which `LEAST` prompts of each kind, if there are, can be compared."""
+    """Return the most tokens of an answer with which `LEAST` prompts of each class, if there are, can be compared."""
     num_decodings = _DECODED * sum(min(size, LEAST) for size in sizes)
     return max(_FEWEST, min(_MOST, int(seconds * tokens_per_second / num_decodings)))
 
 
 @dataclass(slots=True)
 class ComparedAnswers:
-    """Comparisons so far, and the answers that differ; `client` says of which kind a difference is."""
+    """Comparisons so far, and the answers that differ; `client` says of which class a difference is."""
 
     answer: Answer
     client: EngineClient | None = None
@@ -114,10 +114,10 @@ class ComparedAnswers:
     _chance: random.Random = field(default_factory=lambda: random.Random(0))
 
     async def warm_up(self, samples: Sequence[EncodedPrompt]) -> float:
-        """Let the engine learn what drafts are worth, from a prompt of each kind; return plain tokens a second."""
-        kinds = {sample.category: CheckedRequest(sample) for sample in samples}
-        await in_flight([partial(self.answer, case, "auto", 0) for case in kinds.values()], AT_ONCE)
-        shortest = min(kinds.values(), key=lambda case: len(case.sample.token_ids) or len(case.sample.text))
+        """Let the engine learn what drafts are worth, from a prompt of each class; return plain tokens a second."""
+        classes = {sample.category: CheckedRequest(sample) for sample in samples}
+        await in_flight([partial(self.answer, case, "auto", 0) for case in classes.values()], AT_ONCE)
+        shortest = min(classes.values(), key=lambda case: len(case.sample.token_ids) or len(case.sample.text))
         plain = await self.answer(shortest, "off", 0)
         return len(plain.token_ids) / plain.seconds
 

@@ -41,7 +41,7 @@ def check(
     if not prompts.is_file():  # before a model is loaded
         raise ConfigError(f"{prompts} is not there; allowed: a file with prompts, or a trace", param="file")
     check, interrupted = PilotCheck(output, minutes, prompts, is_own=file is not None), False
-    parts = "machine and settings, kinds of traffic; then plain against speculated answers, 1 and 4 at once"
+    parts = "machine and settings, traffic classes; then plain against speculated answers, 1 and 4 at once"
     note(f"{minutes:g} min{'' if server else ', once the model is loaded'}: {parts}")
     try:
         asyncio.run(check.of_engine(settings) if server is None else check.of_server(server, key))

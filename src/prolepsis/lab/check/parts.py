@@ -1,4 +1,4 @@
-"""The parts of a check, within its time: machine and settings, kinds of traffic, answers; each is kept in its file."""
+"""The parts of a check, within its time: machine and settings, traffic classes, answers; each is kept in its file."""
 
 import asyncio
 import json
@@ -38,10 +38,13 @@ _PASSES, _CONTEXT = (1, 4, 8, 32), 512  # whose cost is shown: tokens, each with
 _ROOM = 128  # tokens of an answer, for which a prompt leaves room
 _MOST_SHOWN = 5  # differences on the screen; the file has all
 _SHOWN = (
-    *("server", "model", "loaded_in_s", "exactness", "ms_a_pass", "cost", "doctor", "prompts", "kinds", "compared"),
+    *("server", "model", "loaded_in_s", "exactness", "ms_a_pass", "cost", "doctor", "prompts", "classes", "compared"),
     "differences",
 )
-_HEADINGS = ("kind", "at once", "requests", "plain tokens/s", "speculated", "tokens a pass", "gain", "worth a pilot")
+_HEADINGS = (
+    *("traffic class", "at once", "requests", "plain tokens/s", "speculated", "tokens a pass", "gain"),
+    "worth a pilot",
+)
 
 
 @dataclass(slots=True)
@@ -82,7 +85,7 @@ class PilotCheck:
             record_act(AuditEvent(actor=actor(), action=f"exact.{verdict}", versions=info.versions))
 
     async def of_server(self, url: str, key: str | None) -> None:
-        """Check by a running server; without a file of the user's, what it served last says the kinds of traffic."""
+        """Check by a running server; without a file of the user's, what it served last says the traffic classes."""
         ready, models = (ask(url, key, "GET", path) for path in ("/health/ready", "/v1/models"))
         about = {name: ready[name] for name in ("model", "exactness")}
         self.keep(server=url, **about, cost=ready["paying_loads"] or "not measured there")
@@ -165,7 +168,7 @@ class PilotCheck:
         return {
             **self.parts,
             "prompts": str(self.file) if self.is_own else "the shipped set",
-            "kinds": self._sizes,
+            "classes": self._sizes,
             "took_s": time.monotonic() - self.began,
             "compared": {"answers": known.num_compared, "different": known.num_different, "looping": looping},
             "differences": [{"prompt": prompt, **asdict(first)} for prompt, first in found],
@@ -183,7 +186,7 @@ class PilotCheck:
             return
         document["differences"] = document["differences"][:_MOST_SHOWN]
         facts = {name: document[name] for name in _SHOWN if document.get(name)}
-        if "server" in document or not self.samples:  # else the kinds are those of the prompts
+        if "server" in document or not self.samples:  # else the classes are those of the prompts
             facts["traffic"] = [f"{row['num_requests']} {row['traffic_class']}" for row in document.get("traffic", ())]
         print_reply(facts, as_json=False)
         print_table("gains", _HEADINGS, [gain.cells for gain in self.known.gains], in_order=True)

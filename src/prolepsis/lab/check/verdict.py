@@ -1,4 +1,4 @@
-"""The verdict of a check: what drafts bring to each kind of traffic at each load, and whether a pilot is worth it."""
+"""The verdict of a check: what drafts bring to each traffic class at each load, and whether a pilot is worth it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from prolepsis.core.terminal.output import FAILED, OK, UNPROVEN
 from prolepsis.core.traffic_sums import LEAST_REQUESTS, Interval, ratio
 
 ALL = "all"
-"""All kinds of traffic together."""
+"""All traffic classes together."""
 LEAST = 5
 """Comparisons below which nothing is known, however alike they are."""
 WORTH = 1.1  # a smaller gain is not worth a pilot
@@ -36,7 +36,7 @@ class AnswerComparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gain:
-    """What drafts bring to a kind of traffic at a load; tokens a second are those of all requests at once."""
+    """What drafts bring to a traffic class at a load; tokens a second are those of all requests at once."""
 
     traffic_class: str
     at_once: int
@@ -74,16 +74,16 @@ class Gain:
 
 
 def gains(comparisons: Sequence[AnswerComparison]) -> Iterator[Gain]:
-    """Yield what drafts bring by kind of traffic and load; where there are several kinds, of all together at last."""
-    kinds = [*dict.fromkeys(each.traffic_class for each in comparisons)]
-    for kind in [*kinds, ALL] if len(kinds) > 1 else kinds:
+    """Yield what drafts bring by traffic class and load; where there are several classes, of all together at last."""
+    classes = [*dict.fromkeys(each.traffic_class for each in comparisons)]
+    for name in [*classes, ALL] if len(classes) > 1 else classes:
         for load in sorted({each.at_once for each in comparisons}):
             of_load = [each for each in comparisons if each.at_once == load]
-            if own := [each for each in of_load if kind in (each.traffic_class, ALL)]:
-                yield _gain(kind, own)
+            if own := [each for each in of_load if name in (each.traffic_class, ALL)]:
+                yield _gain(name, own)
 
 
-def _gain(kind: str, own: Sequence[AnswerComparison]) -> Gain:
+def _gain(name: str, own: Sequence[AnswerComparison]) -> Gain:
     units: dict[tuple[str, str], tuple[float, float]] = {}
     for each in own:
         plain_s, speculated_s = units.get(key := (each.traffic_class, each.unit), (0.0, 0.0))
@@ -91,7 +91,7 @@ def _gain(kind: str, own: Sequence[AnswerComparison]) -> Gain:
     found, num_tokens = ratio_of([*units.values()]), sum(each.num_tokens for each in own)
     tokens_a_pass = ratio(num_tokens, sum(each.num_steps for each in own))
     return Gain(
-        traffic_class=kind,
+        traffic_class=name,
         at_once=own[0].at_once,
         num_requests=sum(each.at_once for each in own),
         num_comparisons=len(units),
@@ -134,14 +134,14 @@ class KnownSoFar:
     gains: Sequence[Gain] = ()
     num_compared: int = 0  # answers
     num_different: int = 0
-    num_prompts: Mapping[str, int] | None = None  # by kind of traffic, once they are read
+    num_prompts: Mapping[str, int] | None = None  # by traffic class, once they are read
     minutes: float = 3.0
     is_own: bool = True  # the prompts are the user's
     faults: Sequence[str] = ()  # checks that must pass, and fail
 
     @property
     def deciding(self) -> Sequence[Gain]:
-        """What the verdict is about: all kinds together only once each of them was compared."""
+        """What the verdict is about: all classes together only once each of them was compared."""
         is_whole = {gain.traffic_class for gain in self.gains} >= {*(self.num_prompts or ())}
         return [gain for gain in self.gains if is_whole or gain.traffic_class != ALL]
 
@@ -156,7 +156,7 @@ class KnownSoFar:
 
     @property
     def named(self) -> Sequence[Gain]:
-        """What decides: kinds of traffic that are worth it, or are not; all together only where no kind is."""
+        """What decides: traffic classes that are worth it, or are not; all together only where no class is."""
         rows = [gain for gain in self.deciding if gain.answer == ("worth it" if self.word == "go" else "not")]
         return [row for row in rows if row.traffic_class != ALL] or rows
 
@@ -185,8 +185,8 @@ class KnownSoFar:
         prompts = sizes.get(best.traffic_class, sum(sizes.values()))
         if (needed := best.num_needed * best.at_once) > prompts:
             return f"some {needed} prompts of {best}; here are {prompts}"
-        kinds = {gain.traffic_class for gain in self.gains} - {ALL}
-        waiting = max(1.0, len(sizes) / len(kinds))  # kinds whose turn has not come take their part of the time too
+        classes = {gain.traffic_class for gain in self.gains} - {ALL}
+        waiting = max(1.0, len(sizes) / len(classes))  # classes whose turn has not come take their part of the time too
         minutes = ceil(self.minutes * waiting * best.num_needed / best.num_comparisons)
         return f"--minutes {max(minutes, ceil(self.minutes) + 1)} for {best}"
 

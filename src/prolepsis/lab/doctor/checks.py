@@ -18,7 +18,7 @@ import httpx
 
 from prolepsis.control.audit.commands.log import opened_log
 from prolepsis.control.audit.entry import AuditEntry
-from prolepsis.control.controls.commands.kill import status_here
+from prolepsis.control.controls.commands.stop import status_here
 from prolepsis.control.controls.file import ControlsFile
 from prolepsis.core.config import DAY_S
 from prolepsis.core.errors import ConfigError, ProlepsisError

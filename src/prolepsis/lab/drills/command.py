@@ -28,11 +28,11 @@ Answers = list[tuple[str, str | None]]
 
 
 @dataclass(slots=True)
-class DrillVerdict:
+class DrillResult:
     """How a server took a fault; times in seconds since the fault."""
 
     drill: str
-    verdict: str = "broken off"
+    result: str = "broken off"
     outputs_equal: bool | None = None
     asked: int = 0
     lost: int = 0
@@ -53,33 +53,33 @@ class Site:
         self._insists = {"mode": "always"} if drill.needs in NEED_DRAFTS else {}
         self._insists |= {"proposer": DRAFT_HEAD} if drill.fault == "damage" else {}
         self._model = ""
-        self.verdict = DrillVerdict(drill.name)
+        self.result = DrillResult(drill.name)
 
-    def judge(self) -> DrillVerdict:
+    def judge(self) -> DrillResult:
         """Run the drill; raises `InvalidParameter` where the server refuses it."""
-        verdict = self.verdict
+        result = self.result
         try:
             self._hold()
             self._model = self._call("GET", "/v1/models")["data"][0]["id"]
             if reason := self._lacking():
-                verdict.verdict = f"{NOT_HERE} {reason}"
-                return verdict
+                result.result = f"{NOT_HERE} {reason}"
+                return result
             for entry in self._call("GET", "/admin/health")["breakers"]["breakers"]:
                 if entry["state"] in ("open", "half_open"):
                     body = {"proposer": entry["proposer"], "traffic_class": entry["traffic_class"], "state": "closed"}
                     self._call("PUT", "/admin/health", body)
-            answers, during = self._round(), self._with_fault(verdict)
+            answers, during = self._round(), self._with_fault(result)
             self._hold()
             answers += self._round()
             distinct = {*answers, *(during if self._drill.fault != "differ" else ())}
-            verdict.asked = len(answers) + len(during)
-            verdict.lost = sum(text is None for _, text in answers + during)
-            verdict.outputs_equal = sum(text is not None for _, text in distinct) <= len(self._prompts)
-            is_noticed = all(getattr(verdict, name) is not None for name in self._signs)
-            verdict.verdict = "passed" if verdict.outputs_equal and not verdict.lost and is_noticed else "failed"
+            result.asked = len(answers) + len(during)
+            result.lost = sum(text is None for _, text in answers + during)
+            result.outputs_equal = sum(text is not None for _, text in distinct) <= len(self._prompts)
+            is_noticed = all(getattr(result, name) is not None for name in self._signs)
+            result.result = "passed" if result.outputs_equal and not result.lost and is_noticed else "failed"
         finally:
-            self._hold(verdict=asdict(verdict))
-        return verdict
+            self._hold(result=asdict(result))
+        return result
 
     def _lacking(self) -> str:
         """Return why the drill cannot be here: its requests have no drafts, or those of others do not end; else ""."""
@@ -96,8 +96,8 @@ class Site:
             time.sleep(self._look_s)
         return f"{inside} requests of others did not end within {MOST_S:g} s" if inside else ""
 
-    def _with_fault(self, verdict: DrillVerdict) -> Answers:
-        """Return what was answered until the signs of the fault held; note in the verdict when that was."""
+    def _with_fault(self, result: DrillResult) -> Answers:
+        """Return what was answered until the signs of the fault held; note in the result when that was."""
         places, prompts, metrics, waiting = self._drill.at_once, cycle(self._prompts), self._metrics(), {**self._signs}
         work: list[tuple[str, Future[str | None]]] = []
         began = time.monotonic() + self._look_s  # the first requests are there before
@@ -109,9 +109,9 @@ class Site:
             self._hold(inject=True)
             now = self._metrics()
             for name in [name for name, sign in waiting.items() if sign.holds(metrics, now)]:
-                setattr(verdict, name, round(time.monotonic() - began, 2))
+                setattr(result, name, round(time.monotonic() - began, 2))
                 sign = waiting.pop(name)
-                verdict.alert = sign.alert if name == "alarm_s" else verdict.alert
+                result.alert = sign.alert if name == "alarm_s" else result.alert
         return [(prompt, answer.result()) for prompt, answer in work]
 
     def _round(self) -> Answers:
@@ -157,11 +157,11 @@ def drill(
         return
     if name not in (*BY_NAME, "all"):
         raise InvalidParameter(f"drill is {name!r}; allowed: all, {', '.join(BY_NAME)}", param="name")
-    verdicts = []
-    with suppress(KeyboardInterrupt):  # what ended keeps its verdict
+    results = []
+    with suppress(KeyboardInterrupt):  # what ended keeps its result
         for one in DRILLS if name == "all" else [BY_NAME[name]]:
             site = Site(server, key, one, drain=drain)
-            verdicts.append(site.verdict)
+            results.append(site.result)
             signs = dict.fromkeys(sign.alert for sign in (one.alarm, one.safe) if sign)
             note(f"{one.name}: {one.fails}; waits for {', '.join(signs) or 'its answers'}, at most {MOST_S:g} s")
             try:
@@ -169,9 +169,9 @@ def drill(
             except InvalidParameter as refusal:
                 if NOT_HERE not in str(refusal):
                     raise
-                site.verdict.verdict = str(refusal).partition(": ")[2]
-            note(f"{one.name}: {site.verdict.verdict}")
-    print_reply({"verdicts": list(map(asdict, verdicts))}, as_json=as_json)
+                site.result.result = str(refusal).partition(": ")[2]
+            note(f"{one.name}: {site.result.result}")
+    print_reply({"results": list(map(asdict, results))}, as_json=as_json)
     statuses = {"failed": FAILED, "broken off": INTERRUPTED, "passed": OK}
-    outcomes = {verdict.verdict for verdict in verdicts}
+    outcomes = {result.result for result in results}
     raise typer.Exit(next((statuses[outcome] for outcome in statuses if outcome in outcomes), UNPROVEN))

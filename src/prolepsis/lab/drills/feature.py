@@ -37,7 +37,7 @@ class DrillBody(Body):
     drill: Annotated[str, Field(max_length=64)]
     drain: bool = False  # take requests of the caller's key only, until the drill ends
     inject: bool = False  # whether the fault is to be there, as soon as no request of others runs any more
-    verdict: JsonObject | None = None  # ends the drill
+    result: JsonObject | None = None  # ends the drill
 
 
 class Drills(Feature):
@@ -72,10 +72,10 @@ class Drills(Feature):
         self._held, self._until = (drill, caller.actor), self._clock() + LEASE_S
         self._gate.drilled_by = caller.key_id
         self._is_clear |= not self._gate.num_inside
-        if body.verdict is not None:
+        if body.result is not None:
             self._end("it is over")
-            if not str(body.verdict.get("verdict")).startswith(NOT_HERE):
-                self._emit(drill, caller.actor, "drill.run", body.verdict)
+            if not str(body.result.get("result")).startswith(NOT_HERE):
+                self._emit(drill, caller.actor, "drill.run", body.result)
         elif not body.inject:
             self._take_back("its holder asked")
         elif self._undo is None and self._is_clear:

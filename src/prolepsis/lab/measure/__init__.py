@@ -1,1 +1,1 @@
-"""Measuring: contenders answer prompts as they arrive, and reports, verdicts and tables are made of the outcomes."""
+"""Measuring: contenders answer prompts as they arrive, and reports, gates and tables are made of the outcomes."""

@@ -217,7 +217,7 @@ def print_report(report: Mapping[str, Any]) -> None:
 
 
 def print_sentence(report: Mapping[str, Any]) -> None:
-    """Print the sentence at the end of a measurement (`verdicts.quote`)."""
+    """Print the sentence at the end of a measurement (`gates.quote`)."""
     stdout().print(report["sentence"], markup=False, highlight=False, soft_wrap=True)
 
 

@@ -44,7 +44,7 @@ class LoadForecast:
     """Share of drafts that are not known where they were made, or as far as they would have gone."""
     classes: Mapping[str, ClassGain] = field(default_factory=dict)
     """Against plain decoding of the same load, by traffic class."""
-    changes: Sequence[ControlChange] = ()  # what the control did
+    changes: Sequence[ControlChange] = ()  # what changed
     not_measured: str | None = None  # as in `Rehearsal`
 
 

@@ -125,7 +125,7 @@ class ForecastPage:
             faster = f"{100 * shares[0]:.0f} – {100 * shares[-1]:.0f} %"
             times = f"{speedups[0]:.2f} – {speedups[-1]:.2f}"
             rows.append([name, str(gains[0].num_requests), faster, times, str(self.advice[name])])
-        return ["class", "requests", "of these faster", "times faster", "advice"], rows
+        return ["traffic class", "requests", "of these faster", "times faster", "advice"], rows
 
     def charts(self) -> Sequence[Chart]:
         """Return each figure against load, with its lowest and highest over seeds as a band."""

@@ -80,7 +80,7 @@ class Rehearsal:
     """By proposer: drafts that were recorded where they were made ("exact"), elsewhere ("moved"), or too short to say
     how far they would have gone ("cut")."""
     busy_s: float = 0.0  # time in steps of the engine
-    changes: Sequence[ControlChange] = ()  # what the control did, in order; nothing without a policy
+    changes: Sequence[ControlChange] = ()  # what changed, in order; nothing without a policy
     not_measured: str | None = None  # which passes of it the machine's file only extrapolates
 
     @property

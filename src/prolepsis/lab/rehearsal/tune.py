@@ -6,6 +6,7 @@ from itertools import product
 from typing import Literal
 
 from prolepsis.control.policy.model import DEFAULT_RULE, GivenTerms, Policy, Terms
+from prolepsis.control.policy.rollout_terms import GUARDRAILS
 from prolepsis.core.config import SYNTHETIC
 from prolepsis.lab.measure.arrivals import LatencyGoal
 from prolepsis.lab.rehearsal.advice import FEWEST_REQUESTS, Advice, advice, error_of
@@ -194,11 +195,6 @@ def _tried(changed: str, trace: Trace, setting: RehearsedServer, within: Latency
     )
 
 
-GUARDRAILS = (
-    {"name": "latency", "metric": "latency_p95_ms", "margin": 0.1},
-    {"name": "errors", "metric": "error_rate", "margin": 0.01},
-)
-"""Of rules that have none: a rehearsal is no proof."""
 _TUNED = ("mode", "proposers", "num_speculative_tokens")
 
 

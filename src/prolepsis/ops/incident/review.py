@@ -26,7 +26,7 @@ BUSY = 0.7  # of the time that devices are held: more leaves little for a failur
 _WATCHED = {
     "breaker.open": "a breaker opened",
     "rollout.rolled_back": "a rollout was rolled back",
-    "rollout.stepped_back": "a rollout stepped back",
+    "rollout.set_back": "a rollout went back to its last stage",
     "replay.structural": "a replay differs from its request",
     "drift.cliff": "acceptance fell off a cliff",
 }

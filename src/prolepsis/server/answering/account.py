@@ -9,6 +9,7 @@ from prolepsis.control.web.errors import RequestAborted, RequestRefused
 from prolepsis.core.ended import Answer, End, Keep, PromptEnded, RequestAbout, RequestEnded
 from prolepsis.core.errors import AnswerBroken, ClientDeadlineExceeded, GrammarFailed, ProlepsisError, UserError
 from prolepsis.core.events import Event, Tokens
+from prolepsis.core.facts import DOMAIN, declared
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import RequestStats
 from prolepsis.core.token_intervals import TokenIntervals
@@ -212,6 +213,7 @@ def about(prepared: PreparedRequest) -> RequestAbout:
         stream=prepared.stream,
         structured=structured_output(prepared.body),
         tools=tool_choice(prepared.body) != "none",
+        domain=declared(prepared.body.metadata, DOMAIN),
         asks=decision.requested.mode,
         arrived=prepared.context.arrived,
         trace=prepared.context.trace,

@@ -47,7 +47,7 @@ def create(  # noqa: PLR0917  # typer names its options after parameters
     model: Annotated[
         list[str] | None, typer.Option(help="model that the key may use; may be repeated; default: all")
     ] = None,
-    budget: Annotated[str, typer.Option(help="budget class that rules of a policy may name; default: none")] = "",
+    budget: Annotated[str, typer.Option(help="budget that rules of a policy may name; default: none")] = "",
     expires_in: Annotated[str | None, typer.Option(help="lifetime such as 12h or 90d; default: unlimited")] = None,
     comment: Annotated[str, typer.Option("--note", help="shown by `keys list`")] = "",
     keys_file: KeysFile = None,

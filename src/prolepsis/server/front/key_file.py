@@ -40,7 +40,7 @@ class KeyRecord(BaseModel):
     roles: Annotated[tuple[Role, ...], Field(min_length=1)] = ("client",)
     models: tuple[str, ...] = ()  # models the key may use; empty: all
     budget: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{0,64}$")] = ""
-    """Budget class, for the rules of policies; empty: none."""
+    """Budget, for the rules of policies; empty: none."""
     note: str = ""
     created: AwareDatetime
     expires: AwareDatetime | None = None

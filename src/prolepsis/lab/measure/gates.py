@@ -1,4 +1,4 @@
-"""Verdicts on a measurement: gates, so that a build can fail, and a sentence to quote, or why there is none."""
+"""What a measurement shows: gates, so that a build can fail, and a sentence to quote, or why there is none."""
 
 import re
 from collections import Counter

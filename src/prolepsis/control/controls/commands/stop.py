@@ -1,4 +1,4 @@
-"""`prolepsis kill`: the kill switch of all servers on this machine, or of one server; of everything or of one scope."""
+"""`prolepsis stop` and `resume`: the kill switch of this machine or a server; of everything or a scope."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,78 +14,74 @@ from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.kill_scope import EVERYTHING, KINDS, check_scope
 from prolepsis.core.terminal.admin import Key, ServerUrl, ask, server_in_place
+from prolepsis.core.terminal.documents import print_reply
 from prolepsis.core.terminal.flags import settings_here
-from prolepsis.core.terminal.output import AsJson, command_group, note, print_json, stdout, warn
-
-app = command_group("Turn the kill switch on or off: while it is on, servers decode without speculation.")
+from prolepsis.core.terminal.output import AsJson, note, print_json, stdout, warn
 
 File = Annotated[Path | None, typer.Option(help="default: controls.json in the user's data directory")]
 _OF_SERVERS = ("rule:", "tenant:", "traffic_class:")  # scopes that each server has by its policy and its keys
 _SCOPES = ", ".join(f"{kind}:NAME" for kind in KINDS)
-Scope = Annotated[str, typer.Option(help=f"what to stop, or to allow again: {EVERYTHING}, {_SCOPES}")]
-Reason = Annotated[str, typer.Option(help="shown in the log and by `kill status`")]
+Scope = Annotated[str, typer.Option(help=f"what is meant: {EVERYTHING}, {_SCOPES}")]
+_STOPPED = ("scope", "since=at", "by", "reason")
+_SAID = {True: "stopped", False: "allowed"}
+Reason = Annotated[str, typer.Option(help="shown in the log and by `stop --show`")]
 
 
-def _add_turn(name: str, text: str, *, on: bool) -> None:
-    @app.command(name, help=text)
-    def turn(
-        *,
-        reason: Reason = "",
-        scope: Scope = EVERYTHING,
-        controls_file: File = None,
-        url: ServerUrl = None,
-        key: Key = None,
-        as_json: AsJson = False,
-    ) -> None:
-        check_scope(scope)
-        where = _where(controls_file, url)
-        if isinstance(where, str):
-            document = ask(where, key, "PUT", "/admin/kill", {"on": on, "reason": reason, "scope": scope})
-        else:
-            given = shown_reason(reason)
-            known = status_here(_content(where, scope) if on else where.read())
-            control = act(known, scope, on=on, by=user(), reason=given, at=datetime.now(UTC))
-            document = _in_file(where, where.set(control_key(KILL, scope), control))
-            after = {"on": on, "scope": scope, "reason": given}
-            action = f"kill.{'on' if on else 'off'}"
-            record_act(AuditEvent(actor=actor(), action=action, subject=str(where.path), after=after))
-        if as_json:
-            print_json(document)
-            return
-        _show_turned(_status(document), scope, shown_reason(reason), on=on)
-        if not isinstance(where, str):
-            note(f"wrote {where.path}; servers that use this file follow within a second")
-            if not on and "store" in _status(document).stopped_by(scope):
-                warn("still stopped on all replicas; `prolepsis kill off --url URL` lifts that too")
-            if on and scope.startswith(_OF_SERVERS):
-                warn(f"no server was asked whether it has {scope}; `prolepsis kill status --url URL` asks one")
-
-
-_ON = "Stop speculation from the next step on, also after a restart, until the switch is turned off."
-_OFF = "Allow speculation again, as far as policies, flags and other scopes that are stopped allow it."
-_add_turn("on", _ON, on=True)
-_add_turn("off", _OFF, on=False)
-
-
-@app.command()
-def status(controls_file: File = None, url: ServerUrl = None, key: Key = None, as_json: AsJson = False) -> None:
-    """Show the state in the controls file, or with --url the state of a server including its flags."""
+def stop(
+    *,
+    show: Annotated[bool, typer.Option("--show", help="change nothing: show what is stopped")] = False,
+    scope: Scope = EVERYTHING,
+    reason: Reason = "",
+    controls_file: File = None,
+    url: ServerUrl = None,
+    key: Key = None,
+    as_json: AsJson = False,
+) -> None:
+    """Stop speculation from the next step on, also after a restart, until `resume`: on this machine, or at a server."""
     where = _where(controls_file, url)
-    document = ask(where, key, "GET", "/admin/kill") if isinstance(where, str) else _in_file(where, where.read())
+    if show:
+        document = ask(where, key, "GET", "/admin/kill") if isinstance(where, str) else _in_file(where, where.read())
+        shown = document if as_json else {**document, "warnings": [*document["warnings"].values()]}
+        print_reply(shown, {"operator": _STOPPED, "shared": _STOPPED}, as_json=as_json)
+    else:
+        _turn(where, key, scope, reason, on=True, as_json=as_json)
+
+
+def resume(
+    *,
+    scope: Scope = EVERYTHING,
+    reason: Reason = "",
+    controls_file: File = None,
+    url: ServerUrl = None,
+    key: Key = None,
+    as_json: AsJson = False,
+) -> None:
+    """Allow speculation again, as far as policies, flags and other scopes that are stopped allow it."""
+    _turn(_where(controls_file, url), key, scope, reason, on=False, as_json=as_json)
+
+
+def _turn(where: ControlsFile | str, key: str | None, scope: str, reason: str, *, on: bool, as_json: bool) -> None:
+    check_scope(scope)
+    if isinstance(where, str):
+        document = ask(where, key, "PUT", "/admin/kill", {"on": on, "reason": reason, "scope": scope})
+    else:
+        given = shown_reason(reason)
+        known = status_here(_content(where, scope) if on else where.read())
+        control = act(known, scope, on=on, by=user(), reason=given, at=datetime.now(UTC))
+        document = _in_file(where, where.set(control_key(KILL, scope), control))
+        after = {"on": on, "scope": scope, "reason": given}
+        action = f"kill.{'on' if on else 'off'}"
+        record_act(AuditEvent(actor=actor(), action=action, subject=str(where.path), after=after))
     if as_json:
         print_json(document)
         return
-    status = _status(document)
-    own = next((entry for entry in status.operator if entry.scope == EVERYTHING), None)
-    _line("on" if status.on else "off", own or (None if status.on else _released(status, EVERYTHING)))
-    for entry in status.operator:
-        if entry is not own:
-            _line(f"on for {entry.scope}", entry)
-    for entry in status.shared:
-        _line(f"on for {entry.scope} on all replicas", entry)
-    if status.sources and isinstance(where, str):
-        note(f"turned on by: {', '.join(status.sources)}")
-    _warn_of(status.fault, status.not_saved, *status.warnings.values())
+    _show_turned(_status(document), scope, shown_reason(reason), on=on)
+    if not isinstance(where, str):
+        note(f"wrote {where.path}; servers that use this file follow within a second")
+        if not on and "store" in _status(document).stopped_by(scope):
+            warn("still stopped on all replicas; `prolepsis resume --url URL` lifts that too")
+        if on and scope.startswith(_OF_SERVERS):
+            warn(f"no server was asked whether it has {scope}; `prolepsis stop --show --url URL` asks one")
 
 
 def _in_file(file: ControlsFile, content: ControlsContent) -> dict[str, Any]:
@@ -113,16 +109,16 @@ def _content(file: ControlsFile, scope: str) -> ControlsContent:
         reason = "" if scope == EVERYTHING else str(error)  # the operator gives the reason for everything
         stop = Control("", datetime.now(UTC).timestamp(), reason=reason)
         content = file.replace_damaged(ControlsContent({control_key(KILL, EVERYTHING): stop}))
-        warn(f"{error}; it is kept as {file.damaged}, and everything is stopped until `prolepsis kill off`")
+        warn(f"{error}; it is kept as {file.damaged}, and everything is stopped until `prolepsis resume`")
         return content
 
 
 def _show_turned(status: KillStatus, scope: str, reason: str, *, on: bool) -> None:
     """Show the scope that was turned; `reason` is the one given now. What else keeps it stopped is a warning."""
     named, stopped = "" if scope == EVERYTHING else f" for {scope}", status.entry(scope)
-    _line(f"{'off' if stopped is None else 'on'}{named}", stopped or _released(status, scope))
+    _line(f"{_SAID[stopped is not None]}{named}", stopped or _released(status, scope))
     if stopped is not None and on and reason and stopped.reason != reason:
-        note("it was on already: its first reason stays, and the audit log has yours")
+        note("it was stopped already: its first reason stays, and the audit log has yours")
     if stopped is None and (scope in status.killed or status.on):
         warn(f"speculation stays off for everything, by: {', '.join(status.sources)}")
     _warn_of(status.fault, status.not_saved, status.warnings.get(scope))

@@ -19,9 +19,9 @@ from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.core.terminal.output import BAD_INPUT, FAILED, OK
 from prolepsis.lab.bench import BenchJob, run_bench
 from prolepsis.lab.measure.contenders import Outcome, Run, Schedule
+from prolepsis.lab.measure.gates import judged, parse_gates, quote
 from prolepsis.lab.measure.prompts import EncodedPrompt, encode_prompts, load_prompts
 from prolepsis.lab.measure.report import Figures, Setting, print_report, print_sentence
-from prolepsis.lab.measure.verdicts import judged, parse_gates, quote
 from prolepsis.server.cli.main import app
 from tests.lab.measure.fakes import INFO, ByteTokenizer, table_client, tokens_of, two_prompts, write_prompts
 from tests.paths import ROOT
