@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 _FIGURES = ("changed", "latency_s", "machine_s_per_million", "goodput", "num_refused")
 _COLUMNS = {
-    "frontier": ("is", *_FIGURES),
+    "frontier": (
+        *("is", "changed", "mean latency=latency_s", "machine time per million tokens=machine_s_per_million"),
+        *("goodput", "num_refused"),
+    ),
     "advice": ("of", "recorded requests=num_requests", "change=mode", "why"),
     "changes": ("kind", "rule", "field", "old", "new"),
 }
