@@ -197,12 +197,7 @@ def print_report(report: Mapping[str, Any]) -> None:
         if level != "1":
             print_arms(f"all prompts, {level} requests at a time", of_level["arms"])
     same = [
-        [
-            name,
-            level,
-            result["compared_with"],
-            f"{counts['num_prompts'] - counts['num_different']} of {counts['num_prompts']}",
-        ]
+        [name, level, result["compared_with"], f"{number - counts['num_different']} of {number}"]
         for name, result in report["outputs"].items()
         for level, counts in result["concurrency"].items()
         for number in (counts["num_prompts"],)
