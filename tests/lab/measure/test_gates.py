@@ -58,7 +58,7 @@ def said(figures: Figures, given: Setting | None = None) -> str:
 
 def test_the_sentence_has_machine_model_figure_spread_and_equality() -> None:
     assert said(both()) == (
-        "fake on 2 cores of Zen 9, one at a time, greedy: `auto` emits 1.80x (1.60-2.00) of plain tokens/s, 1.50 "
+        "fake on 2 cores of Zen 9, one at a time, greedy: `auto` emits 1.80x (1.60 to 2.00) of plain tokens/s, 1.50 "
         "tokens a pass, 2 of 2 answers as plain (2 prompts of set.jsonl, to 60 tokens each; median and range of 2 "
         "repeats)."
     )
@@ -66,20 +66,20 @@ def test_the_sentence_has_machine_model_figure_spread_and_equality() -> None:
 
 def test_above_one_at_once_it_has_no_tokens_a_step() -> None:
     text = said(both(at_once=4), setting(at_once=4, temperature=0.8))
-    assert text.startswith("fake on 2 cores of Zen 9, 4 at once, temperature 0.8: `auto` emits 1.80x (1.60-2.00) of")
+    assert text.startswith("fake on 2 cores of Zen 9, 4 at once, temperature 0.8: `auto` emits 1.80x (1.60 to 2.00) of")
     assert "tokens a pass" not in text
 
 
 def test_without_an_arm_that_speculates_it_is_about_plain_decoding() -> None:
     figures = Figures([run("plain", (1.0, 1.0), 0), run("plain", (0.5, 0.5), 1)])
-    assert "plain decoding emits 90.0 (60.0-120.0) tokens/s, 2 of 2" in said(figures, setting(("plain",)))
+    assert "plain decoding emits 90.0 (60.0 to 120.0) tokens/s, 2 of 2" in said(figures, setting(("plain",)))
 
 
 def test_answers_that_loop_are_left_out_of_the_speed_and_said_to_be() -> None:
     texts = {"p1": STRAIGHT, "p2": LOOP}
     runs = [run("plain", (1.0, 1.0), 0, texts=texts), run("auto", (0.5, 0.1), 0, texts=texts)]
     text = said(Figures(runs))
-    assert "emits 2.00x (2.00-2.00)" in text
+    assert "emits 2.00x (2.00 to 2.00)" in text
     assert "2 prompts of set.jsonl, 1 of them looping and left out of the speed, to" in text
 
 

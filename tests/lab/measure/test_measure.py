@@ -21,6 +21,7 @@ from prolepsis.lab.measure.contenders import (
     Schedule,
     measure,
     parse_arms,
+    rotated,
 )
 from prolepsis.lab.measure.prompts import EncodedPrompt
 from prolepsis.lab.measure.report import Figures, rate, spread
@@ -70,6 +71,12 @@ async def test_a_failing_arm_ends_the_measurement() -> None:
     broken = LoggingContender("a", [], fails_at=2)
     with pytest.raises(EngineError, match="broke"):
         await measure([broken], PROMPTS, Schedule(), lambda line: None)
+
+
+def test_rotation() -> None:
+    log: list[str] = []
+    contenders = [LoggingContender(name, log) for name in "abc"]
+    assert [c.name for c in rotated(contenders, 4)] == ["b", "c", "a"]
 
 
 async def test_an_arm_applies_its_plan_and_has_a_fresh_scope_each_round() -> None:

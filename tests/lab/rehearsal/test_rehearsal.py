@@ -113,12 +113,14 @@ def test_a_policy_decides_for_whom_it_speculates() -> None:
 def test_a_check_says_how_wrong_a_forecast_is() -> None:
     measured = replace(line(0.0, drafts=False), measured=MeasuredTimes(first_token_s=0.02, total_s=0.5, num_steps=41))
     trace = Trace(lines=tuple(replace(measured, at=1.0 * i) for i in range(20)))
-    errors = {one.figure: one.error for one in check(trace, rehearse(trace, RehearsedServer(machine=MACHINE)))}
-    assert errors["time to first token, 50 %"] == pytest.approx(-0.5, abs=0.02)
-    assert errors["end to end, 95 %"] == pytest.approx(-0.18, abs=0.01)
-    assert "end to end, 99 %" not in errors, "of 20 requests no percentile of one in a hundred is known"
-    assert errors["tokens a pass"] == 0.0
-    assert errors["tokens a second"] == pytest.approx(19.5 / 19.41 - 1.0, abs=0.001)
+    errors = {
+        (one.what, one.share): one.error for one in check(trace, rehearse(trace, RehearsedServer(machine=MACHINE)))
+    }
+    assert errors["time to first token", 0.5] == pytest.approx(-0.5, abs=0.02)
+    assert errors["end to end", 0.95] == pytest.approx(-0.18, abs=0.01)
+    assert ("end to end", 0.99) not in errors, "of 20 requests no percentile of one in a hundred is known"
+    assert errors["tokens a pass", None] == 0.0
+    assert errors["tokens a second", None] == pytest.approx(19.5 / 19.41 - 1.0, abs=0.001)
     with pytest.raises(ConfigError, match="no request of the trace says what it took"):
         check(Trace(lines=(line(0.0),)), rehearse(Trace(lines=(line(0.0),)), RehearsedServer(machine=MACHINE)))
 
@@ -130,7 +132,7 @@ def test_a_check_compares_the_requests_whose_times_are_known() -> None:
     machine, [compared] = checked(RehearsedServer(machine=MACHINE, mode="off"), [trace])
     assert machine.checks["off"].num_requests == 2
     assert machine.checks["off"].errors["end to end, 50 %"] == pytest.approx(0.0, abs=0.02)
-    assert [one.figure for one in compared if not one.unit] == ["tokens a pass", "tokens a second"]
+    assert [one.figure for one in compared if one.share is None] == ["tokens a pass", "tokens a second"]
 
 
 def test_a_forecast_finds_the_load_at_which_speculation_stops_paying() -> None:

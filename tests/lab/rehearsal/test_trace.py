@@ -1,5 +1,6 @@
-"""Traces of both formats."""
+"""Traces of four formats."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -55,3 +56,29 @@ def test_what_is_no_trace_is_refused_by_name(tmp_path: Path, text: str) -> None:
     file.write_text(text)
     with pytest.raises(ConfigError, match=r"some\.file"):
         read_trace(file)
+
+
+def test_a_run_of_aiperf_is_read_without_what_failed(tmp_path: Path) -> None:
+    def record(at_ns: int, **sizes: int) -> str:
+        metrics = {name: {"value": value, "unit": "tokens"} for name, value in sizes.items()}
+        waited = {"time_to_first_token": {"value": 12.5, "unit": "ms"}}
+        return json.dumps({"metadata": {"request_start_ns": at_ns}, "metrics": {**metrics, **waited}}) + "\n"
+
+    told = record(2_500_000_000, usage_prompt_tokens=94, usage_completion_tokens=24, input_sequence_length=64)
+    counted = record(1_000_000_000, input_sequence_length=50, output_sequence_length=7)
+    failed = json.dumps({"metadata": {"request_start_ns": 1}, "metrics": {}, "error": {"message": "503"}}) + "\n"
+    (tmp_path / "profile_export.jsonl").write_text(told + failed + counted)
+    lines = read_trace(tmp_path / "profile_export.jsonl").lines
+    assert [(one.at, one.prompt, one.output) for one in lines] == [(0.0, 50, 7), (1.5, 94, 24)]
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_a_report_of_guidellm_is_read_however_it_is_written(tmp_path: Path, indent: int | None) -> None:
+    requests = [
+        {"request_start_time": at, "prompt_tokens": 60, "output_tokens": output} for at, output in ((8.5, 9), (7.0, 4))
+    ]
+    failed = {"request_start_time": 6.0, "prompt_tokens": 60, "output_tokens": 0}
+    report = {"metadata": {"version": 1}, "benchmarks": [{"requests": {"successful": requests, "errored": [failed]}}]}
+    (tmp_path / "report.json").write_text(json.dumps(report, indent=indent))
+    lines = read_trace(tmp_path / "report.json").lines
+    assert [(one.at, one.prompt, one.output) for one in lines] == [(0.0, 60, 4), (1.5, 60, 9)]

@@ -93,13 +93,18 @@ async def measure(
                 await contender.begin(f"r{repeat}-c{concurrency}")
             runs = {contender.name: Run(contender.name, concurrency, repeat) for contender in contenders}
             for i, turn in enumerate([[prompt] for prompt in prompts] if concurrency == 1 else [list(prompts)]):
-                first = (repeat + i) % len(contenders)
-                for contender in (*contenders[first:], *contenders[:first]):
+                for contender in rotated(contenders, repeat + i):
                     started, run = time.perf_counter(), runs[contender.name]
                     await contender.answer(turn, run)
                     run.wall_s += time.perf_counter() - started
             measured += runs.values()
     return measured
+
+
+def rotated(contenders: Sequence[Contender], turn: int) -> list[Contender]:
+    """Return the contenders in order, beginning with another one each turn."""
+    first = turn % len(contenders)
+    return [*contenders[first:], *contenders[:first]]
 
 
 def parse_arms(text: str, proposers: Sequence[str], num_speculative_tokens: int = 24) -> Mapping[str, SpecPlan]:

@@ -11,7 +11,7 @@ from prolepsis.core.engine_client import EngineInfo
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.terminal.config import listed
 from prolepsis.lab.measure.contenders import AUTO, PLAIN
-from prolepsis.lab.measure.report import ALL, NOT_LOOPING, Figures, Setting, ranged
+from prolepsis.lab.measure.report import ALL, NOT_LOOPING, Figure, Figures, Setting
 
 FIGURES = ("acceptance", "speedup", "tokens_a_pass", "p95_ms")
 _GATE = re.compile(rf"({'|'.join(FIGURES)})(>=|<=)(\d+(\.\d+)?)|exact")
@@ -75,9 +75,13 @@ def _fault(figures: Figures, setting: Setting) -> str:
 
 
 def _result(figures: Figures, name: str, level: int, category: str) -> str:
-    rate = ranged(figures.rates(name, level, category), 1)
+    rate = _shown(figures.rates(name, level, category), 1)
     if name == PLAIN:
         return f"plain decoding emits {rate} tokens/s"
     length = figures.arm(name, level, category)["tokens_a_pass"]["median"] if level == 1 else None
     tokens = f", {length:.2f} tokens a pass" if length is not None else ""
-    return f"`{name}` emits {ranged(figures.ratio(name, PLAIN, level, category), 2, 'x')} of plain tokens/s{tokens}"
+    return f"`{name}` emits {_shown(figures.ratio(name, PLAIN, level, category), 2, 'x')} of plain tokens/s{tokens}"
+
+
+def _shown(figure: Figure, digits: int, unit: str = "") -> str:
+    return f"{figure['median']:.{digits}f}{unit} ({figure['min']:.{digits}f} to {figure['max']:.{digits}f})"

@@ -20,10 +20,15 @@ OUTPUT = "tokens a second"
 class Compared:
     """A figure as it was measured and as it was forecast."""
 
-    figure: str
+    what: str
+    share: float | None  # of the requests: a percentile; None: a figure of all of them
     measured: float
     forecast: float
     unit: Literal["s", ""] = "s"
+
+    @property
+    def figure(self) -> str:
+        return self.what if self.share is None else figure_of(self.what, self.share)
 
     @property
     def error(self) -> float:
@@ -46,8 +51,8 @@ def check(trace: Trace, rehearsal: Rehearsal) -> list[Compared]:
     known = replace(rehearsal, outcomes=[answer for answer in rehearsal.outcomes if answer.line.measured is not None])
     return [
         *_compared(measured, times(known.outcomes)),
-        Compared("tokens a pass", num_tokens / max(1, num_steps), known.tokens_a_pass, ""),
-        Compared(OUTPUT, num_tokens / end, known.tokens_per_second, ""),
+        Compared("tokens a pass", None, num_tokens / max(1, num_steps), known.tokens_a_pass, ""),
+        Compared(OUTPUT, None, num_tokens / end, known.tokens_per_second, ""),
     ]
 
 
@@ -91,5 +96,5 @@ def _compared(measured: Mapping[str, Sequence[float]], forecast: Mapping[str, Se
         for share in SHARES:
             was, now = known_percentile(values, share), known_percentile(forecast[what], share)
             if was is not None and now is not None:
-                rows.append(Compared(figure_of(what, share), was, now))
+                rows.append(Compared(what, share, was, now))
     return rows

@@ -69,24 +69,28 @@ def rehearsed_control(
 def with_approval(policy: Policy) -> Policy:
     """Return a policy whose rollouts start and go on by themselves, as if an operator approved each stage at once."""
 
-    def approve(terms: dict[str, Any]) -> None:
-        if terms.get("rollout") is not None:
-            terms["rollout"]["gate"] = "automatic"
+    def approved(terms: Any) -> Any:
+        if terms.rollout is None:
+            return terms
+        return _with(terms, rollout=terms.rollout.model_copy(update={"gate": "automatic"}))
 
-    return revised(policy, approve)
+    return _with_terms(policy, approved)
 
 
 def without_rollouts(policy: Policy) -> Policy:
     """Return a policy whose rollouts are over: its rules are fully on."""
-    return revised(policy, lambda terms: terms.update(rollout=None, guardrails=[]))
+    return _with_terms(policy, lambda terms: _with(terms, rollout=None, guardrails=()))
 
 
-def revised(policy: Policy, change: Callable[[dict[str, Any]], object]) -> Policy:
-    """Return a policy whose default and rules, as the file has them, went through a change."""
-    plain = policy.model_dump(mode="json", exclude_unset=True)
-    for terms in (plain.setdefault("default", {}), *plain.get("rules", ())):
-        change(terms)
-    return Policy.model_validate(plain)
+def _with_terms(policy: Policy, change: Callable[[Any], Any]) -> Policy:
+    return Policy(
+        version=policy.version, default=change(policy.default), rules=tuple(change(rule) for rule in policy.rules)
+    )
+
+
+def _with(terms: Any, **changes: object) -> Any:
+    given = {name: getattr(terms, name) for name in terms.model_fields_set}
+    return type(terms)(**{**given, **changes})
 
 
 def _changes(event: AuditEvent, now: float) -> Iterator[ControlChange]:

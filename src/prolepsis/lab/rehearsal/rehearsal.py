@@ -171,9 +171,7 @@ class _Play:
         account = RequestAccount(about, whole=False, check=lambda: None, clock=now)
         scopes = request_scopes(line.facts(), traced.traffic_class, decision.rule)
         request = replace(traced.request(decision.choice), kill_scopes=scopes)
-        caller = Caller(key_id="", tenant=line.tenant, roles=frozenset({"client"}), tier=line.tier)
-        scope = {"type": "http", "path": line.route, "headers": [], "state": {"caller": caller}}  # as sign-in leaves it
-        with self._gate.admit(Request(scope, never), [request]) as group:
+        with self._gate.admit(_http(line), [request]) as group:
             try:
                 await self._answered(group, traced, account)
             except BaseException as error:
@@ -216,3 +214,9 @@ class _Play:
         key, time = f"{self._setting.seed}-{number}", self._control.policies.now()
         facts = replace(line.facts(), targeting_key=key, time=time)
         return check_allowed(await self._control.decision(requested, facts))
+
+
+def _http(line: TraceLine) -> Request:
+    """Return the request as sign-in would have let it through."""
+    caller = Caller(key_id="", tenant=line.tenant, roles=frozenset({"client"}), tier=line.tier)
+    return Request({"type": "http", "path": line.route, "headers": [], "state": {"caller": caller}}, never)

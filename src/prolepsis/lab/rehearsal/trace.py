@@ -1,9 +1,9 @@
-"""Traces without text: our recordings, those of Mooncake without drafts, and lines of requests that have ended."""
+"""Traces: our recordings, and the formats of Mooncake, AIPerf and GuideLLM, without drafts."""
 
 import gzip
 import json
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,7 @@ from prolepsis.core.errors import ConfigError
 from prolepsis.core.facts import RequestFacts, traffic_class_of
 from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.core.recorded_draft import RecordedDraft
-from prolepsis.core.requests import GenerateRequest, SpecMode
-from prolepsis.core.stats import RequestStats
-from prolepsis.engine.kv.pages import extend_hashes
+from prolepsis.core.requests import SpecMode
 
 FORMAT = "prolepsis-trace/1"
 _MOONCAKE_BLOCK = 512
@@ -134,13 +132,17 @@ _Read = Callable[[str, Iterable[str]], Trace]
 
 
 def _reader(first: str, path: Path) -> _Read:
+    if first.strip() == "{" or '"benchmarks":' in first:  # one document
+        return _guidellm
     if first.startswith("{"):
         given = json.loads(first)
         if given.get("format") == FORMAT:
             return _ours
         if "input_length" in given:
             return _mooncake
-    known = f"a line with format {FORMAT}, or of Mooncake"
+        if "metadata" in given:
+            return _aiperf
+    known = f"a line with format {FORMAT}, of Mooncake or AIPerf, or a report of GuideLLM"
     raise ConfigError(f"{path} begins with {first[:80]!r}; allowed: {known}", param="trace")
 
 
@@ -166,42 +168,34 @@ def _mooncake(first: str, rest: Iterable[str]) -> Trace:
     return Trace(lines=_in_order(line(text) for text in (first, *rest)), block_size=_MOONCAKE_BLOCK)
 
 
+def _aiperf(first: str, rest: Iterable[str]) -> Trace:
+    """Read the records of a run (`profile_export.jsonl`): lengths as the server told them, else as AIPerf counts."""
+
+    def line(text: str) -> TraceLine:
+        given = json.loads(text)
+        sizes = {name: int(entry["value"]) for name, entry in given["metrics"].items() if entry.get("unit") == "tokens"}
+        return TraceLine(
+            at=given["metadata"]["request_start_ns"] / 1e9,
+            prompt=sizes.get("usage_prompt_tokens") or sizes["input_sequence_length"],
+            output=sizes.get("usage_completion_tokens") or sizes["output_sequence_length"],
+        )
+
+    begun = (text for text in (first, *rest) if not json.loads(text).get("error"))
+    return Trace(lines=_in_order(line(text) for text in begun))
+
+
+def _guidellm(first: str, rest: Iterable[str]) -> Trace:
+    """Read the requests of a report that were answered, of all its benchmarks."""
+    report = json.loads("".join((first, *rest)))
+    lines = (
+        TraceLine(at=request["request_start_time"], prompt=request["prompt_tokens"], output=request["output_tokens"])
+        for benchmark in report["benchmarks"]
+        for request in benchmark["requests"]["successful"]
+    )
+    return Trace(lines=_in_order(lines))
+
+
 def _in_order(lines: Iterable[TraceLine]) -> tuple[TraceLine, ...]:
     """Return lines in order of arrival, the first at 0."""
     ordered = sorted(lines, key=lambda line: line.at)
     return tuple(replace(line, at=line.at - ordered[0].at) for line in ordered)
-
-
-@dataclass(slots=True)
-class BlockNumbers:
-    """Numbers blocks in the order in which they come; equal numbers end equal texts of one scope."""
-
-    _numbers: dict[bytes, int] = field(default_factory=dict)
-
-    def of(self, tokens: Sequence[int], scope: str) -> tuple[int, ...]:
-        """Return the number of each full block."""
-        hashes: list[bytes] = []
-        extend_hashes(hashes, tokens, PAGE_SIZE, scope, len(tokens) // PAGE_SIZE)
-        return tuple(self._numbers.setdefault(digest, len(self._numbers)) for digest in hashes)
-
-    def __len__(self) -> int:
-        return len(self._numbers)
-
-
-def trace_line(
-    request: GenerateRequest, tokens: Sequence[int], stats: RequestStats, blocks: BlockNumbers, at: float
-) -> TraceLine:
-    """Return a request that ended with these tokens as its answer; `at` is its arrival in the trace."""
-    whole, waited_s = [*request.prompt_token_ids, *tokens], stats.receive_s + stats.waited_s
-    first_s = stats.first_token_s if stats.first_token_s is not None else stats.total_s
-    return TraceLine(
-        at=at,
-        prompt=len(request.prompt_token_ids),
-        output=len(tokens),
-        blocks=blocks.of(whole, request.cache_salt),
-        temperature=request.params.temperature,
-        measured=MeasuredTimes(
-            first_token_s=waited_s + first_s, total_s=waited_s + stats.total_s, num_steps=stats.num_steps
-        ),
-        drafts={name: tuple(drafts) for name, drafts in stats.drafts.items()},
-    )

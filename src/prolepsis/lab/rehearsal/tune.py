@@ -11,7 +11,7 @@ from prolepsis.core.config import SYNTHETIC
 from prolepsis.lab.measure.arrivals import LatencyGoal
 from prolepsis.lab.rehearsal.advice import FEWEST_REQUESTS, Advice, advice, error_of
 from prolepsis.lab.rehearsal.check import EACH, FIRST, OUTPUT, WHOLE, figure_of
-from prolepsis.lab.rehearsal.control import revised, without_rollouts
+from prolepsis.lab.rehearsal.control import without_rollouts
 from prolepsis.lab.rehearsal.rehearsal import RehearsedServer, rehearse
 from prolepsis.lab.rehearsal.trace import Trace
 from prolepsis.lab.virtual_engine.machine import Machine
@@ -213,4 +213,7 @@ def rolled_out(before: Policy, after: Policy) -> Policy:
 
 def _changed(policy: Policy, name: str, changes: Mapping[str, object]) -> Policy:
     """Return the policy with changes of the rule, or the default, of this name."""
-    return revised(policy, lambda terms: terms.get("name", DEFAULT_RULE) == name and terms.update(changes))
+    plain = policy.model_dump(mode="json", exclude_unset=True)
+    parts = [plain.setdefault("default", {}), *plain.get("rules", ())]
+    next(part for part in parts if part.get("name", DEFAULT_RULE) == name).update(changes)
+    return Policy.model_validate(plain)

@@ -34,20 +34,20 @@ def work_of(rows: Sequence[Row], aux_layers: Sequence[int], pause_s: float) -> P
     """Return the work of a pass that has not begun; `pause_s`: time since the step before."""
     drafts = [row.draft for row in rows if row.draft is not None]
     num_draft_tokens = sum(len(draft.tokens) for draft in drafts)
-    fed = [
-        row
-        for row in rows
-        if row.start < row.sequence.num_prompt_tokens or row.sequence.request.source.speculation.enabled
-    ]
     return PassWork(
         num_tokens=sum(row.num_tokens for row in rows) + num_draft_tokens,
         num_context=sum(row.start for row in rows),
         num_sequences=len(rows),
         num_logits=sum(row.num_kept for row in rows) + num_draft_tokens,
         num_drafts=len(drafts),
-        num_fed=sum(row.num_tokens for row in fed) if aux_layers else 0,
+        num_fed=sum(row.num_tokens for row in rows if _is_fed(row)) if aux_layers else 0,
         is_first=pause_s > PAUSE_S,
     )
+
+
+def _is_fed(row: Row) -> bool:
+    sequence = row.sequence
+    return row.start < sequence.num_prompt_tokens or sequence.request.source.speculation.enabled
 
 
 class VirtualClock:

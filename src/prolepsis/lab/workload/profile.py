@@ -21,7 +21,8 @@ from prolepsis.core.recorded_draft import RecordedDraft
 from prolepsis.core.traffic_sums import ratio
 from prolepsis.engine.drafting.proposers.prompt_lookup import NgramIndex
 from prolepsis.engine.text.tokenizer import Tokenizer
-from prolepsis.lab.rehearsal.trace import BlockNumbers, MeasuredTimes, TraceLine, read_trace
+from prolepsis.lab.rehearsal.record import BlockNumbers
+from prolepsis.lab.rehearsal.trace import MeasuredTimes, TraceLine, read_trace
 from prolepsis.server.preparing.asked import tool_use
 from prolepsis.server.preparing.bodies import ChatBody
 from prolepsis.server.preparing.conversation import chat_tokens
@@ -30,7 +31,9 @@ LOOKUPS = {"5 to 2": (5, 4, 3, 2), **{str(n): (n,) for n in range(1, 6)}}
 """Last tokens that are looked up: as the proposer prompt_lookup does, the longest n-gram first, then so many."""
 LEVELS = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 RULES = json.loads((files(__package__) / "rules.json").read_text("utf-8"))  # by kind of traffic: what others measured
-_TRACE = re.compile(rb'{\s*"format"|.*"input_length"|[^{]')  # how traces begin, and lines with texts do not
+_TRACE = re.compile(
+    rb'{\s*"(?:format|metadata)"|{\s*$|.*"benchmarks":|.*"input_length"|[^{]'
+)  # how traces begin, and lines with texts do not
 _CODE = re.compile(r"^ *```(\w*)|[;{]$|^ *(?:#include|def \w+\(|import \w+$|from \S+ import|const \w+ =)", re.MULTILINE)
 
 
