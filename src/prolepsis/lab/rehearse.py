@@ -44,7 +44,9 @@ if TYPE_CHECKING:
 
 app = command_group("Rehearse traffic: what speculation would do to it, by the scheduler and policy that will run.")
 
-TraceFile = Annotated[Path, typer.Argument(help="a recording, or a trace of Mooncake, AIPerf or GuideLLM")]
+TraceFile = Annotated[
+    Path, typer.Argument(help="a recording, or a trace of Mooncake, Azure, BurstGPT, AIPerf or GuideLLM")
+]
 MachineFile = Annotated[Path, typer.Option("--machine", help="what `rehearse measure` wrote, or one of the package")]
 
 

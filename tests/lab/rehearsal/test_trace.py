@@ -1,5 +1,6 @@
-"""Traces of four formats."""
+"""Traces of six formats."""
 
+import gzip
 import json
 from pathlib import Path
 
@@ -39,6 +40,25 @@ def test_mooncake_has_blocks_of_512_tokens(tmp_path: Path) -> None:
         (0.0, 600, 3, (0,)),
         (2.0, 900, 7, (0, 5)),
     ]
+
+
+def test_azure_and_burst_gpt_have_arrivals_and_lengths(tmp_path: Path) -> None:
+    azure, burst = tmp_path / "azure.csv.gz", tmp_path / "burst.csv"
+    with gzip.open(azure, "wt") as file:
+        file.write(
+            "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+            "2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50.1805900,396,109\n"
+        )
+    burst.write_text(
+        "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+        "5,ChatGPT,472,18,490,Conversation log\n"
+        "45,ChatGPT,1087,0,1087,Conversation log\n118,GPT-4,417,276,693,API log\n"
+    )
+    assert [(line.at, line.prompt, line.output) for line in read_trace(azure).lines] == [
+        (0.0, 374, 44),
+        (pytest.approx(3.5), 396, 109),
+    ]
+    assert [(line.at, line.output) for line in read_trace(burst).lines] == [(0.0, 18), (113.0, 276)]
 
 
 def test_a_trace_is_scaled_in_rate_and_number() -> None:

@@ -145,7 +145,7 @@ def test_a_line_that_is_no_request_is_named(tmp_path: Path, second: str, named: 
 
 def test_what_is_neither_trace_nor_lines_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(ConfigError, match="a report of GuideLLM"):
+    with pytest.raises(ConfigError, match="columns of Azure or BurstGPT"):
         read_requests(tmp_path / "a.csv", ByteTokenizer)
 
 

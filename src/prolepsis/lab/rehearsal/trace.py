@@ -1,12 +1,14 @@
-"""Traces: our recordings, and the formats of Mooncake, AIPerf and GuideLLM, without drafts."""
+"""Traces: our recordings, and the formats of Mooncake, Azure, BurstGPT, AIPerf and GuideLLM, without drafts."""
 
+import csv
 import gzip
 import json
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import msgspec
 
@@ -101,9 +103,10 @@ class Trace:
 def read_trace(path: Path) -> Trace:
     """Return the trace of a file, whose first line says its format; raises `ConfigError` for any other."""
     try:
-        with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
+        with _opened(path) as file:
             first = file.readline()
-            return _reader(first, path)(first, file)
+            read = _reader(first, path)
+            return read(first, file)
     except (OSError, ValueError, KeyError, TypeError, msgspec.MsgspecError) as error:
         raise ConfigError(f"{path} is no trace: {error}", param="trace") from error
 
@@ -128,6 +131,12 @@ def line_text(line: TraceLine) -> str:
     return msgspec.json.encode(line).decode() + "\n"
 
 
+def _opened(path: Path) -> TextIO:
+    if path.suffix == ".gz":
+        return gzip.open(path, "rt", encoding="utf-8")
+    return path.open(encoding="utf-8")
+
+
 _Read = Callable[[str, Iterable[str]], Trace]
 
 
@@ -142,7 +151,11 @@ def _reader(first: str, path: Path) -> _Read:
             return _mooncake
         if "metadata" in given:
             return _aiperf
-    known = f"a line with format {FORMAT}, of Mooncake or AIPerf, or a report of GuideLLM"
+    columns = tuple(first.strip().split(","))
+    for expected, read in _CSV.items():
+        if set(expected) <= set(columns):
+            return read
+    known = f"a line with format {FORMAT}, of Mooncake or AIPerf, a report of GuideLLM, or columns of Azure or BurstGPT"
     raise ConfigError(f"{path} begins with {first[:80]!r}; allowed: {known}", param="trace")
 
 
@@ -195,7 +208,34 @@ def _guidellm(first: str, rest: Iterable[str]) -> Trace:
     return Trace(lines=_in_order(lines))
 
 
+def _azure(first: str, rest: Iterable[str]) -> Trace:
+    def line(row: Mapping[str, str]) -> TraceLine:
+        at = datetime.fromisoformat(row["TIMESTAMP"][:26]).timestamp()
+        return TraceLine(at=at, prompt=int(row["ContextTokens"]), output=max(1, int(row["GeneratedTokens"])))
+
+    return Trace(lines=_in_order(line(row) for row in _rows(first, rest)))
+
+
+def _burst_gpt(first: str, rest: Iterable[str]) -> Trace:
+    def line(row: Mapping[str, str]) -> TraceLine:
+        at, output = float(row["Timestamp"]), int(row["Response tokens"])
+        return TraceLine(at=at, prompt=max(1, int(row["Request tokens"])), output=output)
+
+    lines = (line(row) for row in _rows(first, rest))
+    return Trace(lines=_in_order(entry for entry in lines if entry.output))  # none: the request failed
+
+
+def _rows(first: str, rest: Iterable[str]) -> Iterator[Mapping[str, str]]:
+    return csv.DictReader((first, *rest))
+
+
 def _in_order(lines: Iterable[TraceLine]) -> tuple[TraceLine, ...]:
     """Return lines in order of arrival, the first at 0."""
     ordered = sorted(lines, key=lambda line: line.at)
     return tuple(replace(line, at=line.at - ordered[0].at) for line in ordered)
+
+
+_CSV: Mapping[tuple[str, ...], _Read] = {
+    ("TIMESTAMP", "ContextTokens", "GeneratedTokens"): _azure,
+    ("Timestamp", "Request tokens", "Response tokens"): _burst_gpt,
+}
