@@ -64,7 +64,7 @@ def add(document: Record, machine: str, folder: Path) -> Path:
         "concurrency": {
             level: {
                 "arms": {
-                    arm: {key: _figure(figures[key]) for key in ("throughput", "speedup") if key in figures}
+                    arm: {name: _figure(figures[name]) for name in _KEPT if name in figures}
                     for arm, figures in of_level["arms"].items()
                 }
             }
@@ -83,14 +83,16 @@ def add(document: Record, machine: str, folder: Path) -> Path:
     return file
 
 
+_KEPT = ("tokens_per_s", "speedup", "tokens_a_pass")
+
+
 def _kinds(arms: Record) -> dict[str, Any]:
     """Return the figures of each arm by category of prompts, one request at a time."""
-    kept = {"tokens_per_s": "throughput", "speedup": "speedup", "tokens_a_pass": "tokens a step"}
     kinds: dict[str, Any] = {}
     for arm, of_arm in arms.items():
         for kind, figures in of_arm.items():
             if kind not in SUMS:
-                found = {name: _figure(figures[key]) for key, name in kept.items() if key in figures}
+                found = {name: _figure(figures[name]) for name in _KEPT if name in figures}
                 kinds.setdefault(kind, {})[arm] = found
     return kinds if len(kinds) > 1 else {}
 
@@ -180,8 +182,8 @@ def _row(machine: str, level: str, records: Mapping[str, Record]) -> list[str] |
     return [
         machine,
         level,
-        _cell(rates, "plain", "throughput", 0),
-        _cell(rates, "auto", "throughput", 0),
+        _cell(rates, "plain", "tokens_per_s", 0),
+        _cell(rates, "auto", "tokens_per_s", 0),
         _best_other(rates),
         _cell(arms.get(GREEDY, {}), "auto", "speedup", 2, "x"),
         _cell(arms.get(SAMPLED, {}), "auto", "speedup", 2, "x"),
@@ -196,11 +198,11 @@ def _kind_row(machine: str, kind: str, records: Mapping[str, Record]) -> list[st
     return [
         machine,
         kind,
-        _cell(greedy, "plain", "throughput", 0),
-        _cell(greedy, "auto", "throughput", 0),
+        _cell(greedy, "plain", "tokens_per_s", 0),
+        _cell(greedy, "auto", "tokens_per_s", 0),
         _best_other(arms.get(PEERS, {})),
         _cell(greedy, "auto", "speedup", 2, "x"),
-        _cell(greedy, "auto", "tokens a step", 2),
+        _cell(greedy, "auto", "tokens_a_pass", 2),
         _cell(arms.get(SAMPLED, {}), "auto", "speedup", 2, "x"),
     ]
 
@@ -220,12 +222,12 @@ def _same(records: Iterable[Record], level: str) -> str:
 
 
 def _best_other(arms: Record) -> str:
-    others = {arm: figures["throughput"]["median"] for arm, figures in arms.items() if ":" in arm}
+    others = {arm: figures["tokens_per_s"]["median"] for arm, figures in arms.items() if ":" in arm}
     if not others:
         return ""
     best = max(others, key=lambda arm: others[arm])
     engine, _, variant = best.partition(":")
-    return f"{_cell(arms, best, 'throughput', 0)} {NAMES.get(engine, engine)}, {variant}"
+    return f"{_cell(arms, best, 'tokens_per_s', 0)} {NAMES.get(engine, engine)}, {variant}"
 
 
 def _link(name: str, record: Record) -> str:

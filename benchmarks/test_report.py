@@ -30,7 +30,7 @@ def figure(median: float) -> dict[str, Any]:
 def document(time: str, rates: dict[str, float], temperature: float = 0.0) -> dict[str, Any]:
     """Return what `prolepsis bench --json` writes of one request at a time, as far as a record has it."""
     arms = {
-        arm: {"throughput": figure(rate), "speedup": figure(2.5), "p50_ms": figure(9)} for arm, rate in rates.items()
+        arm: {"tokens_per_s": figure(rate), "speedup": figure(2.5), "p95_ms": figure(9)} for arm, rate in rates.items()
     }
     counts = {"num_prompts": 18, "num_different": 1, "different": ["qa-3"]}
     return {
@@ -38,7 +38,6 @@ def document(time: str, rates: dict[str, float], temperature: float = 0.0) -> di
         "settings": {"temperature": temperature, "fairness": "long", "looping": []},
         "concurrency": {"1": {"arms": arms}},
         "outputs": {"auto": {"compared_with": "plain", "concurrency": {"1": counts}}},
-        "steps": {},
     }
 
 
@@ -57,7 +56,7 @@ def test_a_record_keeps_what_the_table_reads_and_replaces_the_older_one(tmp_path
     }
     assert [file.name for file in files] == ["zen-9-peers.json"]
     [record] = read(tmp_path)
-    assert set(record["concurrency"]["1"]["arms"]["auto"]) == {"throughput", "speedup"}
+    assert set(record["concurrency"]["1"]["arms"]["auto"]) == {"tokens_per_s", "speedup"}
     assert "different" not in record["outputs"]["auto"]["concurrency"]["1"]
     *_, row = table_of([record]).splitlines()
     cells = [cell.strip() for cell in row.split("|")[1:-1]]

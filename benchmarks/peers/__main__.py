@@ -33,7 +33,6 @@ from prolepsis.engine.models.files.export import export_model
 from prolepsis.engine.models.files.store import resolve
 from prolepsis.engine.native.processor import default_threads
 from prolepsis.engine.text.tokenizer import ChatTokenizer
-from prolepsis.engine.timings import Timings
 from prolepsis.lab.bench import BenchJob, check_folder, measure_arms, parse_levels
 from prolepsis.lab.measure.contenders import Notify, Schedule
 from prolepsis.lab.measure.prompts import DEFAULT_PROMPTS, load_prompts
@@ -41,13 +40,12 @@ from prolepsis.lab.measure.provenance import provenance
 from prolepsis.server.cli.engine import running
 
 
-async def measure_with_peers(  # noqa: PLR0917  # the engine with its tokenizer and times, and what to measure with it
+async def measure_with_peers(  # noqa: PLR0917  # the engine with its tokenizer, and what to measure with it
     job: BenchJob,
     specs: Sequence[PeerSpec],
     threads: int,
     client: EngineClient,
     tokenizer: ChatTokenizer,
-    times: Timings | None = None,
     notify: Notify = note,
     loop: Path = LOOP,
 ) -> dict[str, Any]:
@@ -60,7 +58,7 @@ async def measure_with_peers(  # noqa: PLR0917  # the engine with its tokenizer 
         eos_token_ids=tokenizer.eos_token_ids,
     )
     async with _loaded(specs, limits, notify, loop) as peers:
-        setting, runs = await measure_arms(job, client, tokenizer, times, notify, peers)
+        setting, runs = await measure_arms(job, client, tokenizer, notify, peers)
     versions = {name: version for peer in peers for name, version in peer.versions.items()}
     return peers_document(setting, runs, client.info, provenance({"first_prompt": job.params.seed}, versions), peers)
 
@@ -125,8 +123,7 @@ def _report(args: argparse.Namespace) -> dict[str, Any]:
 
     async def run() -> dict[str, Any]:
         async with running(settings) as engine:
-            times = engine.client.engine.timings
-            return await measure_with_peers(job, specs, threads, engine.client, engine.tokenizer, times)
+            return await measure_with_peers(job, specs, threads, engine.client, engine.tokenizer)
 
     report = asyncio.run(run())
     if args.json:

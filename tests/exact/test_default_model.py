@@ -27,7 +27,7 @@ from prolepsis.engine.models.load import LoadedModel, identity_of, load_model
 from prolepsis.engine.models.protocol import SequenceInput, pack
 from prolepsis.engine.sampling.sampler import Sampler, SamplingRow
 from prolepsis.engine.thread import ThreadEngineClient
-from prolepsis.lab.exact import first_difference
+from prolepsis.lab.exact import difference
 from prolepsis.lab.measure.arrivals import in_flight
 from prolepsis.lab.measure.prompts import encode_prompts, load_prompts
 from tests.default_model import CONFIG
@@ -136,8 +136,8 @@ def test_greedy_with_bf16_activations_equals_transformers_in_float32_but_at_near
     for prompt, found in zip(shortest, ours, strict=True):
         logits = logits_of(reference, (*prompt, *found[:-1]))[len(prompt) - 1 :]
         theirs = logits.argmax(-1).tolist()
-        at = first_difference(found, theirs)
-        if at is not None:
+        if (first := difference("ours", theirs, found)) is not None:
+            at = first.position
             verdict = classify(logits[at], SamplingRow(GREEDY, 0, at), (theirs[at], found[at]), sampler)
             assert verdict.kind == "near_tie", f"token {at}: {verdict}"
 

@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 from prolepsis.adapters.vllm.build import VllmEngineClient
 from prolepsis.adapters.vllm.data_plane import ComputedPass
-from prolepsis.core.requests import GenerateRequest
+from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.core.terminal.output import BAD_INPUT, FAILED
-from prolepsis.lab.exact import Job, check, first_difference, print_result
+from prolepsis.lab.exact import FirstDifference, check, difference, print_result
 from prolepsis.lab.measure.prompts import Prompt
 from prolepsis.server.cli.main import app
 from tests.adapters.vllm.table_plane import TablePlane, build
@@ -21,7 +21,7 @@ from tests.fakes import EOS
 from tests.lab.measure.fakes import Alter, ByteTokenizer, table_client, tokens_of, two_prompts
 from tests.load.server import LetterTokenizer
 
-JOB = Job(two_prompts(), max_tokens=6, temperature=0.8, seed=3, concurrency=3)
+PARAMS = SamplingParams(max_tokens=6, temperature=0.8, seed=3)
 
 
 def wrong_when_sampled_in_a_batch(request: GenerateRequest, speculating: bool) -> list[int]:
@@ -35,16 +35,15 @@ def short_when_speculated(request: GenerateRequest, speculating: bool) -> list[i
 
 
 def test_the_first_difference() -> None:
-    assert first_difference([1, 2], [1, 2]) is None
-    assert first_difference([1, 2, 3], [1, 5, 3]) == 1
-    assert first_difference([1, 2], [1, 2, 3]) == 2
-    assert first_difference([], [1]) == 0
+    assert difference("alone", [1, 2], [1, 2]) is None
+    assert difference("alone", [1, 2, 3], [1, 5, 3]) == FirstDifference("alone", 1, 2, 5)
+    assert difference("alone", [1, 2], [1, 2, 3]) == FirstDifference("alone", 2, None, 3)
+    assert difference("alone", [1], []) == FirstDifference("alone", 0, 1, None)
 
 
 async def test_every_prompt_runs_greedy_and_sampled_in_three_runs() -> None:
     client = table_client(plain_s=0.0, speculated_s=0.0)
-    report = await check(JOB, client, ByteTokenizer())
-    assert report.identical
+    assert (await check(two_prompts(), PARAMS, 3, client, ByteTokenizer()))["identical"]
     assert len(client.requests) == 2 * 2 * 3
     plain, alone, mixed = client.requests[:4], client.requests[4:8], client.requests[8:]
     assert not any(request.speculation.enabled for request in plain)
@@ -59,8 +58,7 @@ async def test_every_prompt_runs_greedy_and_sampled_in_three_runs() -> None:
 
 async def test_a_difference_is_shown_with_position_tokens_and_class() -> None:
     client = table_client(wrong_when_sampled_in_a_batch, 0.0, 0.0)
-    report = await check(JOB, client, ByteTokenizer())
-    told = report.as_json()
+    told = await check(two_prompts(), PARAMS, 3, client, ByteTokenizer())
     assert (told["identical"], told["num_requests"], told["num_different"]) == (False, 4, 2)
     requests: Any = told["requests"]
     assert [request["identical"] for request in requests] == [True, False, True, False]
@@ -79,9 +77,10 @@ async def test_a_difference_is_shown_with_position_tokens_and_class() -> None:
 
 
 async def test_an_answer_that_ends_early_is_an_unclassified_difference() -> None:
-    report = await check(JOB, table_client(short_when_speculated, 0.0, 0.0), ByteTokenizer())
-    first = report.cases[0].differences[0]
-    assert (first.run, first.position, first.other, first.kind) == ("alone", 3, None, None)
+    client = table_client(short_when_speculated, 0.0, 0.0)
+    told = await check(two_prompts(), PARAMS, 3, client, ByteTokenizer())
+    first = told["requests"][0]["differences"][0]
+    assert [first[name] for name in ("run", "position", "other", "kind")] == ["alone", 3, None, None]
 
 
 class EndingLetters(LetterTokenizer):
@@ -110,12 +109,11 @@ async def test_where_the_model_is_out_of_reach_a_replay_classifies(gap: float, k
     plane = Turning(gap=gap)
     client = VllmEngineClient(build(plane), plane)
     prompts = tuple(Prompt(str(i), "code", "abcdefgh"[i:] * 4) for i in range(4))
-    job = Job(prompts, max_tokens=60, temperature=0.8, seed=3, concurrency=1)
-    report = await check(job, client, EndingLetters())
+    told = await check(prompts, replace(PARAMS, max_tokens=60), 1, client, EndingLetters())
     await client.close()
-    found = [one for case in report.cases for one in case.differences]
-    assert {one.kind for one in found} == kinds
-    assert all(one.margin is not None for one in found)
+    found = [one for case in told["requests"] for one in case["differences"]]
+    assert {one["kind"] for one in found} == kinds
+    assert all(one["margin"] is not None for one in found)
 
 
 @pytest.mark.parametrize(("alter", "status"), [(tokens_of, 0), (wrong_when_sampled_in_a_batch, FAILED)])
@@ -124,9 +122,9 @@ async def test_exit_status_and_output(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], alter: Alter, status: int, as_json: bool
 ) -> None:
     monkeypatch.setenv("COLUMNS", "160")
-    report = await check(JOB, table_client(alter, 0.0, 0.0), ByteTokenizer())
+    told = await check(two_prompts(), PARAMS, 3, table_client(alter, 0.0, 0.0), ByteTokenizer())
     capsys.readouterr()
-    assert print_result(report, as_json=as_json) == status
+    assert print_result(told, as_json=as_json) == status
     printed = capsys.readouterr().out
     if as_json:
         assert json.loads(printed)["identical"] == (status == 0)

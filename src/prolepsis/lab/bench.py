@@ -18,7 +18,6 @@ from prolepsis.core.terminal.config import Settings, listed
 from prolepsis.core.terminal.flags import configured
 from prolepsis.core.terminal.output import FAILED, note
 from prolepsis.engine.text.tokenizer import ChatTokenizer
-from prolepsis.engine.timings import Timings
 from prolepsis.lab.measure.contenders import Contender, EngineArm, Notify, Run, Schedule, measure, parse_arms
 from prolepsis.lab.measure.gates import judged, parse_gates, quote
 from prolepsis.lab.measure.prompts import DEFAULT_PROMPTS, Prompt, encode_prompts, load_prompts
@@ -82,7 +81,7 @@ def bench(
         from prolepsis.server.cli.engine import running
 
         async with running(settings) as engine:
-            return await run_bench(job, engine.client, engine.tokenizer, engine.client.engine.timings)
+            return await run_bench(job, engine.client, engine.tokenizer)
 
     report = asyncio.run(measured())
     report["gates"] = results = list(judged(gates, report))
@@ -95,19 +94,18 @@ def bench(
 
 
 async def run_bench(
-    job: BenchJob, client: EngineClient, tokenizer: ChatTokenizer, times: Timings | None = None, notify: Notify = note
+    job: BenchJob, client: EngineClient, tokenizer: ChatTokenizer, notify: Notify = note
 ) -> dict[str, object]:
     """Measure `job` on a running engine and return the report; raises the error of a request that fails."""
-    setting, runs = await measure_arms(job, client, tokenizer, times, notify)
+    setting, runs = await measure_arms(job, client, tokenizer, notify)
     report = document(setting, runs, client.info, provenance({"first_prompt": job.params.seed}, {}))
     return {**report, "sentence": quote(Figures(runs), setting, client.info, hardware())}
 
 
-async def measure_arms(  # noqa: PLR0917  # the engine with its tokenizer and times, and what to measure on it
+async def measure_arms(
     job: BenchJob,
     client: EngineClient,
     tokenizer: ChatTokenizer,
-    times: Timings | None = None,
     notify: Notify = note,
     others: Sequence[Contender] = (),
 ) -> tuple[Setting, list[Run]]:
@@ -115,7 +113,7 @@ async def measure_arms(  # noqa: PLR0917  # the engine with its tokenizer and ti
     plans = parse_arms(job.arms, client.info.proposers, job.num_speculative_tokens)
     prompts = encode_prompts(job.prompts, tokenizer)
     seeds = {prompt.id: job.params.seed + i for i, prompt in enumerate(prompts)}
-    arms = [EngineArm(name, plan, client, job.params, seeds, times) for name, plan in plans.items()]
+    arms = [EngineArm(name, plan, client, job.params, seeds) for name, plan in plans.items()]
     await until_ready(client, notify)
     runs = await measure([*arms, *others], prompts, job.schedule, notify)
     return Setting(job.prompts_file, prompts, job.schedule, job.params, tuple(plans)), runs

@@ -1,11 +1,12 @@
 """`prolepsis exact`: speculation against plain decoding on the user's own prompts."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -14,7 +15,7 @@ from prolepsis.control.correctness.replay import replay
 from prolepsis.core.ask import TimedAnswer, ask
 from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.config import EngineConfig
-from prolepsis.core.engine_client import EngineClient, EngineInfo
+from prolepsis.core.engine_client import EngineClient
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.recording import Recording
 from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
@@ -28,7 +29,6 @@ from prolepsis.lab.measure.prompts import EncodedPrompt, Prompt, encode_prompts,
 
 PLAIN_SHARE = 4
 """In the mixed run every fourth request decodes plainly, so that batches hold both."""
-Run = Literal["plain", "alone", "mixed"]
 _COLUMNS = {
     "requests": ("id", "category", "decoding", "temperature", "seed", "tokens=num_tokens", "identical"),
     "requests.differences": (
@@ -52,27 +52,15 @@ class FirstDifference:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """The check that the command line describes."""
-
-    prompts: tuple[Prompt, ...]
-    max_tokens: int
-    temperature: float
-    seed: int
-    concurrency: int
-
-
-@dataclass(frozen=True, slots=True)
 class Case:
     """A prompt decoded greedily or sampled with a seed: plainly alone, speculated alone, and in a batch with others."""
 
     prompt: EncodedPrompt
-    decoding: Literal["greedy", "sampled"]
     params: SamplingParams
-    answers: dict[Run, TimedAnswer] = field(default_factory=dict)
+    answers: dict[str, TimedAnswer] = field(default_factory=dict)
     differences: list[FirstDifference] = field(default_factory=list)
 
-    def request(self, run: Run, suffix: str, *, speculate: bool) -> GenerateRequest:
+    def request(self, run: str, suffix: str, *, speculate: bool) -> GenerateRequest:
         """Return the request of a run; plain decoding reuses nobody's cache."""
         request_id = f"exact {run} {suffix}"
         return GenerateRequest(
@@ -82,6 +70,26 @@ class Case:
             cache_salt=request_id if run == "plain" else f"exact {run}",
             speculation=SpeculationChoice("auto" if speculate else "off"),
         )
+
+    def described(self, tokenizer: ChatTokenizer) -> dict[str, object]:
+        """Return the case for programs, with the texts of the tokens that differ."""
+
+        def text(token: int | None) -> str | None:
+            return None if token is None else tokenizer.decode([token], skip_special_tokens=False)
+
+        return {
+            "id": self.prompt.id,
+            "category": self.prompt.category,
+            "decoding": "sampled" if self.params.temperature else "greedy",
+            "temperature": self.params.temperature,
+            "seed": self.params.seed,
+            "num_tokens": len(self.answers["plain"].token_ids),
+            "identical": not self.differences,
+            "differences": [
+                {**asdict(each), "plain_text": text(each.plain), "other_text": text(each.other)}
+                for each in self.differences
+            ],
+        }
 
 
 @configured(EngineConfig)
@@ -110,44 +118,48 @@ def exact(
         raise ConfigError(
             "temperature is 0; allowed: above 0, as every request also runs greedily", param="temperature"
         )
-    job = Job(load_prompts(prompts, listed(categories)), max_tokens, temperature, seed, concurrency)
+    given = load_prompts(prompts, listed(categories))
 
-    async def checked() -> "Report":
+    async def checked() -> dict[str, Any]:
         from prolepsis.server.cli.engine import running
 
         async with running(settings) as engine:
-            return await check(job, engine.client, engine.tokenizer)
+            document = await check(given, params, concurrency, engine.client, engine.tokenizer)
+            verdict, versions = "passed" if document["identical"] else "failed", engine.client.info.versions
+            record_act(AuditEvent(actor=actor(), action=f"exact.{verdict}", versions=versions))
+        return document
 
-    report = asyncio.run(checked())
-    verdict = "passed" if report.identical else "failed"
-    record_act(AuditEvent(actor=actor(), action=f"exact.{verdict}", versions=report.info.versions))
-    raise typer.Exit(print_result(report, as_json=as_json))
+    raise typer.Exit(print_result(asyncio.run(checked()), as_json=as_json))
 
 
-def print_result(report: "Report", *, as_json: bool) -> int:
-    """Print the report and return the exit status: 1 if any token differs."""
-    tables = ("requests",) if report.identical else ("requests", "requests.differences")
-    print_reply(report.as_json(), {name: _COLUMNS[name] for name in tables}, as_json=as_json)
+def print_result(document: Mapping[str, Any], *, as_json: bool) -> int:
+    """Print what a check found and return the exit status: 1 if any token differs."""
+    print_reply(document, _COLUMNS, as_json=as_json)
     if not as_json:
-        different = f"different on {report.num_different} requests"
-        stdout().print("identical on every request" if report.identical else different)
-    return OK if report.identical else FAILED
+        different = f"different on {document['num_different']} requests"
+        stdout().print("identical on every request" if document["identical"] else different)
+    return OK if document["identical"] else FAILED
 
 
-async def check(job: Job, client: EngineClient, tokenizer: ChatTokenizer) -> "Report":
+async def check(
+    prompts: Sequence[Prompt],
+    params: SamplingParams,  # of the sampled requests; the seed of the first one, and each further prompt adds 1
+    concurrency: int,
+    client: EngineClient,
+    tokenizer: ChatTokenizer,
+) -> dict[str, Any]:
     """Run the three runs of every case and compare them; raises the error of a request that fails.
 
     Cases are greedy and sampled in turn, so that a mixed batch holds both.
     """
-    greedy = SamplingParams(temperature=0.0, max_tokens=job.max_tokens)
     cases = list[Case]()
-    for i, prompt in enumerate(encode_prompts(job.prompts, tokenizer)):
-        cases.append(Case(prompt, "greedy", greedy))
-        cases.append(Case(prompt, "sampled", replace(greedy, temperature=job.temperature, seed=job.seed + i)))
-    runs: dict[Run, tuple[str, int, Callable[[int], bool]]] = {  # what is said, how many at once, who speculates
+    for i, prompt in enumerate(encode_prompts(prompts, tokenizer)):
+        cases.append(Case(prompt, replace(params, temperature=0.0, seed=0)))
+        cases.append(Case(prompt, replace(params, seed=params.seed + i)))
+    runs: dict[str, tuple[str, int, Callable[[int], bool]]] = {  # what is said, how many at once, who speculates
         "plain": ("plain", 1, lambda i: False),
         "alone": ("speculated one at a time", 1, lambda i: True),
-        "mixed": (f"{job.concurrency} at a time", job.concurrency, lambda i: i % PLAIN_SHARE != PLAIN_SHARE - 1),
+        "mixed": (f"{concurrency} at a time", concurrency, lambda i: i % PLAIN_SHARE != PLAIN_SHARE - 1),
     }
     for run, (words, at_once, speculates) in runs.items():
         note(f"{len(cases)} requests, {words}")
@@ -161,15 +173,26 @@ async def check(job: Job, client: EngineClient, tokenizer: ChatTokenizer) -> "Re
             if (first := difference(run, plain, answer.token_ids)) is not None:
                 request = case.request(run, f"again {number}", speculate=False)
                 case.differences.append(await classified(client, request, answer.token_ids, first))
-    return Report(job, client.info, cases, tokenizer)
+    speculated = [case.answers[run] for case in cases for run in ("alone", "mixed")]
+    num_different = sum(bool(case.differences) for case in cases)
+    return {
+        "identical": not num_different,
+        "num_requests": len(cases),
+        "num_different": num_different,
+        "num_tokens": sum(len(answer.token_ids) for answer in speculated),
+        "num_draft_tokens": sum(answer.stats.num_draft_tokens for answer in speculated),
+        "num_accepted": sum(answer.stats.num_accepted for answer in speculated),
+        **{name: getattr(client.info, name) for name in ("exactness", "exactness_reason", "model", "forward")},
+        **{name: getattr(params, name) for name in ("max_tokens", "temperature", "seed")},
+        "concurrency": concurrency,
+        "requests": [case.described(tokenizer) for case in cases],
+    }
 
 
 def difference(run: str, plain: Sequence[int], answer: Sequence[int]) -> FirstDifference | None:
     """Return the first difference of an answer from the plain one, not classified; None if they are equal."""
-    if (at := first_difference(plain, answer)) is None:
-        return None
-    token, other = (ids[at] if at < len(ids) else None for ids in (plain, answer))
-    return FirstDifference(run, at, token, other)
+    pairs = enumerate(zip_longest(plain, answer))
+    return next((FirstDifference(run, at, token, other) for at, (token, other) in pairs if token != other), None)
 
 
 async def classified(
@@ -181,64 +204,3 @@ async def classified(
         if again is not None and again.position == first.position:
             return replace(first, kind=again.kind, margin=again.margin)
     return first
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """All cases with their differences."""
-
-    job: Job
-    info: EngineInfo
-    cases: Sequence[Case]
-    tokenizer: ChatTokenizer
-
-    @property
-    def num_different(self) -> int:
-        return sum(bool(case.differences) for case in self.cases)
-
-    @property
-    def identical(self) -> bool:
-        return not self.num_different
-
-    def as_json(self) -> dict[str, object]:
-        """Return the report for programs."""
-        speculated = [case.answers[run] for case in self.cases for run in ("alone", "mixed")]
-        settings = ("max_tokens", "temperature", "seed", "concurrency")
-        facts = ("exactness", "exactness_reason", "model", "forward")
-        return {
-            "identical": self.identical,
-            "num_requests": len(self.cases),
-            "num_different": self.num_different,
-            "num_tokens": sum(len(answer.token_ids) for answer in speculated),
-            "num_draft_tokens": sum(answer.stats.num_draft_tokens for answer in speculated),
-            "num_accepted": sum(answer.stats.num_accepted for answer in speculated),
-            **{name: getattr(self.info, name) for name in facts},
-            **{name: getattr(self.job, name) for name in settings},
-            "requests": [self._described(case) for case in self.cases],
-        }
-
-    def _described(self, case: Case) -> dict[str, object]:
-        return {
-            "id": case.prompt.id,
-            "category": case.prompt.category,
-            "decoding": case.decoding,
-            "temperature": case.params.temperature,
-            "seed": case.params.seed,
-            "num_tokens": len(case.answers["plain"].token_ids),
-            "identical": not case.differences,
-            "differences": [
-                {**asdict(each), "plain_text": self._text(each.plain), "other_text": self._text(each.other)}
-                for each in case.differences
-            ],
-        }
-
-    def _text(self, token: int | None) -> str | None:
-        return None if token is None else self.tokenizer.decode([token], skip_special_tokens=False)
-
-
-def first_difference(plain: Sequence[int], other: Sequence[int]) -> int | None:
-    """Return the first position at which the two differ, also in length; None if they are equal."""
-    for i, (a, b) in enumerate(zip(plain, other, strict=False)):
-        if a != b:
-            return i
-    return None if len(plain) == len(other) else min(len(plain), len(other))

@@ -17,7 +17,6 @@ from prolepsis.core.errors import ConfigError
 from prolepsis.core.files import read_text, write_output, write_whole
 from prolepsis.core.terminal.admin import Key, Url, ask
 from prolepsis.core.terminal.config import Settings, listed
-from prolepsis.core.terminal.documents import print_reply
 from prolepsis.core.terminal.flags import configured
 from prolepsis.core.terminal.output import (
     UNPROVEN,
@@ -32,16 +31,15 @@ from prolepsis.core.terminal.output import (
     stderr,
     warn,
 )
-from prolepsis.lab.measure.arrivals import GoalFirstMs, GoalTokenMs
+from prolepsis.lab.measure.arrivals import GoalFirstMs, GoalTokenMs, LatencyGoal, load_of
+from prolepsis.lab.rehearsal.trace import Trace, read_trace, write_trace
 
 if TYPE_CHECKING:
     from prolepsis.control.policy.model import Policy
     from prolepsis.lab.rehearsal.calibrate import LoadRecording
     from prolepsis.lab.rehearsal.check import Compared
-    from prolepsis.lab.rehearsal.control import ControlChange
-    from prolepsis.lab.rehearsal.forecast import LoadForecast, Pair
+    from prolepsis.lab.rehearsal.forecast import Pair
     from prolepsis.lab.rehearsal.page import ForecastPage
-    from prolepsis.lab.rehearsal.trace import Trace
     from prolepsis.lab.virtual_engine.machine import Machine
 
 app = command_group("Rehearse traffic: what speculation would do to it, by the scheduler and policy that will run.")
@@ -49,7 +47,7 @@ app = command_group("Rehearse traffic: what speculation would do to it, by the s
 TraceFile = Annotated[
     Path, typer.Argument(help="a recording, or a trace of Mooncake, Azure, BurstGPT, AIPerf or GuideLLM")
 ]
-MachineFile = Annotated[Path, typer.Option("--machine", help="a measured one, or a name of `rehearse machines`")]
+MachineFile = Annotated[Path, typer.Option("--machine", help="what `rehearse measure` wrote, or one of the package")]
 
 
 _RECORDING, _POLL_S = "/admin/recording", 0.5
@@ -110,7 +108,6 @@ def measure(
     from prolepsis.engine.build import build_engine
     from prolepsis.engine.models.load import load_model
     from prolepsis.engine.start import loading
-    from prolepsis.lab.measure.arrivals import load_of
     from prolepsis.lab.measure.prompts import encode_prompts, load_prompts
     from prolepsis.lab.rehearsal.calibrate import Calibration, OfferedLoad, measured_passes
     from prolepsis.lab.rehearsal.check import checked
@@ -153,7 +150,6 @@ def _keep(folder: Path, files: dict[str, str], kept: "Machine | LoadRecording") 
     """Write what was measured to its file in the folder, and enter what the file has in `files`."""
     from prolepsis.lab.rehearsal.advice import FEWEST_REQUESTS
     from prolepsis.lab.rehearsal.calibrate import LoadRecording
-    from prolepsis.lab.rehearsal.trace import write_trace
 
     if isinstance(kept, LoadRecording):
         write_trace(folder / kept.file, kept.trace)
@@ -176,7 +172,6 @@ def check(
     """Forecast recordings, print how wrong the forecasts are, and keep that in the machine's file."""
     from prolepsis.lab.rehearsal.check import checked
     from prolepsis.lab.rehearsal.rehearsal import RehearsedServer
-    from prolepsis.lab.rehearsal.trace import read_trace
 
     quiet_logs("error")  # what is rehearsed sheds load
     if not machine.is_file():
@@ -223,32 +218,25 @@ def run(
     drafts: Annotated[Path | None, typer.Option(help="a recording whose drafts stand for a trace without any")] = None,
     seed: Annotated[int, typer.Option(help="of which drafts stand for which request, and of the times of passes")] = 0,
     seeds: Annotated[int, typer.Option(min=1, help="so many seeds, from --seed on, give lowest and highest")] = 1,
-    lengths: Annotated[float, typer.Option(min=0.001, help="times the lengths of the trace")] = 1.0,
     requests: Annotated[int | None, typer.Option(min=1, help="only so many requests; default: all")] = None,
     goal_first_ms: GoalFirstMs = 2000.0,
     goal_token_ms: GoalTokenMs = 100.0,
     at_once: Annotated[
         str | None, typer.Option(help="requests at once, comma-separated, in place of the rates")
     ] = None,
-    price_per_hour: Annotated[float | None, typer.Option(min=0, help="of the device, with its overheads")] = None,
     html: Annotated[Path | None, typer.Option(help="write a page with pictures to this file")] = None,
     fully_on: Annotated[bool, typer.Option("--fully-on", help="as if the rollouts of the policy were over")] = False,
-    unchecked: Annotated[bool, typer.Option("--unchecked", help="also where no forecast was ever checked")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Forecast a trace at several loads, plain and by the policy, and say where speculation stops paying."""
-    from prolepsis.lab.measure.arrivals import LatencyGoal
     from prolepsis.lab.rehearsal.control import without_rollouts
     from prolepsis.lab.rehearsal.forecast import forecasts
     from prolepsis.lab.rehearsal.page import ForecastPage
     from prolepsis.lab.rehearsal.rehearsal import RehearsedServer
-    from prolepsis.lab.rehearsal.trace import read_trace
 
     quiet_logs("error")  # what is rehearsed sheds load
     measured = machine_of(machine)
-    if not unchecked:
-        refuse_unchecked(measured, machine)
-    played = read_trace(trace).scaled(lengths=lengths, most=requests)
+    played = read_trace(trace).scaled(most=requests)
     donors = None if drafts is None else read_trace(drafts)
     given = policy_of(policy)
     given = without_rollouts(given) if given is not None and fully_on else given
@@ -267,25 +255,13 @@ def run(
         requests=played.lines,
         machine=measured,
         goal=goal,
-        price_per_hour=price_per_hour,
     )
     if html is not None:
         write_output(html, page.html().encode(), "html")
     _print_forecast(page, as_json=as_json)
     if donors is None and not any(line.drafts for line in played.lines):
-        _end_unproven()
-
-
-def refuse_unchecked(machine: "Machine", file: Path) -> None:
-    """Raise `ConfigError` for a machine of which no forecast was ever held against what was measured."""
-    if not machine.checks:
-        allowed = f"allowed: after prolepsis rehearse check RECORDING --machine {file}, or with --unchecked"
-        raise ConfigError(f"no forecast of {file} was ever checked; {allowed}", param="machine")
-
-
-def _end_unproven() -> None:
-    warn("the trace says nothing of drafts, so speculation gains nothing in it; --drafts takes those of a recording")
-    raise typer.Exit(UNPROVEN)
+        warn("the trace says nothing of drafts, so nothing is gained; --drafts takes those of a recording")
+        raise typer.Exit(UNPROVEN)
 
 
 def _print_forecast(page: "ForecastPage", *, as_json: bool) -> None:
@@ -295,34 +271,20 @@ def _print_forecast(page: "ForecastPage", *, as_json: bool) -> None:
         every = [asdict(forecast) for pairs in page.by_seed for pair in pairs for forecast in pair]
         checks = {mode: asdict(last) for mode, last in page.machine.checks.items()}
         advice = {name: asdict(advised) for name, advised in page.advice.items()}
-        known = {"stops_paying": page.end, "advice": advice, "rules": page.rules}
-        print_json({"forecasts": every, **known, "checks": checks})
+        print_json({"forecasts": every, "stops_paying": page.end, "advice": advice, "checks": checks})
         return
     print_table("forecast", *page.table())
     print_table("traffic classes", *page.class_table())
     print_facts([("speculation stops paying", page.end)])
-    if changes := [_changed(own, change) for pairs in page.by_seed for _, own in pairs for change in own.changes]:
+    changes = [
+        [own.load, f"{change.at:.1f} s", change.what, change.subject, change.why]
+        for pairs in page.by_seed
+        for _, own in pairs
+        for change in own.changes
+    ]
+    if changes:
         print_table("what changed", ["load", "after", "what", "of", "why"], changes, in_order=True)
     _print_errors(page.machine)
-
-
-@app.command("machines")
-def machines(as_json: AsJson = False) -> None:
-    """List the machines that come with the package, their sources, and how far they are from published times."""
-    from prolepsis.lab.virtual_engine.roofline import shipped
-
-    columns, known = ("name", "pass", "published_ms", "roofline_ms"), shipped()
-    times = [
-        dict(zip(columns, (name, row.what, row.ms, round(machine.ms(row.tokens, row.context), 2)), strict=True))
-        for name, machine in known.items()
-        for row in machine.times
-    ]
-    sources = {name: f"{gpu.device}, {gpu.model}, {gpu.engine}: {' '.join(gpu.sources)}" for name, gpu in known.items()}
-    print_reply({"times": times, "sources": sources}, {"times": columns}, as_json=as_json)
-
-
-def _changed(forecast: "LoadForecast", change: "ControlChange") -> list[str]:
-    return [forecast.load, f"{change.at:.1f} s", change.what, change.subject, change.why]
 
 
 def _ms(seconds: float) -> str:
@@ -339,7 +301,7 @@ def _rate(text: str) -> float:
     return rate
 
 
-def _loads(trace: "Trace", rates: str, at_once: str | None) -> "list[tuple[str, Trace]]":
+def _loads(trace: Trace, rates: str, at_once: str | None) -> list[tuple[str, Trace]]:
     if at_once is None:
         return [(f"{rate:g}x", trace.scaled(rate=rate)) for rate in map(_rate, listed(rates))]
     numbers, most = [max(1, round(_rate(text))) for text in listed(at_once)], len(trace.lines)
@@ -354,8 +316,10 @@ def machine_of(file: Path) -> "Machine":
     """Return the machine of a file, or one that comes with the package; raises `ConfigError` for any other."""
     from prolepsis.lab.virtual_engine.roofline import read_machine, shipped
 
-    if named := shipped().get(str(file)):
+    if named := (known := shipped()).get(str(file)):
         return named.machine()
+    if not file.is_file():
+        raise ConfigError(f"machine is {file}; allowed: a file, or {', '.join(known)}", param="machine")
     try:
         return read_machine(read_text(file, "machine"))
     except ValueError as error:

@@ -376,7 +376,7 @@ ASKING = words_of(
 READING = words_of(
     """
     generate, chat, batch, bench, check, doctor, profile, load, tune, workload, rehearse measure, rehearse run,
-    rehearse machines, keys list, review, policy check, policy diff, policy explain, store status,
+    keys list, review, policy check, policy diff, policy explain, store status,
     store prices, audit verify, audit show, audit export, audit replay, show timeline, propose-server, monitoring
     """
 )

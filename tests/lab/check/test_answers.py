@@ -8,16 +8,16 @@ import pytest
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.lab.check.answers import (
     AT_ONCE,
-    CheckedPrompt,
     CheckedRequest,
     ComparedAnswers,
     answer_length,
     engine_answers,
     turns,
 )
+from prolepsis.lab.measure.prompts import EncodedPrompt
 from tests.lab.measure.fakes import Alter, table_client, tokens_of
 
-SAMPLES = [CheckedPrompt("a", "chat", (5, 6)), CheckedPrompt("b", "code", (7,)), CheckedPrompt("c", "code", (8, 9))]
+SAMPLES = [EncodedPrompt("a", "chat", (5, 6)), EncodedPrompt("b", "code", (7,)), EncodedPrompt("c", "code", (8, 9))]
 
 
 def wrong_at_once(request: GenerateRequest, speculating: bool) -> list[int]:
@@ -37,7 +37,7 @@ def test_every_prompt_comes_alone_before_some_of_a_kind_come_at_once() -> None:
 
 
 def test_no_case_comes_twice_at_a_load_and_prompts_of_a_group_stay_together() -> None:
-    samples = [CheckedPrompt(str(i), "chat") for i in range(6)]
+    samples = [EncodedPrompt(str(i), "chat", ()) for i in range(6)]
     some = list(islice(turns(samples, 9), 50))
     for at_once in (1, AT_ONCE):
         found = [case for _, cases in some if len(cases) == at_once for case in cases]

@@ -13,7 +13,6 @@ from prolepsis.core.errors import DeadlineExceeded, EngineError
 from prolepsis.core.events import Aborted, Failed
 from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.core.stats import RequestStats
-from prolepsis.engine.timings import StepTiming, Timings
 from prolepsis.lab.measure.arrivals import in_flight
 from prolepsis.lab.measure.contenders import (
     EngineArm,
@@ -107,26 +106,6 @@ async def test_an_arm_applies_its_plan_and_has_a_fresh_scope_each_round() -> Non
     assert 0 < first <= slow.outcomes[0].seconds
 
 
-async def test_time_outside_the_forward_is_the_growth_of_the_engines_sums() -> None:
-    times = Timings()
-    times.add(StepTiming(forward=9.0, propose=9.0))
-
-    class Stepping(FakeEngineClient):
-        async def generate(self, request: GenerateRequest):  # type: ignore[no-untyped-def]
-            times.add(StepTiming(num_tokens=1, num_sequences=1, schedule=0.25, forward=2.0, verify=0.25))
-            async for event in inner.generate(request):
-                yield event
-
-    inner = table_client()
-    plan = parse_arms("plain", PROPOSERS)["plain"]
-    contender, run = (
-        EngineArm("plain", plan, Stepping(lambda request: []), SamplingParams(), {}, times),
-        Run("plain", 1),
-    )
-    await contender.answer(PROMPTS, run)
-    assert (run.num_passes, run.forward_s, run.outside_forward_s) == (2, 4.0, 1.0)
-
-
 @pytest.mark.parametrize(
     ("terminal", "error"),
     [
@@ -183,7 +162,7 @@ def _run(name: str, repeat: int, seconds: float, *, concurrency: int = 1, wall_s
 def test_speedup_is_the_ratio_within_one_repeat() -> None:
     # the machine halves its speed from repeat to repeat; the ratio stays
     runs = [_run("plain", r, 2.0 * 2**r) for r in range(3)] + [_run("auto", r, 1.0 * 2**r) for r in range(3)]
-    arm = Figures(runs).arm("auto", "all")
+    arm = Figures(runs).arm("auto", 1)
     assert arm["speedup"] == {"median": 2.0, "min": 2.0, "max": 2.0, "repeats": [2.0, 2.0, 2.0]}
     assert arm["tokens_per_s"] == {"median": 5.0, "min": 2.5, "max": 10.0, "repeats": [10.0, 5.0, 2.5]}
     assert arm["tokens_a_pass"]["median"] == pytest.approx(40 / 15)
@@ -192,7 +171,7 @@ def test_speedup_is_the_ratio_within_one_repeat() -> None:
 def test_figures_of_a_category_see_its_prompts_only() -> None:
     figures = Figures([_run("plain", 0, 2.0)])
     assert figures.categories == ["all", "code", "chat"]
-    code = figures.arm("plain", "code")
+    code = figures.arm("plain", 1, "code")
     assert code["tokens_per_s"]["median"] == 5.0
     assert code["tokens_a_pass"]["median"] == 2.0
     assert code["latency_ms"] == {"median": 2000.0, "min": 2000.0, "max": 2000.0, "p95": 2000.0}
@@ -203,9 +182,9 @@ def test_figures_of_a_category_see_its_prompts_only() -> None:
 def test_throughput_of_many_at_once_is_over_wall_time() -> None:
     run = _run("plain", 0, 2.0, concurrency=4, wall_s=5.0)
     assert rate(run, run.outcomes) == 8.0
-    level = Figures([run]).level("plain", 4)
-    assert level["throughput"]["median"] == 8.0
-    assert level["p50_ms"]["median"] == 4000.0
+    level = Figures([run]).arm("plain", 4)
+    assert level["tokens_per_s"]["median"] == 8.0
+    assert level["latency_ms"]["median"] == 4000.0
 
 
 def test_differing_outputs_are_found_in_any_repeat() -> None:

@@ -48,7 +48,7 @@ async def test_the_report_has_the_promised_shape() -> None:
     for level in report["concurrency"].values():
         assert set(level["arms"]) == {"plain", "auto", "suffix@4"}
         for figures in level["arms"].values():
-            for key in ("throughput", "p50_ms", "p95_ms"):
+            for key in ("tokens_per_s", "latency_ms", "p95_ms"):
                 assert set(figures[key]) >= SPREAD
 
 

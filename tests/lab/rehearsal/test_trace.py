@@ -61,12 +61,12 @@ def test_azure_and_burst_gpt_have_arrivals_and_lengths(tmp_path: Path) -> None:
     assert [(line.at, line.output) for line in read_trace(burst).lines] == [(0.0, 18), (113.0, 276)]
 
 
-def test_a_trace_is_scaled_in_lengths_rate_and_number() -> None:
+def test_a_trace_is_scaled_in_rate_and_number() -> None:
     lines = tuple(TraceLine(at=2.0 * i, prompt=100, output=10, blocks=(1, 2, 3)) for i in range(4))
-    scaled = Trace(lines=lines).scaled(lengths=0.5, rate=2.0, most=2)
-    assert [(line.at, line.prompt, line.output, line.blocks) for line in scaled.lines] == [
-        (0.0, 50, 5, (1,)),
-        (1.0, 50, 5, (1,)),
+    scaled = Trace(lines=lines).scaled(rate=2.0, most=2)
+    assert [(line.at, line.prompt, line.blocks) for line in scaled.lines] == [
+        (0.0, 100, (1, 2, 3)),
+        (1.0, 100, (1, 2, 3)),
     ]
 
 

@@ -175,8 +175,8 @@ def test_it_writes_a_policy_that_can_be_used_and_says_what_changed(arguments: li
     result = run(*arguments)
     assert result.exit_code == 0
     shown = " ".join(result.stdout.split())
-    assert "best for latency: chat:" in shown
-    assert "chat 20 changed:" in shown
+    assert "best for latency chat:" in shown
+    assert "chat 20 on" in shown
     assert "default 0 not asked for (--default)" in shown
     assert re.search(r"promise (\S+) to (\S+)x as good in latency", shown)
     text = (tmp_path / "tuned.yaml").read_text()
@@ -189,27 +189,18 @@ def test_a_program_reads_the_frontier_and_a_status(arguments: list[str]) -> None
     assert result.exit_code == FAILED
     told = json.loads(result.stdout)
     assert told["goal"] == "cost"
-    assert told["best"] in told["frontier"]
-    assert told["best"]["machine_s_per_million"] < told["trials"][0]["machine_s_per_million"]
+    before, best = (
+        next(trial for trial in told["frontier"] if trial["is"] == name) for name in ("as it is", "best for cost")
+    )
+    assert best["machine_s_per_million"] < before["machine_s_per_million"]
+    assert usable_policy(told["policy"], "found", NOTHING_KNOWN).rules
 
 
-def test_the_page_has_the_frontier_the_advice_and_the_policy(arguments: list[str], tmp_path: Path) -> None:
-    result = run(*arguments, "--html", str(tmp_path / "tuning.html"))
+def test_by_a_machine_that_was_never_checked_nothing_is_worth_it(arguments: list[str], tmp_path: Path) -> None:
+    result = run(*arguments, "--machine", str(tmp_path / "unchecked.json"), "--exit-code")
     assert result.exit_code == 0
-    page = (tmp_path / "tuning.html").read_text()
-    assert re.search(r"\d+ rehearsals of trace.jsonl on machine.json. Promise: \S+ to \S+x as good in latency", page)
-    for text in ("best for latency: chat:", "not asked for (--default)", "rollout:"):
-        assert page.count(text) == 1
-
-
-def test_a_machine_that_was_never_checked_is_refused(arguments: list[str], tmp_path: Path) -> None:
-    given = [*arguments, "--machine", str(tmp_path / "unchecked.json")]
-    result = run(*given)
-    assert result.exit_code == BAD_INPUT
-    assert "was ever checked" in result.stderr
-    all_the_same = run(*given, "--unchecked", "--exit-code")
-    assert all_the_same.exit_code == 0, "nothing is worth it"
-    assert "best for" not in all_the_same.stdout
+    assert "was ever checked" in result.stdout
+    assert "best for" in result.stdout, "as it is"
 
 
 def test_a_policy_whose_rules_match_nothing_is_said_to_be_so(arguments: list[str], tmp_path: Path) -> None:

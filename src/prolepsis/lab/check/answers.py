@@ -17,6 +17,7 @@ from prolepsis.core.stats import RequestStats
 from prolepsis.lab.check.verdict import LEAST, AnswerComparison
 from prolepsis.lab.exact import FirstDifference, classified, difference
 from prolepsis.lab.measure.arrivals import in_flight
+from prolepsis.lab.measure.prompts import EncodedPrompt
 from prolepsis.remote.verify_events import refusal_of
 
 AT_ONCE = 4
@@ -26,20 +27,10 @@ _DECODED = 3  # times that a prompt is decoded, where some at once count as half
 
 
 @dataclass(frozen=True, slots=True)
-class CheckedPrompt:
-    """A prompt: as tokens for an engine, as text for a server."""
-
-    id: str
-    traffic_class: str
-    token_ids: tuple[int, ...] = ()
-    text: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class CheckedRequest:
     """A sample, answered greedily in its first round, sampled with a seed of its own in each further one."""
 
-    sample: CheckedPrompt
+    sample: EncodedPrompt
     round: int = 0
     max_tokens: int = _FEWEST
 
@@ -47,7 +38,7 @@ class CheckedRequest:
         """Return its request to an engine; caches and indexes see those of its mode, load and round."""
         scope, temperature = f"check {mode} {at_once} {self.round}", _TEMPERATURE if self.round else 0.0
         return GenerateRequest(
-            request_id=f"{scope} {self.sample.traffic_class} {self.sample.id}",
+            request_id=f"{scope} {self.sample.category} {self.sample.id}",
             prompt_token_ids=self.sample.token_ids,
             params=SamplingParams(temperature=temperature, seed=self.round, max_tokens=self.max_tokens),
             cache_salt=scope,
@@ -87,12 +78,12 @@ def server_answers(http: httpx.AsyncClient, model: str, salt: str) -> Answer:
     return answer
 
 
-def turns(samples: Sequence[CheckedPrompt], max_tokens: int) -> Iterator[tuple[str, list[CheckedRequest]]]:
+def turns(samples: Sequence[EncodedPrompt], max_tokens: int) -> Iterator[tuple[str, list[CheckedRequest]]]:
     """Yield what is answered at once, with a name of its prompts, for ever: each alone, then some of each class."""
-    classes = dict.fromkeys(sample.traffic_class for sample in samples)
-    own = [[sample for sample in samples if sample.traffic_class == name] for name in classes]
+    classes = dict.fromkeys(sample.category for sample in samples)
+    own = [[sample for sample in samples if sample.category == name] for name in classes]
 
-    def cases(group: Sequence[CheckedPrompt], number: int, size: int) -> list[CheckedRequest]:
+    def cases(group: Sequence[EncodedPrompt], number: int, size: int) -> list[CheckedRequest]:
         places = range(number * size, (number + 1) * size)
         return [CheckedRequest(group[place % len(group)], place // len(group), max_tokens) for place in places]
 
@@ -122,9 +113,9 @@ class ComparedAnswers:
     _alone: dict[CheckedRequest, TimedAnswer] = field(default_factory=dict)  # plain answers
     _chance: random.Random = field(default_factory=lambda: random.Random(0))
 
-    async def warm_up(self, samples: Sequence[CheckedPrompt]) -> float:
+    async def warm_up(self, samples: Sequence[EncodedPrompt]) -> float:
         """Let the engine learn what drafts are worth, from a prompt of each class; return plain tokens a second."""
-        classes = {sample.traffic_class: CheckedRequest(sample) for sample in samples}
+        classes = {sample.category: CheckedRequest(sample) for sample in samples}
         await in_flight([partial(self.answer, case, "auto", 0) for case in classes.values()], AT_ONCE)
         shortest = min(classes.values(), key=lambda case: len(case.sample.token_ids) or len(case.sample.text))
         plain = await self.answer(shortest, "off", 0)
@@ -139,7 +130,7 @@ class ComparedAnswers:
             answers[mode] = await in_flight([partial(self.answer, case, mode, at_once) for case in cases], at_once)
             walls[mode] = time.perf_counter() - began
         comparison = AnswerComparison(
-            traffic_class=cases[0].sample.traffic_class,
+            traffic_class=cases[0].sample.category,
             at_once=at_once,
             unit=unit,
             num_tokens=sum(len(answer.token_ids) for answer in answers["off"]),

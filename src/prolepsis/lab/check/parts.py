@@ -26,7 +26,6 @@ from prolepsis.core.traffic_sums import LEAST_REQUESTS
 from prolepsis.core.units import duration
 from prolepsis.lab.bench import until_ready
 from prolepsis.lab.check.answers import (
-    CheckedPrompt,
     ComparedAnswers,
     answer_length,
     engine_answers,
@@ -35,7 +34,7 @@ from prolepsis.lab.check.answers import (
 )
 from prolepsis.lab.check.verdict import KnownSoFar, gains
 from prolepsis.lab.doctor.checks import Facts, all_checks
-from prolepsis.lab.measure.prompts import load_prompts
+from prolepsis.lab.measure.prompts import EncodedPrompt, load_prompts
 from prolepsis.lab.workload.profile import read_requests, report, served_requests
 from prolepsis.server.cli.engine import running
 
@@ -65,7 +64,7 @@ class PilotCheck:
     """Whether the prompts are the user's, not those of the package."""
     began: float = field(default_factory=time.monotonic)
     parts: dict[str, Any] = field(default_factory=dict)
-    samples: Sequence[CheckedPrompt] = ()
+    samples: Sequence[EncodedPrompt] = ()
     compared: ComparedAnswers | None = None
 
     async def of_engine(self, settings: Settings) -> None:
@@ -80,7 +79,7 @@ class PilotCheck:
             self._examine(Facts())
             requests, _ = read_requests(self.file, lambda: engine.tokenizer)
             self.keep(traffic=report(requests, "recorded")["classes"] if requests else [])
-            rows = [CheckedPrompt(str(n), row.category, tuple(row.prompt_ids)) for n, row in enumerate(requests, 1)]
+            rows = [EncodedPrompt(str(n), row.category, tuple(row.prompt_ids)) for n, row in enumerate(requests, 1)]
             room = info.max_model_len - _ROOM
             await self._compare(
                 ComparedAnswers(engine_answers(engine.client), engine.client),
@@ -101,7 +100,7 @@ class PilotCheck:
             recent = ask(url, key, "GET", "/admin/requests?last=512")["requests"]
             served, _ = served_requests([entry["record"] for entry in recent])
             self.keep(traffic=report(served, "measured on this server")["classes"] if served else [])
-        rows = [CheckedPrompt(each.id, each.category, text=each.text) for each in load_prompts(self.file)]
+        rows = [EncodedPrompt(each.id, each.category, (), text=each.text) for each in load_prompts(self.file)]
         headers = {"authorization": f"Bearer {key}"} if key else {}
         async with httpx.AsyncClient(base_url=url, headers=headers, timeout=600.0) as http:
             await self._compare(ComparedAnswers(server_answers(http, models["data"][0]["id"], token_hex(8))), rows)
@@ -112,7 +111,7 @@ class PilotCheck:
         by_level = {level: [each["id"] for each in failed if each["level"] == level] for level in ("must", "should")}
         self.keep(doctor={"checks": Counter(each["state"] for each in results), "failed": by_level}, to_do=failed)
 
-    async def _compare(self, compared: ComparedAnswers, samples: Sequence[CheckedPrompt]) -> None:
+    async def _compare(self, compared: ComparedAnswers, samples: Sequence[EncodedPrompt]) -> None:
         """Compare answers until the time is over, the first in any case; what has not ended then is left out."""
         self.samples, self.compared = random.Random(0).sample(samples, len(samples)), compared
         if not samples:
@@ -148,7 +147,7 @@ class PilotCheck:
 
     @property
     def _sizes(self) -> Counter[str]:
-        return Counter(sample.traffic_class for sample in self.samples)
+        return Counter(sample.category for sample in self.samples)
 
     @property
     def known(self) -> KnownSoFar:

@@ -13,7 +13,6 @@ from prolepsis.core.messages import ApplyPlan
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.core.terminal.config import listed
-from prolepsis.engine.timings import Timings
 from prolepsis.lab.measure.arrivals import in_flight
 from prolepsis.lab.measure.prompts import EncodedPrompt
 
@@ -39,15 +38,12 @@ class Outcome:
 
 @dataclass(slots=True)
 class Run:
-    """All prompts once through one contender at one concurrency, in one repeat, with the engine's own times."""
+    """All prompts once through one contender at one concurrency, in one repeat."""
 
     contender: str
     concurrency: int
     repeat: int = 0
     wall_s: float = 0.0
-    num_passes: int = 0
-    forward_s: float = 0.0
-    outside_forward_s: float = 0.0
     outcomes: list[Outcome] = field(default_factory=list)
 
     @property
@@ -144,7 +140,6 @@ class EngineArm:
     client: EngineClient
     params: SamplingParams
     seeds: Mapping[str, int] = field(default_factory=dict)  # by prompt id
-    times: Timings | None = None
     _scope: str = ""
     _num_requests: int = 0
 
@@ -153,12 +148,7 @@ class EngineArm:
 
     async def answer(self, prompts: Sequence[EncodedPrompt], run: Run) -> None:
         self.client.send(ApplyPlan(self.plan))
-        before = self._step_times()
         run.outcomes += await in_flight([partial(self._one, prompt) for prompt in prompts], run.concurrency)
-        passes, forward, outside = (now - then for now, then in zip(self._step_times(), before, strict=True))
-        run.num_passes += int(passes)
-        run.forward_s += forward
-        run.outside_forward_s += outside
 
     async def _one(self, prompt: EncodedPrompt) -> Outcome:
         self._num_requests += 1
@@ -181,7 +171,3 @@ class EngineArm:
             num_steps=stats.num_steps,
             proposers=tuple((n, c.num_draft_tokens, c.num_accepted) for n, c in sorted(stats.proposers.items())),
         )
-
-    def _step_times(self) -> tuple[float, float, float]:
-        times = self.times
-        return (times.num_steps, times.totals.forward, times.totals.outside_forward) if times else (0.0, 0.0, 0.0)

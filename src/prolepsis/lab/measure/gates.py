@@ -78,7 +78,7 @@ def _result(figures: Figures, name: str, level: int, category: str) -> str:
     rate = _shown(figures.rates(name, level, category), 1)
     if name == PLAIN:
         return f"plain decoding emits {rate} tokens/s"
-    length = figures.arm(name, category)["tokens_a_pass"]["median"] if level == 1 else None
+    length = figures.arm(name, level, category)["tokens_a_pass"]["median"] if level == 1 else None
     tokens = f", {length:.2f} tokens a pass" if length is not None else ""
     return f"`{name}` emits {_shown(figures.ratio(name, PLAIN, level, category), 2, 'x')} of plain tokens/s{tokens}"
 

@@ -35,6 +35,7 @@ class EncodedPrompt:
     category: str
     token_ids: tuple[int, ...]
     is_synthetic: bool = False
+    text: str = ""  # in place of the token ids, for a server
 
 
 def load_prompts(path: Path | None, categories: Sequence[str] = ()) -> tuple[Prompt, ...]:

@@ -59,32 +59,18 @@ class Figures:
         self.categories = [ALL, *named, *([NOT_LOOPING] if self.looping else [])]
         self.levels = sorted({run.concurrency for run in runs})
 
-    def arm(self, name: str, category: str) -> dict[str, Figure]:
-        """Return the figures of one contender at concurrency 1 over the prompts of `category`."""
-        of_runs = [self._within(run, category) for run in self._of(name, 1)]
+    def arm(self, name: str, concurrency: int, category: str = ALL) -> dict[str, Figure]:
+        """Return the figures of one contender at one concurrency over the prompts of `category`."""
+        of_runs = [self._within(run, category) for run in self._of(name, concurrency)]
         outcomes = [o for of_run in of_runs for o in of_run]
         return {
-            "tokens_per_s": self.rates(name, 1, category),
-            "speedup": self.ratio(name, PLAIN, 1, category),
-            "tokens_a_pass": spread(_tokens_a_pass(of_run) for of_run in of_runs),
-            "ttft_ms": _times(outcomes, "first_token_s"),
-            "latency_ms": _times(outcomes, "seconds"),
-            "queue_ms": _times(outcomes, "queue_s"),
-            "compute_ms": _times(outcomes, "compute_s"),
-        }
-
-    def level(self, name: str, concurrency: int) -> dict[str, Figure]:
-        """Return the figures of one contender at one concurrency over all prompts."""
-        of_runs = [run.outcomes for run in self._of(name, concurrency)]
-        latencies = [[1e3 * o.seconds for o in of_run] for of_run in of_runs]
-        outcomes = [o for of_run in of_runs for o in of_run]
-        return {
-            "throughput": self.rates(name, concurrency, ALL),
-            "speedup": self.ratio(name, PLAIN, concurrency, ALL),
+            "tokens_per_s": self.rates(name, concurrency, category),
+            "speedup": self.ratio(name, PLAIN, concurrency, category),
             "acceptance": spread(_acceptance(of_run) for of_run in of_runs),
             "tokens_a_pass": spread(_tokens_a_pass(of_run) for of_run in of_runs),
-            "p50_ms": spread(percentile(of_run, 0.5) for of_run in latencies),
-            "p95_ms": spread(percentile(of_run, 0.95) for of_run in latencies),
+            "p95_ms": spread(percentile([1e3 * o.seconds for o in of_run], 0.95) for of_run in of_runs),
+            "ttft_ms": _times(outcomes, "first_token_s"),
+            "latency_ms": _times(outcomes, "seconds"),
             "queue_ms": _times(outcomes, "queue_s"),
             "compute_ms": _times(outcomes, "compute_s"),
         }
@@ -100,18 +86,6 @@ class Figures:
         rates, bases = ({run.repeat: rate(run, self._within(run, category)) for run in of_one} for of_one in runs)
         values = [rates[r] / bases[r] for r in sorted(rates) if bases.get(r, 0.0) > 0]
         return {**spread(values), "repeats": values}
-
-    def steps(self, name: str, concurrency: int) -> dict[str, float] | None:
-        """Return mean milliseconds of a target pass and of a step outside it; None if they are unknown."""
-        runs = self._of(name, concurrency)
-        passes = sum(run.num_passes for run in runs)
-        if not passes:
-            return None
-        return {
-            "num_passes": passes,
-            "forward_ms": 1e3 * sum(run.forward_s for run in runs) / passes,
-            "outside_forward_ms": 1e3 * sum(run.outside_forward_s for run in runs) / passes,
-        }
 
     def differing(self, name: str, base: str, concurrency: int) -> tuple[int, list[str]]:
         """Return the number of prompts and the ids of those whose tokens ever differ from `base` run alone, first."""
@@ -183,26 +157,20 @@ def document(
             "fairness": FAIRNESS,
         },
         "arms": {
-            name: {category: figures.arm(name, category) for category in figures.categories}
+            name: {category: figures.arm(name, 1, category) for category in figures.categories}
             for name in figures.names
             if figures.has(name, 1)
         },
         "concurrency": {
-            str(level): {
-                "arms": {name: figures.level(name, level) for name in figures.names if figures.has(name, level)}
-            }
+            str(level): {"arms": {name: figures.arm(name, level) for name in figures.names if figures.has(name, level)}}
             for level in figures.levels
         },
         "outputs": {name: figures.outputs(name, PLAIN) for name in setting.arms},
-        "steps": {
-            str(level): {arm: steps for arm in setting.arms if (steps := figures.steps(arm, level)) is not None}
-            for level in figures.levels
-        },
     }
 
 
 Cell = Callable[[Mapping[str, Any]], str]
-_ARM: Mapping[str, Cell] = {
+_COLUMNS: Mapping[str, Cell] = {
     "tokens/s": lambda arm: ranged(arm["tokens_per_s"], 1),
     "speedup": lambda arm: ranged(arm["speedup"], 2, "x"),
     "tokens a pass": lambda arm: _number(arm["tokens_a_pass"]["median"], 2),
@@ -211,44 +179,30 @@ _ARM: Mapping[str, Cell] = {
     "queue p50/p95 ms": lambda arm: _halves(arm["queue_ms"]),
     "compute p50/p95 ms": lambda arm: _halves(arm["compute_ms"]),
 }
-_LEVEL: Mapping[str, Cell] = {
-    "tokens/s": lambda level: ranged(level["throughput"], 1),
-    "speedup": lambda level: ranged(level["speedup"], 2, "x"),
-    "p50 ms": lambda level: _number(level["p50_ms"]["median"], 0),
-    "p95 ms": lambda level: _number(level["p95_ms"]["median"], 0),
-    "queue p50/p95 ms": lambda level: _halves(level["queue_ms"]),
-    "compute p50/p95 ms": lambda level: _halves(level["compute_ms"]),
-}
-"""Columns of the tables of contenders, by one category at concurrency 1 and by concurrency."""
+"""Columns of the tables of contenders."""
 
 
 def print_report(report: Mapping[str, Any]) -> None:
     """Print a report made by `document`."""
 
-    def print_arms(title: str, columns: Mapping[str, Cell], arms: Mapping[str, Mapping[str, Any]]) -> None:
-        rows = [[name, *(cell(figures) for cell in columns.values())] for name, figures in arms.items()]
-        print_table(title, ["arm", *columns], rows)
+    def print_arms(title: str, arms: Mapping[str, Mapping[str, Any]]) -> None:
+        rows = [[name, *(cell(figures) for cell in _COLUMNS.values())] for name, figures in arms.items()]
+        print_table(title, ["arm", *_COLUMNS], rows)
 
     first: Mapping[str, Any] = next(iter(report["arms"].values()), {})
     for category in sorted(first, key=lambda category: category == ALL):
         of_category = {name: of_arm[category] for name, of_arm in report["arms"].items()}
-        print_arms(f"{category}, one request at a time", _ARM, of_category)
+        print_arms(f"{category}, one request at a time", of_category)
     for level, of_level in report["concurrency"].items():
         if level != "1":
-            print_arms(f"all prompts, {level} requests at a time", _LEVEL, of_level["arms"])
+            print_arms(f"all prompts, {level} requests at a time", of_level["arms"])
     same = [
-        [name, level, result["compared_with"], _same(counts["num_different"], counts["num_prompts"])]
+        [name, level, result["compared_with"], f"{number - counts['num_different']} of {number}"]
         for name, result in report["outputs"].items()
         for level, counts in result["concurrency"].items()
+        for number in (counts["num_prompts"],)
     ]
     print_table("same tokens", ["arm", "at a time", "as", "prompts"], same)
-    steps = [
-        [arm, level, _number(mean["forward_ms"], 2), _number(mean["outside_forward_ms"], 2)]
-        for level, of_level in report["steps"].items()
-        for arm, mean in of_level.items()
-    ]
-    if steps:
-        print_table("mean step", ["arm", "at a time", "forward ms", "outside it ms"], steps)
     if gates := report.get("gates"):
         shown = ((g["gate"], g["arm"], g["concurrency"], _number(g["value"], 3), g["passed"]) for g in gates)
         rows = [[*cells, "pass" if passed else "fail"] for *cells, passed in shown]
@@ -268,10 +222,6 @@ def ranged(figure: Mapping[str, Any], digits: int, unit: str = "") -> str:
         return "-"
     median, low, high = (_number(figure[name], digits) for name in ("median", "min", "max"))
     return f"{median}{unit} ({low}-{high})"
-
-
-def _same(num_different: int, num_prompts: int) -> str:
-    return f"{num_prompts - num_different} of {num_prompts}"
 
 
 def _halves(figure: Mapping[str, Any]) -> str:

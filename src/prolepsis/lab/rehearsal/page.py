@@ -1,14 +1,11 @@
-"""A forecast as tables, as one file of HTML with pictures, and as the rules of a policy that it recommends."""
+"""A forecast as tables, and as one file of HTML with pictures."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
 
-import yaml
-
 from prolepsis.control.web.drawing import Chart, Line
-from prolepsis.core.facts import MEDIUM, SHORT, RequestFacts, traffic_class_of
 from prolepsis.core.units import figure
 from prolepsis.lab.measure.arrivals import LatencyGoal
 from prolepsis.lab.rehearsal.advice import Advice, advice
@@ -47,7 +44,7 @@ def _time(what: str, percent: int) -> ShownFigure:
     return ShownFigure(f"{what} {percent} %", "ms", read)
 
 
-_FIGURES = (
+FIGURES = (
     ShownFigure("at once", "requests", lambda forecast: forecast.num_at_once),
     *(_time(what, percent) for what in (FIRST, EACH, WHOLE) for percent in (50, 95)),
     ShownFigure("goodput", "requests/s", lambda forecast: forecast.goodput),
@@ -67,7 +64,6 @@ class ForecastPage:
     requests: Sequence[TraceLine]
     machine: Machine
     goal: LatencyGoal
-    price_per_hour: float | None = None
 
     @property
     def loads(self) -> Sequence[Sequence[Sequence[LoadForecast]]]:
@@ -110,24 +106,10 @@ class ForecastPage:
         beyond = next((own.not_measured for pairs in self.by_seed for _, own in pairs if own.not_measured), None)
         return {name: class_advice(gains, self.machine, beyond) for name, gains in self.classes.items()}
 
-    @property
-    def rules(self) -> str | None:
-        """A policy with rules for the classes whose advice is known; None: of none, or the forecast has a policy."""
-        known = {name: advised.mode for name, advised in self.advice.items() if advised.mode != "unknown"}
-        return policy_text((request.facts() for request in self.requests), known) if known and not self.policy else None
-
-    @property
-    def figures(self) -> Sequence[ShownFigure]:
-        if (price := self.price_per_hour) is None:
-            return _FIGURES
-        paid = ShownFigure("paid", "a million tokens", lambda load: price / 3600e-6 / max(1e-9, load.tokens_per_second))
-        used = ShownFigure("used", "a million tokens", lambda load: price / 3600e-6 * load.device_s_per_token)
-        return (*_FIGURES, paid, used)
-
     def table(self) -> Table:
         """Return a row for each load and mode."""
         arrivals = ShownFigure("arrivals", "requests/s", lambda forecast: forecast.per_second)
-        shown = (arrivals, *self.figures, ShownFigure("refused", "", lambda forecast: forecast.num_refused))
+        shown = (arrivals, *FIGURES, ShownFigure("refused", "", lambda forecast: forecast.num_refused))
         rows = [
             [first.load, first.mode, *(column.text([first, *rest]) for column in shown)]
             for load in self.loads
@@ -136,14 +118,21 @@ class ForecastPage:
         return ["load", "mode", *(f"{column.name} {column.unit}".strip() for column in shown)], rows
 
     def class_table(self) -> Table:
-        return HEADING, [class_row(name, gains, self.advice[name]) for name, gains in self.classes.items()]
+        """Return a row for each class, with the least and the most over loads and seeds."""
+        rows = []
+        for name, gains in self.classes.items():
+            shares, speedups = sorted(gain.share for gain in gains), sorted(gain.speedup for gain in gains)
+            faster = f"{100 * shares[0]:.0f} – {100 * shares[-1]:.0f} %"
+            times = f"{speedups[0]:.2f} – {speedups[-1]:.2f}"
+            rows.append([name, str(gains[0].num_requests), faster, times, str(self.advice[name])])
+        return ["traffic class", "requests", "of these faster", "times faster", "advice"], rows
 
     def charts(self) -> Sequence[Chart]:
         """Return each figure against load, with its lowest and highest over seeds as a band."""
         sides = dict(zip(("plain", "speculating"), zip(*self.loads, strict=True), strict=True))
         return [
             Chart(title=fig.name, unit=fig.unit, at=(), lines=[_line(name, fig, side) for name, side in sides.items()])
-            for fig in self.figures
+            for fig in FIGURES
             if all(fig.spread(forecasts) for load in self.loads for forecasts in load)
         ]
 
@@ -154,15 +143,6 @@ class ForecastPage:
 def _line(name: str, shown: ShownFigure, loads: Sequence[Sequence[LoadForecast]]) -> Line:
     lowest, middle, highest = zip(*filter(None, map(shown.spread, loads)), strict=True)
     return Line(name, middle, (lowest, highest))
-
-
-_FORMS: Mapping[str, Mapping[str, Mapping[str, object]]] = {
-    "free": {"": {"tools": False, "structured_output": "none"}},
-    "structured": {"-tools": {"tools": True}, "-structured": {"structured_output": "any"}},
-}
-"""Conditions of each form, by the end of the rule's name."""
-_LENGTHS = {"short": {"max": SHORT}, "medium": {"min": SHORT + 1, "max": MEDIUM}, "long": {"min": MEDIUM + 1}}
-HEADING = ["traffic class", "requests", "of these faster", "times faster", "advice"]
 
 
 def stops_paying(by_seed: Sequence[Sequence[Pair]], num_requests: int, machine: Machine) -> Mapping[str, Advice]:
@@ -182,25 +162,3 @@ def class_advice(gains: Sequence[ClassGain], machine: Machine, not_measured: str
     """Return the advice for a class, of which the median of the forecasts decides."""
     speedups = [gain.speedup for gain in gains]
     return advice(min(gain.num_requests for gain in gains), speedups, machine, _END_TO_END, not_measured)
-
-
-def class_row(name: str, gains: Sequence[ClassGain], advised: Advice) -> list[str]:
-    """Return the row of a class under `HEADING`, with the least and the most over the forecasts."""
-    shares, speedups = sorted(gain.share for gain in gains), sorted(gain.speedup for gain in gains)
-    faster = f"{100 * shares[0]:.0f} – {100 * shares[-1]:.0f} %"
-    return [name, str(gains[0].num_requests), faster, f"{speedups[0]:.2f} – {speedups[-1]:.2f}", str(advised)]
-
-
-def policy_text(requests: Iterable[RequestFacts], modes: Mapping[str, str]) -> str:
-    """Return a policy with a rule for each of these traffic classes, which such requests have."""
-    facts_of = {traffic_class_of(facts): facts for facts in requests}
-    rules = [rule for name, mode in modes.items() for rule in _rules(name, facts_of[name], mode)]
-    return yaml.safe_dump({"version": "rehearsed", "default": {"mode": "off"}, "rules": rules}, sort_keys=False)
-
-
-def _rules(traffic_class: str, facts: RequestFacts, mode: str) -> Iterator[Mapping[str, object]]:
-    _, _, form, context = traffic_class.split("/")
-    known = {name: value for name, value in (("route", facts.route), ("tier", facts.tier)) if value}
-    for end, conditions in _FORMS[form].items():
-        match = {**known, **conditions, "prompt_tokens": dict(_LENGTHS[context])}
-        yield {"name": f"{traffic_class.replace('/', '-')[:50]}{end}", "match": match, "mode": mode}

@@ -74,13 +74,9 @@ class Trace:
     at_once: int | None = None
     """A closed loop: so many are in the system, and the next is asked when one ends; None: each at its time."""
 
-    def scaled(self, *, lengths: float = 1.0, rate: float = 1.0, most: int | None = None) -> "Trace":
-        """Return the trace with shorter prompts and answers, more requests a second, or only its first requests."""
-        if lengths != 1.0:
-            lines = [_shortened(line, lengths, self.block_size) for line in self.lines[:most]]
-        else:
-            lines = list(self.lines[:most])
-        return replace(self, lines=tuple(replace(line, at=line.at / rate) for line in lines))
+    def scaled(self, *, rate: float = 1.0, most: int | None = None) -> "Trace":
+        """Return the trace with more requests a second, or only its first requests."""
+        return replace(self, lines=tuple(replace(line, at=line.at / rate) for line in self.lines[:most]))
 
     def with_drafts_of(self, recording: "Trace", seed: int = 0) -> "Trace":
         """Return the trace with drafts for the requests that have none: each has all of one recorded request.
@@ -102,13 +98,6 @@ class Trace:
             return line if line.drafts else replace(line, drafts=chance.choice(among).drafts)
 
         return replace(self, lines=tuple(given(line) for line in self.lines))
-
-
-def _shortened(line: TraceLine, share: float, block_size: int) -> TraceLine:
-    """Return a request of a share of its lengths; what was measured or drafted no longer belongs to it."""
-    prompt, output = max(1, round(line.prompt * share)), max(1, round(line.output * share))
-    blocks = line.blocks[: (prompt + output) // block_size]
-    return replace(line, prompt=prompt, output=output, blocks=blocks, measured=None, drafts={})
 
 
 def read_trace(path: Path) -> Trace:

@@ -15,9 +15,7 @@ from prolepsis.lab.rehearsal.control import without_rollouts
 from prolepsis.lab.rehearsal.rehearsal import RehearsedServer, rehearse
 from prolepsis.lab.rehearsal.trace import Trace
 from prolepsis.lab.virtual_engine.machine import Machine
-from prolepsis.ops.console.render import page_alone
 
-Table = tuple[Sequence[str], Sequence[Sequence[str]]]
 TuningGoal = Literal["latency", "cost", "goodput"]
 CEILINGS = (None, 1, 2, 4, 8, 16)
 """Drafted tokens a step that are tried; None: as many as the engine drafts."""
@@ -219,39 +217,3 @@ def _changed(policy: Policy, name: str, changes: Mapping[str, object]) -> Policy
     parts = [plain.setdefault("default", {}), *plain.get("rules", ())]
     next(part for part in parts if part.get("name", DEFAULT_RULE) == name).update(changes)
     return Policy.model_validate(plain)
-
-
-_HEADING = ("changed", "mean time", "machine s per million tokens", "goodput", "refused")
-
-
-@dataclass(frozen=True, slots=True)
-class TuningPage:
-    """A tuning, and what it is of."""
-
-    tuning: Tuning
-    goal: TuningGoal
-    trace: str  # name of its file; so is the next
-    machine: str
-    policy: str  # text of the policy that was found
-
-    def tables(self) -> Mapping[str, Table]:
-        """Return the frontier, where the search began and the best, and by step its requests and the advice."""
-        tuning, words = self.tuning, {"on": "changed", "off": "as it is", "unknown": "not known"}
-        marks = {id(tuning.best): f"best for {self.goal}: {tuning.best.changed}", id(tuning.trials[0]): "as it is"}
-        shown = [trial for trial in tuning.trials if trial in tuning.frontier or id(trial) in marks]
-        advice = [
-            [name, str(number), f"{words[advised.mode]}: {advised.why}" if advised else "not asked for (--default)"]
-            for name, number in tuning.num_requests.items()
-            for advised in (tuning.advice.get(name),)
-        ]
-        title = f"the frontier of {len(tuning.trials)} rehearsals, and where it began"
-        trials = [_row(trial, marks.get(id(trial), trial.changed)) for trial in shown]
-        return {title: (_HEADING, trials), "advice": (("of", "recorded requests", "advice"), advice)}
-
-    def html(self) -> str:
-        return page_alone("lab/rehearsal/templates/tuning.html", page=self, tables=self.tables())
-
-
-def _row(trial: TuningTrial, words: str) -> list[str]:
-    figures = [f"{trial.latency_s:.3f} s", f"{trial.machine_s_per_million:.0f}", f"{trial.goodput:.2f}/s"]
-    return [words, *figures, str(trial.num_refused)]

@@ -37,7 +37,6 @@ class StepSample:
     pass_ms: float = 0.0
     total_ms: float = 0.0
     propose_ms: float = 0.0  # in calls that ask proposers for drafts
-    learn_ms: float = 0.0  # after the pass, in what proposers and estimates learn
 
     @property
     def host_ms(self) -> float:
@@ -99,7 +98,6 @@ class StepMeter:
         sample, self._running, self._ended = self._running, None, self._engine.clock()
         sample.pass_ms = 1000.0 * figure.seconds["forward"]
         sample.total_ms = 1000.0 * sum(figure.seconds.values())
-        sample.learn_ms = 1000.0 * figure.seconds["learn"]
         calls = self._engine.speculation.proposers.records.calls or []
         for call in calls:
             sample.propose_ms += 1000.0 * call.seconds
