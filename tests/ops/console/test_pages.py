@@ -73,7 +73,7 @@ async def test_the_overview_says_the_verdict_first_then_how_to_stop(open_scene: 
     assert re.findall(r"<h2[^>]*>([^<]+)<", page.replace(">Prompts from the prefix cache, by client<", "><")) == shown
     verdict = page.split("Verdict by rule")[1].split("Needs attention")[0]
     assert "<code>prolepsis pilot start</code> draws some" in verdict
-    assert "Changed by more requests that are compared." in verdict
+    assert "Changed by a rollout of the rule." in verdict
     assert "1.47 tokens a pass" in page
 
 

@@ -32,7 +32,7 @@ _FIELDS: Mapping[Holds, str] = {
     "on_words open_files owner owners pages panel part parts paying_loads place plan platform policy "
     "policy_rule policy_version pool position prepared previous price prices_version prolepsis proposers "
     "python rates reason record_id region replica request request_id response rests_on result rollout "
-    "rollout_id rollout_run row rule rules sample says scope seq signature stack stage stages started step "
+    "rollout_id rollout_run row rule rules sample says scope seq signature slot stack stage stages started step "
     "store stored subject subjects summary target title to tokenizer trained_for tried uid url value values variant "
     "verdict version versions warnings weights what where why",
 }
