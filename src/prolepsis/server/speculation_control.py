@@ -98,7 +98,7 @@ def speculation_control(context: Context, sources: Sources) -> SpeculationContro
         emit=context.emit,
         now=context.wall,
     )
-    rollouts.verdict_of = verdicts.verdicts.get
+    rollouts.verdict_of = verdicts.of
     return SpeculationControl(
         plan=plan,
         controls=operators,

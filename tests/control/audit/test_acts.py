@@ -202,7 +202,7 @@ BY_ROUTE = {
     ],
     "PUT /admin/drills": [
         Act("drill.fault", drilled(inject=True)),
-        Act("drill.run", drilled(verdict={"verdict": "passed"}), (drilled(inject=True),)),
+        Act("drill.run", drilled(result={"result": "passed"}), (drilled(inject=True),)),
     ],
     "PUT /admin/policy": [Act("policy.applied", applied(ON))],
     "POST /admin/policy/rollback": [Act("policy.rolled_back", rollback(), (applied(ON), applied(OFF)))],

@@ -116,7 +116,7 @@ class Rollouts(Feature):
         self._exchange = ReplicaExchange(store, self._clock)
         self._policy_version = ""
         self._units = Units()
-        self.verdict_of: Callable[[str], RuleVerdict | None] = lambda rule: None
+        self.verdict_of: Callable[[str], Awaitable[RuleVerdict | None]] = _no_verdict
         """The verdict on a rule; the feature that makes it takes its place here."""
         self._lock = asyncio.Lock()
 
@@ -231,7 +231,7 @@ class Rollouts(Feature):
         is_judged = state.phase in JUDGED
         judgement = await asyncio.to_thread(judgement_on, state, evidence, settings) if is_judged else None
         empty = sorted(name for name in live.target.named_heads if not self._has_head(name))
-        verdict = self.verdict_of(live.target.rule)
+        verdict = await self.verdict_of(live.target.rule)
         swap = "prolepsis heads swap NAME@VERSION --proposer"
         return RolloutView(
             id=state.rollout_id,
@@ -418,6 +418,10 @@ def _by_hand(
 ) -> Transition:
     after, events = command(before, what, now, live.settings, reason, by=by)
     return referenced(before, after, live.histories, live.settings), events
+
+
+async def _no_verdict(rule: str) -> None:
+    """Return no verdict, where no feature makes any."""
 
 
 async def _contained(event: str, work: Awaitable[None]) -> None:

@@ -107,6 +107,12 @@ class VerdictFeature(Feature):
             made = await asyncio.to_thread(report, since.timestamp()) if since is not None else []
             return VerdictsReply([*self.verdicts.values()], made)
 
+    async def of(self, rule: str) -> RuleVerdict | None:
+        """Return the verdict on a rule; one that is new to the policy is judged now."""
+        if rule not in self.verdicts:
+            await self._judge()
+        return self.verdicts.get(rule)
+
     def on_request_end(self, ended: RequestEnded) -> None:
         """Count a request for what its rule's latest requests did."""
         about = ended.about
