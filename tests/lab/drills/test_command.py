@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 import httpx
@@ -130,6 +129,15 @@ def run(*words: str) -> tuple[int, dict[str, Any]]:
     return result.exit_code, json.loads(result.stdout or "{}")
 
 
+@pytest.fixture
+def interrupts() -> Iterator[None]:
+    """A run in the background of a shell ignores the signal, and so do the tests in it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interrupts")
 def test_an_interrupt_takes_the_fault_back_and_shows_the_results_of_what_ended(tmp_path: Path) -> None:
     server = TableServer(config=config(tmp_path), setup=setup())
     proposers = server.engine.speculation.proposers.contained
@@ -137,19 +145,15 @@ def test_an_interrupt_takes_the_fault_back_and_shows_the_results_of_what_ended(t
     def interrupt() -> None:
         wait_for(lambda: all(one.fault for one in proposers))  # not of the first drill, which is of free ones only
         signal.raise_signal(signal.SIGINT)
-        while not has_ended.wait(4.0):  # one that comes while an object is destroyed is ignored
-            signal.raise_signal(signal.SIGINT)
 
-    has_ended = Event()
     with serving(server), ThreadPoolExecutor(1) as pool:
         interrupted = pool.submit(interrupt)
         status, reply = run("all", "--url", server.url, "--drain")
-        has_ended.set()
         interrupted.result()
         assert server.gate.drilled_by is None
         wait_for(lambda: not any(one.fault for one in proposers))
-    (first, *_, last) = reply["results"]
-    assert (first["drill"], first["result"], last["result"]) == ("proposer-hang", "passed", "broken off")
+    results = [(one["drill"], one["result"]) for one in reply["results"]]
+    assert results == [("proposer-hang", "passed"), ("proposer-slow", "broken off")]
     assert status == INTERRUPTED
 
 

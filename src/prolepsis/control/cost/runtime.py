@@ -100,7 +100,7 @@ class CostFeature(Feature):
         self._comparisons = Comparisons()
         self._compared: tuple[ComparedExperiment, ...] = ()
         self._compared_at = self._saved_at = float("-inf")
-        self._serves_s = 1.0
+        self._serves_s = 0.0
         self._memory = memory
         self._database = database
         self._clock = clock
@@ -213,7 +213,7 @@ class CostFeature(Feature):
         if began - self._compared_at >= self._serves_s:
             self._compared_at = began
             self._compared = await asyncio.to_thread(self._comparisons.compared)
-            self._serves_s = min(COMPARED_FOR_S, max(1.0, 50.0 * (self._clock() - began)))
+            self._serves_s = min(COMPARED_FOR_S, 50.0 * (self._clock() - began))
         return self._compared
 
     def pilot(self, since: float) -> list[PilotReport]:
