@@ -61,9 +61,15 @@ class RatioSums:
         share = self.x / self.n
         if self.number < LEAST_REQUESTS:
             return Interval(share)
-        squares = max(0.0, self.xx - 2.0 * share * self.xn + share * share * self.nn)
-        spread = _Z * sqrt(squares * self.number / (self.number - 1)) / self.n
+        spread = _Z * self.standard_error
         return Interval(share, share - spread, share + spread)
+
+    @property
+    def standard_error(self) -> float:
+        """Of the ratio; of two requests or more."""
+        share = self.x / self.n
+        squares = max(0.0, self.xx - 2.0 * share * self.xn + share * share * self.nn)
+        return sqrt(squares * self.number / (self.number - 1)) / self.n
 
 
 @dataclass(slots=True)

@@ -54,7 +54,7 @@ class SpeculationControl:
         decision = self.policies.decide(requested, facts, evaluated, limits_by(self.health.eligibility))
         if isinstance(decision, Conflict):
             return decision
-        if decision.choice.proposers and not {*decision.choice.proposers} & {*self.loaded()}:
+        if decision.choice.proposers and set(decision.choice.proposers).isdisjoint(self.loaded()):
             decision = decision.turned_off("no_proposer")
         flag = await flags.enabled(facts)
         return decision if flag is None else decision.under_flag(flag)
@@ -91,7 +91,7 @@ def speculation_control(context: Context, sources: Sources) -> SpeculationContro
         context.database,
         rules=lambda: policies.rule_modes,
         standings=rollouts.standings,
-        compared=costs.experiments,
+        compared=costs.overall,
         against=proposers.against,
         killed=lambda: operators.kill_switch.status.killed,
         report=costs.pilot,
@@ -115,7 +115,7 @@ def known_scopes(client: EngineClient, keys: Keys, policies: Policies) -> KnownS
     return KnownScopes(
         names={
             "route": lambda: _ROUTES,
-            "rule": lambda: policies.rule_names,
+            "rule": lambda: policies.rule_modes,
             "tenant": lambda: keys.tenants,
             "traffic_class": lambda: {f"{named}/{tier}" for named in _NAMED_ROUTES for tier in keys.tiers},
             "proposer": lambda: client.info.proposers,

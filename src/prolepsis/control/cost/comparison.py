@@ -261,7 +261,7 @@ class Comparisons:
             for known in (comparison.experiment,)
         )
 
-    def savings(self) -> Mapping[str, Interval]:
-        """Return what each rule's rollout saves, some milliseconds each."""
+    def overall(self) -> Mapping[str, ArmComparison]:
+        """Return all requests of each rollout, some milliseconds each."""
         newest = self.newest.items()
-        return {rollout_id.rpartition("@")[0]: next(comparison.compared()).saved for rollout_id, comparison in newest}
+        return {rollout_id: next(comparison.compared()) for rollout_id, comparison in newest}

@@ -2,14 +2,14 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from prometheus_client import CollectorRegistry
 from pydantic import computed_field
 
 from prolepsis.control.cost.commands import COST
-from prolepsis.control.cost.comparison import ComparedExperiment, Comparisons
+from prolepsis.control.cost.comparison import ArmComparison, ComparedExperiment, Comparisons
 from prolepsis.control.cost.device_time import DeviceCost, DeviceTime
 from prolepsis.control.cost.history import PeriodKeeper
 from prolepsis.control.cost.meter import (
@@ -37,7 +37,8 @@ from prolepsis.core.telemetry.declare import counter, gauge
 from prolepsis.core.telemetry.labels import NO_TENANT
 
 COMPARED_FOR_S = 30.0
-"""A comparison serves at most this long, and less where it was made fast: making it takes a fiftieth of the time."""
+"""A comparison serves at most this long: bounds of all its groups take some tenths of a second."""
+_OVERALL_SHARE = 0.02  # of the time may go into the bounds over all requests, which are wanted fresh
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,8 +100,8 @@ class CostFeature(Feature):
         self._rates = RateWindow(clock)
         self._comparisons = Comparisons()
         self._compared: tuple[ComparedExperiment, ...] = ()
-        self._compared_at = self._saved_at = float("-inf")
-        self._serves_s = 0.0
+        self._overall: Mapping[str, ArmComparison] = {}
+        self._compared_at = self._saved_at = self._overall_until = float("-inf")
         self._memory = memory
         self._database = database
         self._clock = clock
@@ -178,13 +179,13 @@ class CostFeature(Feature):
         if self._clock() - self._saved_at < COMPARED_FOR_S:
             return
         self._saved_at = self._clock()
-        savings = await asyncio.to_thread(self._comparisons.savings)
+        overall = await self.overall()
         self._saved.clear()
-        for rule, saved in savings.items():
-            bounds = asdict(saved)
+        for rollout_id, compared in overall.items():
+            bounds = asdict(compared.saved)
             if None not in bounds.values():
                 for bound, value in bounds.items():
-                    self._saved.labels(rule, bound).set(value)
+                    self._saved.labels(rollout_id.rpartition("@")[0], bound).set(value)
 
     async def close(self) -> None:
         self.device_time.close()
@@ -209,12 +210,18 @@ class CostFeature(Feature):
 
     async def experiments(self) -> Sequence[ComparedExperiment]:
         """Return the newest stage of each rollout, at most `COMPARED_FOR_S` old."""
-        began = self._clock()
-        if began - self._compared_at >= self._serves_s:
-            self._compared_at = began
+        if self._clock() - self._compared_at >= COMPARED_FOR_S:
+            self._compared_at = self._clock()
             self._compared = await asyncio.to_thread(self._comparisons.compared)
-            self._serves_s = min(COMPARED_FOR_S, 50.0 * (self._clock() - began))
         return self._compared
+
+    async def overall(self) -> Mapping[str, ArmComparison]:
+        """Return all requests of the newest stage of each rollout, the fresher the faster that is found."""
+        if (began := self._clock()) >= self._overall_until:
+            self._overall = await asyncio.to_thread(self._comparisons.overall)
+            took_s = self._clock() - began
+            self._overall_until = began + min(COMPARED_FOR_S, took_s / _OVERALL_SHARE)
+        return self._overall
 
     def pilot(self, since: float) -> list[PilotReport]:
         """Return the pilot reports from a Unix time until now; they take seconds for many requests."""

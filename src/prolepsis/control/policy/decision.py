@@ -136,7 +136,7 @@ def decide(
     )
     mode, source = _mode(rule, given, requested, targeting_key, limits)
     ceiling, ceiling_source = _ceiling(terms, requested, limits if mode == "on" else UNLIMITED)
-    off_reason = _OFF_REASONS.get(source, "no_rule" if rule == DEFAULT_RULE else "rule_off")
+    off_reason = _OFF_REASONS.get(source, off_by_rule(rule))
     if source == "policy" and assignment is not None:
         off_reason = "rolled_back" if assignment.is_rolled_back else "not_drawn"
     by_rollout = source in ("policy", "eligibility") and mode != "off"
@@ -173,6 +173,11 @@ _OFF_REASONS: Mapping[Source, OffReason] = {
     "shadow_percentage": "not_drawn",
     "eligibility": "not_eligible",
 }
+
+
+def off_by_rule(rule: str) -> OffReason:
+    """Return why a request is off where the terms of its rule say so."""
+    return "no_rule" if rule == DEFAULT_RULE else "rule_off"
 
 
 def _ceiling(terms: Terms, requested: SpeculationRequest, limits: DraftLimits) -> tuple[int | None, Source]:

@@ -94,13 +94,8 @@ class Policies(Feature):
         return self.policy.full_version if self.policy else ""
 
     @property
-    def rule_names(self) -> tuple[str, ...]:
-        """The rules of the policy in use, the default among them; none if there is no policy."""
-        return (*(rule.name for rule in self.policy.rules), DEFAULT_RULE) if self.policy else ()
-
-    @property
     def rule_modes(self) -> Mapping[str, Mode]:
-        """The mode of each of them."""
+        """The rules of the policy in use with their modes, the default among them; none if there is no policy."""
         return {name: terms.mode for name, terms in self.policy.named_terms()} if self.policy else {}
 
     @property

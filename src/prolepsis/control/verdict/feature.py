@@ -12,9 +12,10 @@ import structlog
 from prometheus_client import CollectorRegistry
 from pydantic import AwareDatetime
 
-from prolepsis.control.cost.comparison import ArmComparison, ComparedExperiment
+from prolepsis.control.cost.comparison import ArmComparison
 from prolepsis.control.cost.pilot import PilotReport
 from prolepsis.control.health.drift import Key
+from prolepsis.control.policy.decision import off_by_rule
 from prolepsis.control.store.database import Database
 from prolepsis.control.store.documents import StoredDocument, key
 from prolepsis.control.verdict.commands import VERDICTS
@@ -37,14 +38,13 @@ from prolepsis.core.ended import RequestEnded
 from prolepsis.core.errors import StoreUnavailable
 from prolepsis.core.facts import NO_RULE, rule_of_class
 from prolepsis.core.kill_scope import EVERYTHING, kill_scope
-from prolepsis.core.reasons import EffectiveReason, Judge
+from prolepsis.core.reasons import Judge
 from prolepsis.core.stats import Mode
 from prolepsis.core.telemetry.declare import gauge
 from prolepsis.core.traffic_sums import RatioSums
 
 KEPT_EVERY_S = 60.0
 """A verdict whose figures alone changed is stored this often."""
-_SAID_OFF: Mapping[str, EffectiveReason] = {NO_RULE: "no_rule"}
 _RATE_OF = 64  # of the last compared requests is the rate at which they come
 
 log = structlog.get_logger(__name__)
@@ -73,7 +73,7 @@ class VerdictFeature(Feature):
         *,
         rules: Callable[[], Mapping[str, Mode]],
         standings: Callable[[], Mapping[str, RolloutStanding]],
-        compared: Callable[[], Awaitable[Sequence[ComparedExperiment]]],
+        compared: Callable[[], Awaitable[Mapping[str, ArmComparison]]],
         against: Callable[[], Sequence[tuple[Key, Judge, str]]] = tuple,
         killed: Callable[[], Collection[str]] = tuple,
         report: Callable[[float], list[PilotReport]],
@@ -81,8 +81,8 @@ class VerdictFeature(Feature):
         now: Callable[[], float] = time.time,
     ) -> None:
         """`rules`: of the policy in use with their modes, none without one; `standings`: of those that are rolled out;
-        `compared`: the newest stages; `against`: what judges hold against proposers; `killed`: scopes that are stopped;
-        `report`: of the requests since a Unix time.
+        `compared`: all requests of their newest stages, by rollout; `against`: what judges hold against proposers;
+        `killed`: scopes that are stopped; `report`: of the requests since a Unix time.
         """
         text = "1: the verdict on a rule of the policy, in words"
         self._gauge = gauge(registry, "rule_verdict", text, "rule", "verdict", most=64)
@@ -147,12 +147,11 @@ class VerdictFeature(Feature):
                 del counts[gone]
         self._modes.keep([*rules])
         standings, now = self._standings(), self._now()
-        groups = {experiment.rollout: experiment.groups[0] for experiment in await self._compared()}
-        against = self._against()
+        compared, against = await self._compared(), self._against()
         made = dict[str, RuleVerdict]()
         for rule, mode in rules.items():
             before = self.verdicts.get(rule) or (self._stored or {}).get(rule)
-            known = self._readings(rule, mode, standings.get(rule), groups, against)
+            known = self._readings(rule, mode, standings.get(rule), compared, against, before=before)
             made[rule] = followed(judge_rule(known), before, now)
             if before is not None and before.verdict != made[rule].verdict:
                 self._report(made[rule], before)
@@ -167,13 +166,15 @@ class VerdictFeature(Feature):
         rule: str,
         mode: Mode,
         standing: RolloutStanding | None,
-        groups: Mapping[str, ArmComparison],
+        compared: Mapping[str, ArmComparison],
         against: Sequence[tuple[Key, Judge, str]],
+        *,
+        before: RuleVerdict | None,
     ) -> RuleReadings:
         killed, predicted = self._killed(), self._predicted.get(rule)
-        before = self.verdicts.get(rule) or (self._stored or {}).get(rule)
         was_harmed = before is not None and before.reason == "harmed"
         spent = predicted.interval if predicted is not None else None
+        off = off_by_rule(rule) if mode == "off" else self._modes.off(rule)
         is_killed = EVERYTHING in killed or kill_scope("rule", rule) in killed
         others = [JudgeReading("guardrails", standing.guardrails)] if standing and standing.guardrails else []
         for (proposer, traffic_class), judge, says in against:
@@ -182,9 +183,9 @@ class VerdictFeature(Feature):
         return RuleReadings(
             rule=rule,
             rollout=standing.rollout if standing else "",
-            compared=groups.get(standing.rollout) if standing else None,
+            compared=compared.get(standing.rollout) if standing else None,
             harmed=standing is not None and standing.is_rolled_back and (standing.harmed or was_harmed),
-            off="killed" if is_killed else self._modes.off(rule) if mode != "off" else _SAID_OFF.get(rule, "rule_off"),
+            off="killed" if is_killed else off,
             compared_per_s=_rate(self._times.get(rule, ())),
             predicted=None if spent is None or spent.estimate is None else 1.0 - spent.estimate,
             others=others,

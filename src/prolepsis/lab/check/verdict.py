@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil, sqrt
+from math import ceil
 from typing import Literal
 
 from prolepsis.core.facts import DOMAIN, MEDIUM, SHORT
 from prolepsis.core.terminal.output import FAILED, OK, UNPROVEN
-from prolepsis.core.traffic_sums import LEAST_REQUESTS, Interval, ratio
+from prolepsis.core.traffic_sums import LEAST_REQUESTS, Interval, RatioSums, ratio
 
 ALL = "all"
 """All traffic classes together."""
@@ -105,12 +105,13 @@ def _gain(name: str, own: Sequence[AnswerComparison]) -> Gain:
 
 def ratio_of(pairs: Sequence[tuple[float, float]]) -> Interval:
     """Return the ratio of two sums, as `RatioSums`, with bounds from 5 pairs on, by Student."""
-    number, whole = len(pairs), sum(n for _, n in pairs)
-    share = sum(x for x, _ in pairs) / whole
-    if number < LEAST:
+    sums = RatioSums()
+    for x, n in pairs:
+        sums.add(x, n)
+    share = sums.x / sums.n
+    if sums.number < LEAST:
         return Interval(share)
-    squares = sum((x - share * n) ** 2 for x, n in pairs)
-    spread = _T[min(number - LEAST, len(_T) - 1)] * sqrt(squares * number / (number - 1)) / whole
+    spread = _T[min(sums.number - LEAST, len(_T) - 1)] * sums.standard_error
     return Interval(share, max(0.0, share - spread), share + spread)
 
 

@@ -62,10 +62,10 @@ def resume(
 
 def _turn(where: ControlsFile | str, key: str | None, scope: str, reason: str, *, on: bool, as_json: bool) -> None:
     check_scope(scope)
+    given = shown_reason(reason)
     if isinstance(where, str):
         document = ask(where, key, "PUT", "/admin/kill", {"on": on, "reason": reason, "scope": scope})
     else:
-        given = shown_reason(reason)
         known = status_here(_content(where, scope) if on else where.read())
         control = act(known, scope, on=on, by=user(), reason=given, at=datetime.now(UTC))
         document = _in_file(where, where.set(control_key(KILL, scope), control))
@@ -75,10 +75,11 @@ def _turn(where: ControlsFile | str, key: str | None, scope: str, reason: str, *
     if as_json:
         print_json(document)
         return
-    _show_turned(_status(document), scope, shown_reason(reason), on=on)
+    status = KillStatus.model_validate({name: document[name] for name in KillStatus.model_fields if name in document})
+    _show_turned(status, scope, given, on=on)
     if not isinstance(where, str):
         note(f"wrote {where.path}; servers that use this file follow within a second")
-        if not on and "store" in _status(document).stopped_by(scope):
+        if not on and "store" in status.stopped_by(scope):
             warn("still stopped on all replicas; `prolepsis resume --url URL` lifts that too")
         if on and scope.startswith(_OF_SERVERS):
             warn(f"no server was asked whether it has {scope}; `prolepsis stop --show --url URL` asks one")
@@ -97,10 +98,6 @@ def status_here(content: ControlsContent) -> KillStatus:
     return kill_status(of_kind(content.local, KILL), shared)
 
 
-def _status(document: dict[str, Any]) -> KillStatus:
-    return KillStatus.model_validate({name: document[name] for name in KillStatus.model_fields if name in document})
-
-
 def _content(file: ControlsFile, scope: str) -> ControlsContent:
     """Return what the file says. To stop a scope, a damaged file is replaced: it may have held a stop of anything."""
     try:
@@ -116,20 +113,13 @@ def _content(file: ControlsFile, scope: str) -> ControlsContent:
 def _show_turned(status: KillStatus, scope: str, reason: str, *, on: bool) -> None:
     """Show the scope that was turned; `reason` is the one given now. What else keeps it stopped is a warning."""
     named, stopped = "" if scope == EVERYTHING else f" for {scope}", status.entry(scope)
-    _line(f"{_SAID[stopped is not None]}{named}", stopped or _released(status, scope))
+    released = status.released if status.released is not None and status.released.scope == scope else None
+    _line(f"{_SAID[stopped is not None]}{named}", stopped or released)
     if stopped is not None and on and reason and stopped.reason != reason:
         note("it was stopped already: its first reason stays, and the audit log has yours")
     if stopped is None and (scope in status.killed or status.on):
         warn(f"speculation stays off for everything, by: {', '.join(status.sources)}")
-    _warn_of(status.fault, status.not_saved, status.warnings.get(scope))
-
-
-def _released(status: KillStatus, scope: str) -> KilledScope | None:
-    return status.released if status.released is not None and status.released.scope == scope else None
-
-
-def _warn_of(*problems: str | None) -> None:
-    for problem in problems:
+    for problem in (status.fault, status.not_saved, status.warnings.get(scope)):
         if problem:
             warn(problem)
 
