@@ -13,6 +13,7 @@ from contextlib import closing
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
 import pytest
 import structlog
@@ -106,11 +107,19 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 @pytest.fixture(scope="session", autouse=True)
 def own_data_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Servers that a test starts, in processes of their own too, keep store and keys out of the user's directories."""
+    """Servers of a module, in processes of their own too, keep store and keys out of the user's directories."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PROLEPSIS_DATA", str(tmp_path_factory.mktemp("data")))
         patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
         patch.setenv("SSL_CERT_FILE", str(AUTHORITY))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def own_data() -> Iterator[None]:
+    """Each test begins without what another left in the data directory, such as scopes that are stopped."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PROLEPSIS_DATA", str(Path(os.environ["PROLEPSIS_DATA"]) / uuid4().hex))
         yield
 
 
