@@ -46,6 +46,7 @@ $(TORCH): constraints.txt | $(BIN)/python
 	@touch $@
 
 $(STAMP): pyproject.toml constraints.txt $(TORCH) | $(BIN)/python
+	$(PIP) install --quiet --no-deps -e heads/smollm2-135m-instruct  # which the extra `engine` requires
 	$(PIP) install --quiet -c constraints.txt -e '.[dev]'
 	@touch $@
 

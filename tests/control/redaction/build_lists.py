@@ -1,7 +1,7 @@
 """Builds the lists of names that redaction reads: `python -m tests.control.redaction.build_lists`, then score them.
 
 It needs Faker and mimesis (`pip install faker mimesis`), whose lists are made for synthetic people; here they say which
-words are likely to be names. Both are MIT; the file has their licences.
+words are likely to be names. Both are MIT; their licences go into a file beside it.
 """
 
 import json
@@ -14,6 +14,7 @@ from importlib import import_module, metadata, resources
 from tests.paths import ROOT
 
 FILE = ROOT / "src" / "prolepsis" / "control" / "redaction" / "names.json.xz"
+LICENCES = FILE.with_name("names-LICENSE.txt")
 SOURCES = ("faker", "mimesis")
 ALSO_WORDS_TEXT = """
     abril amber american anchor angel april art asia august autumn aurora ava bill bob candy carol chance charity
@@ -64,7 +65,6 @@ def built() -> Mapping[str, object]:
     rare = {word for word in words if given.get(word, 0) <= MAX_LOCALES_OF_WORDS}
     names = frozenset(given) | (mimesis_texts("person", "names") - words)
     return {
-        "licences": {name: licence(name) for name in SOURCES},
         "given": sorted(names),
         "surnames": sorted(frozenset(faker_names("last_name")) | mimesis_texts("person", "surnames")),
         "doubtful": sorted(names & (ALSO_WORDS | ALSO_PLACES | rare)),
@@ -76,7 +76,7 @@ def built() -> Mapping[str, object]:
 def licence(package: str) -> str:
     found = metadata.distribution(package)
     [file] = [file for file in found.files or () if file.name.upper().startswith("LICENSE")]
-    return f"{package} {found.version}\n\n{file.read_text()}"
+    return f"{package} {found.version}\n\n{file.read_text().strip()}\n"
 
 
 def of_script(fields: tuple[str, ...]) -> set[str]:
@@ -138,6 +138,7 @@ def texts(value: object) -> Iterator[str]:
 
 def main() -> None:
     FILE.write_bytes(lzma.compress(json.dumps(built(), ensure_ascii=False).encode(), preset=9))
+    LICENCES.write_text("\n".join(licence(name) for name in SOURCES))
     print(f"wrote {FILE}: {FILE.stat().st_size} bytes")
 
 

@@ -1,7 +1,7 @@
 """Given names, surnames and ordinary words of many languages, from one compressed file.
 
-`names.json.xz` is made of the lists of Faker and mimesis, and has their licences. It is read with the first text that
-has a word in prose that may be a name.
+`names.json.xz` is made of the lists of Faker and mimesis, whose licences are beside it. It is read with the first text
+that has a word in prose that may be a name.
 """
 
 import json

@@ -11,12 +11,14 @@ import torch
 from build import BuildBackendException, ProjectBuilder
 from pyproject_hooks import quiet_subprocess_runner
 
+from prolepsis.core.config import DEFAULT_MODEL
 from prolepsis.engine.models.files.store import KNOWN
 from prolepsis.engine.models.files.weights import open_checkpoint
-from prolepsis.engine.models.heads.format import CONFIG, HeadStorage, save_with_checksum
+from prolepsis.engine.models.heads.format import CONFIG, HeadStorage, read_config, save_with_checksum
 from prolepsis.engine.models.heads.levels import save_levels
-from prolepsis.engine.models.heads.registry import NAMESPACE, SHIPPED, find_head, head_for, list_heads, shipped_folders
+from prolepsis.engine.models.heads.registry import CHECKOUT, NAMESPACE, find_head, head_for, list_heads, shipped_folders
 from prolepsis.engine.models.load import IDENTITY_DIGITS, LoadedModel
+from prolepsis.engine.models.provenance import read_provenance
 from prolepsis.engine.models.targets.lean import LeanModel
 from prolepsis.engine.models.targets.lean_shape import LeanShape
 from prolepsis.engine.text.model_tokenizer import ModelTokenizer
@@ -84,9 +86,9 @@ def test_a_distribution_without_its_head_is_not_built(tmp_path: Path) -> None:
 
 
 def test_heads_of_a_checkout_are_found_beside_the_package() -> None:
-    assert SHIPPED.parents[5] == ROOT
+    assert CHECKOUT == ROOT / "heads"
     homes = sorted((ROOT / "heads").glob(f"*/{NAMESPACE}"))
-    assert shipped_folders()[: 1 + len(homes)] == [SHIPPED, *homes]
+    assert shipped_folders()[: len(homes)] == homes
     names = {home.name for place in homes for home in place.iterdir() if (home / CONFIG).is_file()}
     assert names <= {entry.name for entry in list_heads()}
 
@@ -96,8 +98,19 @@ def test_each_distribution_holds_data_only() -> None:
         settings = tomllib.loads((project / "pyproject.toml").read_text())
         about, wheel = settings["project"], settings["tool"]["hatch"]["build"]["targets"]["wheel"]
         assert about["dependencies"] == []
+        assert about["license-files"] == ["LICENSE", "NOTICE"]
+        assert (project / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+        [head] = (project / NAMESPACE).iterdir()
+        assert head.name in (project / "NOTICE").read_text()
+        assert about["version"] == str(read_provenance(read_config(head).provenance).version)
         assert about["name"].startswith("prolepsis-head-")
         assert wheel["only-include"] == [NAMESPACE]
         files = [file for file in (project / NAMESPACE).rglob("*") if file.is_file()]
         assert not [file for file in files if file.suffix == ".py"]
         assert sum(file.stat().st_size for file in files) < 25e6
+
+
+def test_the_engine_requires_the_head_of_the_default_model_at_its_version() -> None:
+    engine = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["engine"]
+    about = tomllib.loads((ROOT / "heads" / DEFAULT_MODEL / "pyproject.toml").read_text())["project"]
+    assert f"{about['name']}=={about['version']}" in engine

@@ -31,9 +31,10 @@ from prolepsis.engine.models.targets.native import NativeModel
 
 log = structlog.get_logger(__name__)
 
-SHIPPED = Path(__file__).parent / "shipped"
 NAMESPACE = "prolepsis_heads"
 """Package of the distributions that hold a head each: prolepsis_heads/NAME is its folder."""
+CHECKOUT = Path(__file__).parents[5] / "heads"
+"""Where a checkout has these distributions."""
 AUTO, NONE = "auto", "none"
 CHAMPION = "champion"
 """The alias of a version that "auto" takes."""
@@ -85,11 +86,11 @@ class HeadEntry:
 
 
 def shipped_folders() -> list[Path]:
-    """Return the folders of heads that come with packages: this one, those beside it in a checkout, installed ones."""
-    checkout = sorted((SHIPPED.parents[5] / "heads").glob(f"*/{NAMESPACE}"))
+    """Return the folders of heads that come with packages: those of a checkout, and installed ones."""
+    checkout = sorted(CHECKOUT.glob(f"*/{NAMESPACE}"))
     spec = find_spec(NAMESPACE)
     installed = spec.submodule_search_locations if spec is not None else None
-    return [SHIPPED, *checkout, *(Path(place) for place in installed or ())]
+    return [*checkout, *(Path(place) for place in installed or ())]
 
 
 def list_heads(root: Path | None = None) -> list[HeadEntry]:
