@@ -17,12 +17,12 @@ from pathlib import Path
 from types import ModuleType
 
 import structlog
+from prolepsis_kernels import SOURCES
 
 from prolepsis.core.files import cache_directory, exclusive
 
 log = structlog.get_logger(__name__)
 
-SOURCES = Path(__file__).parent
 compile_seconds: list[float] = []
 """Duration of each compilation in this process; compiled code is shared by all engines of the process."""
 _OPTIONS = ("-O3", "-std=c++20", "-fno-math-errno", "-fPIC")

@@ -1,0 +1,5 @@
+"""The sources of Prolepsis's kernels."""
+
+from pathlib import Path
+
+SOURCES = Path(__file__).parent / "sources"
