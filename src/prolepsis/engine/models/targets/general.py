@@ -202,7 +202,7 @@ def _load_class(checkpoint: Checkpoint, dtype: torch.dtype) -> nn.Module:
 class FewRowsLinear(nn.Module):
     """`nn.Linear` in bf16 on packed weights: fast for few rows, bitwise the same for any number of rows.
 
-    Sums are in float32, the result is rounded to bf16 once (`prolepsis_kernels/sources/products.h`).
+    Sums are in float32, the result is rounded to bf16 once (`sources/products.h`).
     """
 
     def __init__(self, module: ModuleType, linear: nn.Linear) -> None:

@@ -1,6 +1,6 @@
 """The native forward: one C++ operator runs a whole pass of a `LeanShape` on the CPU, for any number of rows.
 
-`prolepsis_kernels/sources/decoder.cpp` sums every row in one fixed order, so a row's logits are bitwise the same alone, in a
+`sources/decoder.cpp` sums every row in one fixed order, so a row's logits are bitwise the same alone, in a
 batch, in a prefill chunk, after a prefix-cache hit and on any branch of a tree.
 """
 
