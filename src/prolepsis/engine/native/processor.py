@@ -5,9 +5,13 @@ import os
 import platform
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from prolepsis import __version__
 from prolepsis.core.files import cache_directory
+
+if TYPE_CHECKING:
+    from prolepsis_kernels import BuildSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +37,13 @@ AMX_BF16 = InstructionSet(
     AVX512_BF16.needs | {"amx_tile", "amx_bf16", "amx_int8"},
 )
 FASTEST_FIRST = (AMX_BF16, AVX512_BF16, AVX512_VNNI, AVX_VNNI, AVX2_FMA)
+
+
+def variants() -> "tuple[BuildSpec, ...]":
+    """Return the builds of the forward for this kind of processor, the fastest first."""
+    from prolepsis_kernels import declared
+
+    return tuple(spec for spec in declared() if spec.machine == platform.machine())
 
 
 def processor_flags() -> frozenset[str]:
