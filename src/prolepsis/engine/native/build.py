@@ -107,11 +107,18 @@ def compiled(spec: "BuildSpec") -> Path:
         objects = [str(target.with_name(f"{file}.o")) for file in spec.files]
         with ThreadPoolExecutor() as compilers:
             jobs = zip(spec.files, objects, strict=True)
-            options = [*spec.options, f'-DPROLEPSIS_SOURCES="{spec.sources_hash}"']
+            includes, libraries = _torch_paths()
+            options = [
+                *spec.options,
+                "-fopenmp",
+                *includes,
+                f"-DTORCH_EXTENSION_NAME={spec.name}",
+                f'-DPROLEPSIS_SOURCES="{spec.sources_hash}"',
+            ]
             list(
                 compilers.map(lambda job: run_compiler([*options, "-c", str(spec.folder / job[0]), "-o", job[1]]), jobs)
             )
-        run_compiler([*objects, *spec.links, "-o", str(target)])
+        run_compiler([*objects, *spec.links, *libraries, "-o", str(target)])
 
     return built(f"{spec.name}.so", _key_of(spec), compile_and_link)
 

@@ -1,6 +1,7 @@
 """Chooses what runs of a kernel: the library that came with the package `prolepsis-kernels`, or one compiled here."""
 
 import ctypes
+import hashlib
 import os
 import platform
 from collections.abc import Callable, Iterable, Mapping
@@ -28,8 +29,14 @@ class Choice(Generic[Loaded]):
 
     library: Loaded
     name: str
+    path: Path
     origin: str  # prebuilt | compiled here
     refused: tuple[str, ...]
+
+    @property
+    def identity(self) -> str:
+        """A name for this code and no other: of the variant and the file's content."""
+        return f"{self.name}-{hashlib.sha256(self.path.read_bytes()).hexdigest()[:16]}"
 
     def describe(self) -> str:
         reasons = "; ".join(self.refused)
@@ -53,7 +60,7 @@ def choose(
             continue
         for origin, find in ways.items():
             try:
-                library = load(find(spec))
+                library = load(path := find(spec))
                 reason = fault(library)
             except FileNotFoundError as error:
                 reason = str(error)
@@ -61,7 +68,7 @@ def choose(
                 reason = str(error)
                 log.warning("kernel_refused", kernel=spec.name, origin=origin, reason=reason)
             if reason is None:
-                return Choice(library, spec.name, origin, tuple(refused))
+                return Choice(library, spec.name, path, origin, tuple(refused))
             refused.append(f"{spec.name}, {origin}: {reason}")
     raise RuntimeError("; ".join(refused) or f"there are no kernels for {platform.machine()}")
 

@@ -224,12 +224,12 @@ def replace_linears(model: nn.Module) -> str | None:
     Subclasses of `nn.Linear` stay: they may compute something else.
     """
     try:
-        module, instructions = pick_decoder()
+        kernel = pick_decoder()
     except ModelLoadError as error:
         log.info("few_rows_unavailable", reason=str(error))
         return None
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear and child.weight.dtype == torch.bfloat16:
-                setattr(parent, name, FewRowsLinear(module, child))
-    return instructions.name
+                setattr(parent, name, FewRowsLinear(kernel.library, child))
+    return kernel.name

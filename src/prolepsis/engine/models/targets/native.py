@@ -72,7 +72,8 @@ class NativeModel:
         """Load weights as `checkpoint` stores them; rows meet quantised ones in 8 bits or in bf16."""
         check_widths(shape)
         self.shape = shape
-        self.module, instructions = pick_decoder()
+        self.kernel = pick_decoder()
+        self.module = self.kernel.library
         sizes = (shape.hidden, shape.heads, shape.kv_heads, shape.head_dim, shape.intermediate, shape.vocab)
         scales = (shape.embedding_scale, shape.logit_scale, shape.logit_cap or 0.0)
         self.decoder = self.module.Decoder(
@@ -96,7 +97,7 @@ class NativeModel:
         rounding = computation(list(kinds), int8=int8_activations)
         self.info = ModelInfo(
             name=name,
-            forward=f"native ({', '.join((instructions.name, *rounding))})",
+            forward=f"native ({', '.join((self.kernel.name, *rounding))})",
             vocab_size=shape.vocab,
             max_positions=shape.max_positions,
             num_layers=len(shape.layers),
