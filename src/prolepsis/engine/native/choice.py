@@ -24,7 +24,7 @@ Find = Callable[[BuildSpec], Path]
 
 
 @dataclass(frozen=True, slots=True)
-class Choice(Generic[Loaded]):
+class ChosenKernel(Generic[Loaded]):
     """A library that runs here, where it comes from, and why each better one does not run."""
 
     library: Loaded
@@ -48,7 +48,7 @@ def choose(
     ways: Mapping[str, Find],
     load: Callable[[Path], Loaded],
     fault: Callable[[Loaded], str | None],
-) -> Choice[Loaded]:
+) -> ChosenKernel[Loaded]:
     """Return the first of `specs` that this processor runs, that can be had one of these ways, opens and has no fault.
 
     Raises `RuntimeError` with the reasons where there is none.
@@ -68,7 +68,7 @@ def choose(
                 reason = str(error)
                 log.warning("kernel_refused", kernel=spec.name, origin=origin, reason=reason)
             if reason is None:
-                return Choice(library, spec.name, path, origin, tuple(refused))
+                return ChosenKernel(library, spec.name, path, origin, tuple(refused))
             refused.append(f"{spec.name}, {origin}: {reason}")
     raise RuntimeError("; ".join(refused) or f"there are no kernels for {platform.machine()}")
 
@@ -98,7 +98,7 @@ def sources_of(path: Path) -> str:
     return str(function().decode())
 
 
-def expected() -> Choice[Path]:
+def expected() -> ChosenKernel[Path]:
     """Return what a start would run, without a check of its results, and without compiling."""
     there = {name: compilable if find is compiled else find for name, find in ways().items()}
     return choose(variants(), there, lambda path: path, lambda _: None)

@@ -8,7 +8,7 @@ from types import ModuleType
 import torch
 
 from prolepsis.core.errors import ModelLoadError
-from prolepsis.engine.native.choice import Choice, choose, ways
+from prolepsis.engine.native.choice import ChosenKernel, choose, ways
 from prolepsis.engine.native.processor import variants
 
 
@@ -32,7 +32,7 @@ def fault(module: ModuleType) -> str | None:
 
 
 @lru_cache(maxsize=1)
-def pick_decoder() -> Choice[ModuleType]:
+def pick_decoder() -> ChosenKernel[ModuleType]:
     """Return the fastest decoder that runs correctly here; raises `ModelLoadError` with the reasons where none does."""
     try:
         return choose(variants(), ways(), load_decoder, fault)
