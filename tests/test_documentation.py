@@ -77,7 +77,7 @@ CANNOT_RUN = {
 """By the beginning of a command: why it is not run here."""
 
 
-FOLDERS = ("src", "tests", "benchmarks", "docs", "deploy", "monitoring", "heads")
+FOLDERS = ("src", "tests", "benchmarks", "docs", "deploy", "monitoring", "heads", "kernels")
 NOT_OURS = {
     "utils/cpu_triton_utils.py",
     "vocab",

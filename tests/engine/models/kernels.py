@@ -26,7 +26,7 @@ def team(threads: int) -> object:
     """Return threads as a model on the native forward has them; None, which is the caller alone, without kernels."""
     if _REASON is not None:
         return None
-    module, _ = pick_decoder()
+    module = pick_decoder().library
     sizes = (64, 1, 1, 64, 64, 64)  # hidden, heads, KV heads, head, intermediate, vocabulary
     made: object = module.Decoder(module.Shape(*sizes, 1e-5, 1.0, 1.0, 0.0), threads, True).team
     return made

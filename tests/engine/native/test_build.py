@@ -5,21 +5,15 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from prolepsis_kernels import BuildSpec
 from structlog.testing import capture_logs
 
-from prolepsis.engine.native.build import compile_seconds, compiler_missing, load_extension
+from prolepsis.engine.native.build import compile_seconds, compiled, compiler_missing
 from tests.waiting import ended
 
-SOURCE = """
-#include <Python.h>
-static PyModuleDef answer = {PyModuleDef_HEAD_INIT, "answer"};
-#define JOIN(a, b) a##b
-#define INIT(name) JOIN(PyInit_, name)
-PyMODINIT_FUNC INIT(TORCH_EXTENSION_NAME)() { return PyModule_Create(&answer); }
-"""
+SOURCE = 'extern "C" const char* prolepsis_sources() { return PROLEPSIS_SOURCES; }'
 needs_compiler = pytest.mark.skipif(compiler_missing() is not None, reason=f"{compiler_missing()}")
 
 
@@ -35,8 +29,9 @@ class Workshop:
         log = self.folder / "calls"
         return log.read_text().count("-shared") if log.exists() else 0
 
-    def load(self, *flags: str) -> ModuleType:
-        return load_extension("answer", ["answer.cpp"], flags, folder=self.folder / "sources")
+    def build(self, *flags: str) -> Path:
+        options, folder = ("-fPIC", *flags), self.folder / "sources"
+        return compiled(BuildSpec("answer", "any", frozenset(), ("answer.cpp",), options, ("-shared",), folder))
 
     def use_compiler(self, version: str) -> None:
         script = self.folder / "compiler"
@@ -63,9 +58,9 @@ def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workshop:
 
 @needs_compiler
 def test_a_build_is_reused_when_path_changes(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = workshop.load()
+    first = workshop.build()
     monkeypatch.setenv("PATH", f"{workshop.folder}{os.pathsep}{os.environ['PATH']}")
-    assert workshop.load().__file__ == first.__file__
+    assert workshop.build() == first
     assert workshop.num_builds == 1
 
 
@@ -73,7 +68,7 @@ def test_a_build_is_reused_when_path_changes(workshop: Workshop, monkeypatch: py
 @pytest.mark.parametrize(
     "change",
     [
-        lambda workshop: workshop.load("-DOTHER"),
+        lambda workshop: workshop.build("-DOTHER"),
         lambda workshop: (workshop.folder / "sources" / "answer.cpp").write_text(SOURCE + "// other"),
         lambda workshop: (workshop.folder / "sources" / "other.h").write_text("// new"),
         lambda workshop: workshop.use_compiler("2.0"),
@@ -83,41 +78,41 @@ def test_a_build_is_reused_when_path_changes(workshop: Workshop, monkeypatch: py
 def test_another_source_compiler_or_flag_is_another_build(
     workshop: Workshop, change: Callable[[Workshop], object]
 ) -> None:
-    first = workshop.load()
+    first = workshop.build()
     change(workshop)
-    workshop.load()
+    workshop.build()
     assert workshop.num_builds == 2
-    assert Path(str(first.__file__)).is_file()
+    assert first.is_file()
 
 
 @needs_compiler
 def test_a_compile_says_what_it_is_for_and_how_long_it_took(workshop: Workshop) -> None:
     num_before = len(compile_seconds)
     with capture_logs() as logs:
-        module = workshop.load()
-        workshop.load()
+        module = workshop.build()
+        workshop.build()
     started, finished = logs
     assert len(compile_seconds) == num_before + 1
     assert (started["event"], finished["event"]) == ("native_compile_started", "native_compile_finished")
-    assert started["file"] == finished["file"] == Path(str(module.__file__)).name
+    assert started["file"] == finished["file"] == module.name
     assert "is missing" in started["reason"]
     assert finished["seconds"] >= 0
 
 
 @needs_compiler
 def test_a_killed_build_does_not_block_the_next(workshop: Workshop) -> None:
-    kept = Path(str(workshop.load().__file__))
+    kept = workshop.build()
     kept.unlink()
     staging = kept.parent.with_suffix(".partial")
     staging.mkdir()
     (staging / kept.name).write_bytes(b"half a library")
-    assert workshop.load().__file__ == str(kept)
+    assert workshop.build() == kept
     assert not staging.exists()
 
 
 @needs_compiler
 def test_one_of_two_simultaneous_builds_compiles(workshop: Workshop) -> None:
-    threads = [threading.Thread(target=workshop.load, daemon=True) for _ in range(2)]
+    threads = [threading.Thread(target=workshop.build, daemon=True) for _ in range(2)]
     for thread in threads:
         thread.start()
     ended(*threads)
@@ -128,7 +123,18 @@ def test_one_of_two_simultaneous_builds_compiles(workshop: Workshop) -> None:
 def test_a_source_that_does_not_compile_is_an_error_with_the_compilers_words(workshop: Workshop) -> None:
     (workshop.folder / "sources" / "answer.cpp").write_text("nonsense")
     with pytest.raises(RuntimeError, match="nonsense"):
-        workshop.load()
+        workshop.build()
+
+
+@needs_compiler
+def test_a_kept_build_needs_no_compiler(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+    workshop.build()
+    workshop.use_compiler("2.0")
+    newest = workshop.build()
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert workshop.build() == newest
+    with pytest.raises(RuntimeError, match="no-such-compiler is not found"):
+        workshop.build("-DOTHER")
 
 
 def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

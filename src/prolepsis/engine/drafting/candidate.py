@@ -151,7 +151,7 @@ def merge(first: ScoredDraft, second: ScoredDraft, limit: int) -> Draft:
 
 
 def merge_in_python(first: ScoredDraft, second: ScoredDraft, limit: int) -> Draft:
-    """Do `merge` where nothing can be compiled: the readable reference of `engine/native/merge.h`."""
+    """Do `merge` where nothing can be compiled: the readable reference of `sources/merge.h`."""
     nodes: list[_Node] = []  # those that only the second draft has are last
     known: dict[tuple[int, int], int] = {}
     above = [_add(nodes, known, scored, kind) for scored, kind in ((first, _FIRST), (second, _SECOND))]

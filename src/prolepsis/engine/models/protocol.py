@@ -150,7 +150,7 @@ class ThreadedModel(TargetModel, Protocol):
 
     @property
     def team(self) -> object:
-        """The threads, for kernels that share their work (`engine/native/team_handle.h`), one call at a time."""
+        """The threads, for kernels that share their work (`sources/team_handle.h`), one call at a time."""
 
 
 @runtime_checkable

@@ -15,14 +15,18 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import structlog
+from prolepsis_kernels import SOURCES
 
 from prolepsis.core.files import cache_directory, exclusive
 
+if TYPE_CHECKING:
+    from prolepsis_kernels import BuildSpec
+
 log = structlog.get_logger(__name__)
 
-SOURCES = Path(__file__).parent
 compile_seconds: list[float] = []
 """Duration of each compilation in this process; compiled code is shared by all engines of the process."""
 _OPTIONS = ("-O3", "-std=c++20", "-fno-math-errno", "-fPIC")
@@ -93,29 +97,79 @@ def draft_kernel() -> ModuleType | None:
     return load_if_possible("drafts", ("drafts.cpp",), ("-ffp-contract=off",))
 
 
+def compiled(spec: "BuildSpec") -> Path:
+    """Return the library that was compiled here, or compile it.
+
+    Raises `RuntimeError` with the compiler's output, or where there is neither a build nor a compiler.
+    """
+
+    def compile_and_link(target: Path) -> None:
+        objects = [str(target.with_name(f"{file}.o")) for file in spec.files]
+        with ThreadPoolExecutor() as compilers:
+            jobs = zip(spec.files, objects, strict=True)
+            includes, libraries = _torch_paths()
+            options = [
+                *spec.options,
+                "-fopenmp",
+                *includes,
+                f"-DTORCH_EXTENSION_NAME={spec.name}",
+                f'-DPROLEPSIS_SOURCES="{spec.sources_hash}"',
+            ]
+            list(
+                compilers.map(lambda job: run_compiler([*options, "-c", str(spec.folder / job[0]), "-o", job[1]]), jobs)
+            )
+        run_compiler([*objects, *spec.links, *libraries, "-o", str(target)])
+
+    return built(f"{spec.name}.so", _key_of(spec), compile_and_link)
+
+
+def compilable(spec: "BuildSpec") -> Path:
+    """Return the file that `compiled` would return, which need not be there; raises `RuntimeError` where it would."""
+    return _kept(f"{spec.name}.so", _key_of(spec))
+
+
+def _key_of(spec: "BuildSpec") -> str:
+    return build_key((spec.sources_hash, *spec.options, *spec.files, *spec.links), ())
+
+
 def build_key(parts: Iterable[str], sources: Iterable[Path]) -> str:
-    """Return a hash, in hexadecimal, of options, sources, compiler and machine: equal keys have equal results."""
+    """Return a hash, in hexadecimal, of options, sources and kind of machine."""
     digest = hashlib.sha256()
-    version = subprocess.run([*compiler(), "--version"], capture_output=True, text=True, check=True).stdout  # noqa: S603
-    for part in (*parts, version, platform.machine()):
+    for part in (*parts, platform.machine()):
         digest.update(part.encode() + b"\0")
     for source in sorted(sources):
         digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
     return digest.hexdigest()
 
 
+def _kept(name: str, key: str) -> Path:
+    """Return where the file `name` of `key` is kept: by compiler, or without one the newest that any compiler made.
+
+    Raises `RuntimeError` where there is no compiler and no such file.
+    """
+    folder = cache_directory() / "native" / key[:16]
+    if (missing := compiler_missing()) is None:
+        version = subprocess.run([*compiler(), "--version"], capture_output=True, check=True).stdout  # noqa: S603
+        return folder / hashlib.sha256(version).hexdigest()[:8] / name
+    files = sorted(folder.glob(f"*/{name}"), key=lambda file: file.stat().st_mtime)
+    if not files:
+        raise RuntimeError(missing)
+    return files[-1]
+
+
 def built(name: str, key: str, make: Callable[[Path], None]) -> Path:
     """Return the file `name` that is kept under `key`; if there is none, `make` writes it to the given path.
 
-    One process builds at a time, in a folder of its own; a build that is killed leaves no usable file.
+    One process builds at a time, in a folder of its own; a build that is killed leaves no usable file. Raises
+    `RuntimeError` where there is neither a file nor a compiler.
     """
-    kept = cache_directory() / "native" / key[:16] / name
+    kept = _kept(name, key)
     if kept.is_file():
         return kept
     with exclusive(kept.parent.with_suffix(".lock")):
         if kept.is_file():
             return kept
-        log.warning("native_compile_started", file=name, compiler=" ".join(compiler()), reason=f"{kept} is missing")
+        log.info("native_compile_started", file=name, compiler=" ".join(compiler()), reason=f"{kept} is missing")
         started = time.monotonic()
         staging = kept.parent.with_suffix(".partial")
         shutil.rmtree(staging, ignore_errors=True)
@@ -125,7 +179,7 @@ def built(name: str, key: str, make: Callable[[Path], None]) -> Path:
         (staging / name).replace(kept)
         shutil.rmtree(staging)
         compile_seconds.append(time.monotonic() - started)
-        log.warning("native_compile_finished", file=name, seconds=round(compile_seconds[-1], 1))
+        log.info("native_compile_finished", file=name, seconds=round(compile_seconds[-1], 1))
     return kept
 
 

@@ -14,7 +14,7 @@ from prolepsis.engine.native.build import load_if_possible
 
 @functools.cache
 def native_kernel() -> ModuleType | None:
-    """Return `engine/native/sampling.cpp`, built and loaded once for the process; None where that is not possible.
+    """Return `sources/sampling.cpp`, built and loaded once for the process; None where that is not possible.
 
     It offers `Row(address, wide, temperature, top_k, top_p, min_p, key)`, `pick(rows, vocab, team)`,
     `verify(address, stride, vocab, drafts, team)`, `probabilities(row, vocab, target)`,

@@ -1,6 +1,6 @@
 """A place in a text that a sequence follows with changes: an edited file, a predicted output, a client's draft.
 
-The readable reference of `engine/native/followed.h`. The anchor says where in the text the sequence goes on. A
+The readable reference of `sources/followed.h`. The anchor says where in the text the sequence goes on. A
 committed token that the text has there moves it. After another one the sequence may go on in three ways: the token was
 inserted (the text goes on at the anchor), it replaced one (behind as many tokens as are new), or some were left out
 (behind the nearest place that ends as the sequence does). All are guesses for the next draft. The anchor moves only

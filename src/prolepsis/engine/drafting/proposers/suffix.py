@@ -1,6 +1,6 @@
 """Proposes trees of what followed the last tokens of a sequence earlier: in itself, or in outputs under its cache salt.
 
-One native call serves all sequences of a step (`engine/native/suffix.h`); where nothing can be compiled the same
+One native call serves all sequences of a step (`sources/suffix.h`); where nothing can be compiled the same
 drafts come from `suffix_index`, which says how places are found and weighed. With a tokenizer, text that an answer
 copies in another form is found too (`copies`).
 """

@@ -1,6 +1,6 @@
 """Finds where the last tokens of a sequence occurred before: in itself, in a text given with it, or in earlier outputs.
 
-The readable reference of `engine/native/suffix.h`, which serves where a compiler is; the drafts are the same.
+The readable reference of `sources/suffix.h`, which serves where a compiler is; the drafts are the same.
 Earlier outputs are those under the sequence's cache salt. A text that the sequence copies is followed (`followed`).
 
 Both indexes are hash chains, as LZ77 coders use them, rather than a suffix tree or automaton. For each of a few n-gram

@@ -202,7 +202,7 @@ def _load_class(checkpoint: Checkpoint, dtype: torch.dtype) -> nn.Module:
 class FewRowsLinear(nn.Module):
     """`nn.Linear` in bf16 on packed weights: fast for few rows, bitwise the same for any number of rows.
 
-    Sums are in float32, the result is rounded to bf16 once (`engine/native/products.h`).
+    Sums are in float32, the result is rounded to bf16 once (`sources/products.h`).
     """
 
     def __init__(self, module: ModuleType, linear: nn.Linear) -> None:
@@ -224,12 +224,12 @@ def replace_linears(model: nn.Module) -> str | None:
     Subclasses of `nn.Linear` stay: they may compute something else.
     """
     try:
-        module, instructions = pick_decoder()
+        kernel = pick_decoder()
     except ModelLoadError as error:
         log.info("few_rows_unavailable", reason=str(error))
         return None
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear and child.weight.dtype == torch.bfloat16:
-                setattr(parent, name, FewRowsLinear(module, child))
-    return instructions.name
+                setattr(parent, name, FewRowsLinear(kernel.library, child))
+    return kernel.name

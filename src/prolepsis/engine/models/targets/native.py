@@ -1,6 +1,6 @@
 """The native forward: one C++ operator runs a whole pass of a `LeanShape` on the CPU, for any number of rows.
 
-`engine/native/decoder.cpp` sums every row in one fixed order, so a row's logits are bitwise the same alone, in a
+`sources/decoder.cpp` sums every row in one fixed order, so a row's logits are bitwise the same alone, in a
 batch, in a prefill chunk, after a prefix-cache hit and on any branch of a tree.
 """
 
@@ -72,7 +72,8 @@ class NativeModel:
         """Load weights as `checkpoint` stores them; rows meet quantised ones in 8 bits or in bf16."""
         check_widths(shape)
         self.shape = shape
-        self.module, instructions = pick_decoder()
+        self.kernel = pick_decoder()
+        self.module = self.kernel.library
         sizes = (shape.hidden, shape.heads, shape.kv_heads, shape.head_dim, shape.intermediate, shape.vocab)
         scales = (shape.embedding_scale, shape.logit_scale, shape.logit_cap or 0.0)
         self.decoder = self.module.Decoder(
@@ -96,7 +97,7 @@ class NativeModel:
         rounding = computation(list(kinds), int8=int8_activations)
         self.info = ModelInfo(
             name=name,
-            forward=f"native ({', '.join((instructions.name, *rounding))})",
+            forward=f"native ({', '.join((self.kernel.name, *rounding))})",
             vocab_size=shape.vocab,
             max_positions=shape.max_positions,
             num_layers=len(shape.layers),

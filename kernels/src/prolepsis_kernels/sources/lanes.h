@@ -1,6 +1,10 @@
 // Sixteen float32 lanes: one AVX-512 register, or two of AVX2. Everything elementwise in the decoder is written once, on these.
 #pragma once
+#if defined(__x86_64__)
 #include <immintrin.h>
+#else
+#include "avx2_on_arm.h"
+#endif
 
 #include <cstdint>
 #include <cstring>
