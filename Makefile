@@ -45,7 +45,7 @@ $(TORCH): constraints.txt | $(BIN)/python
 		|| $(PIP) install --no-deps $(TORCH_FLAGS) -c constraints.txt torch
 	@touch $@
 
-$(STAMP): pyproject.toml kernels/pyproject.toml constraints.txt $(TORCH) | $(BIN)/python
+$(STAMP): pyproject.toml kernels/pyproject.toml heads/smollm2-135m-instruct/pyproject.toml constraints.txt $(TORCH) | $(BIN)/python
 	$(PIP) install --quiet -c constraints.txt -e ./kernels -e ./heads/smollm2-135m-instruct -e '.[dev]'
 	@touch $@
 

@@ -6,6 +6,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -188,6 +189,12 @@ def test_files_and_modules_that_a_page_names_are_there() -> None:
         named = {*(name.rstrip("/") for name in files), *modules} - NOT_OURS
         missing += [f"{page.name}: {name}" for name in named if not any(path.endswith(f"/{name}") for path in known)]
     assert not missing
+
+
+def test_the_page_on_installing_names_each_extra() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    page = (ROOT / "docs" / "how-to" / "install.md").read_text().partition("| extra |")[2].partition("\n\n")[0]
+    assert set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == extras.keys() - {"dev", "deploy"}
 
 
 def test_a_command_with_a_wrong_option_is_not_understood() -> None:
