@@ -1,6 +1,6 @@
 """Compiles the native code for AVX2, which any server has; a start compiles what suits its own processor better."""
 
-from prolepsis.engine.native.build import draft_kernel
+from prolepsis.engine.native.proposing import draft_kernel
 from prolepsis.engine.native.decoder import load_decoder
 from prolepsis.engine.native.processor import AVX2_FMA
 from prolepsis.engine.sampling.noise import native_kernel

@@ -178,7 +178,7 @@ def _lean_fault(checkpoint: Checkpoint) -> str | None:
 
 def build_of(model: TargetModel) -> str:
     """Return a name for the compiled code that runs `model`; empty if it has none of its own."""
-    return model.module.__name__ if isinstance(model, NativeModel) else ""
+    return model.kernel.identity if isinstance(model, NativeModel) else ""
 
 
 def machine_of(model: TargetModel) -> str:

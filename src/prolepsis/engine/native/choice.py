@@ -1,18 +1,21 @@
 """Chooses what runs of a kernel: the library that came with the package `prolepsis-kernels`, or one compiled here."""
 
 import ctypes
+import hashlib
 import os
 import platform
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Generic, TypeVar
 
 import structlog
-from prolepsis_kernels import LIBRARIES, BuildSpec
+from prolepsis_kernels import LIBRARIES, BuildSpec, declared
 
 from prolepsis.core.errors import ConfigError
 from prolepsis.engine.native.build import compilable, compiled
+from prolepsis.engine.native.library import Library
 from prolepsis.engine.native.processor import processor_flags, variants
 
 log = structlog.get_logger(__name__)
@@ -28,8 +31,14 @@ class Choice(Generic[Loaded]):
 
     library: Loaded
     name: str
+    path: Path
     origin: str  # prebuilt | compiled here
     refused: tuple[str, ...]
+
+    @property
+    def identity(self) -> str:
+        """A name for this code and no other: of the variant and the file's content."""
+        return f"{self.name}-{hashlib.sha256(self.path.read_bytes()).hexdigest()[:16]}"
 
     def describe(self) -> str:
         reasons = "; ".join(self.refused)
@@ -53,7 +62,7 @@ def choose(
             continue
         for origin, find in ways.items():
             try:
-                library = load(find(spec))
+                library = load(path := find(spec))
                 reason = fault(library)
             except FileNotFoundError as error:
                 reason = str(error)
@@ -61,7 +70,7 @@ def choose(
                 reason = str(error)
                 log.warning("kernel_refused", kernel=spec.name, origin=origin, reason=reason)
             if reason is None:
-                return Choice(library, spec.name, origin, tuple(refused))
+                return Choice(library, spec.name, path, origin, tuple(refused))
             refused.append(f"{spec.name}, {origin}: {reason}")
     raise RuntimeError("; ".join(refused) or f"there are no kernels for {platform.machine()}")
 
@@ -89,6 +98,16 @@ def sources_of(path: Path) -> str:
     function = ctypes.CDLL(str(path)).prolepsis_sources
     function.restype = ctypes.c_char_p
     return str(function().decode())
+
+
+@cache
+def common_library() -> Library | None:
+    """Return the library of sampling and drafts, loaded once for the process; where that fails, warn and return None."""
+    try:
+        return choose((spec for spec in declared() if spec.name == "common"), ways(), Library, lambda _: None).library
+    except RuntimeError as error:
+        log.warning("kernel_missing", kernel="common", reason=str(error))
+        return None
 
 
 def expected() -> Choice[Path]:

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from prolepsis.engine.drafting.proposers import suffix_index
 from prolepsis.engine.drafting.proposers.suffix import SuffixProposer
 from prolepsis.engine.drafting.proposers.suffix_index import SEPARATOR
-from prolepsis.engine.native.build import draft_kernel
+from prolepsis.engine.native.proposing import draft_kernel
 from tests.engine.drafting.sequences import VOCAB, FakeSequence
 
 WAYS = pytest.mark.parametrize("native", [True, False], ids=["native", "reference"])
