@@ -136,8 +136,8 @@ def merge(first: ScoredDraft, second: ScoredDraft, limit: int) -> Draft:
     if kernel is None:
         return merge_in_python(first, second, limit)
     drafts = (first.draft, second.draft)
-    parts = [(scored.draft.tokens, scored.draft.parents, scored.survivals) for scored in (first, second)]
-    (tokens, parents, survival, buckets), origins = kernel.merge(*parts, limit)
+    one, other = ((scored.draft.tokens, scored.draft.parents, scored.survivals) for scored in (first, second))
+    (tokens, parents, survival, buckets), origins = kernel.merge(one, other, limit)
     names = [name for draft in drafts for name in draft.sources or (draft.proposer,) * len(draft.tokens)]
     sources = tuple([names[origin] for origin in origins])
     return Draft(tokens, parents, MERGED, survival, buckets=buckets, sources=sources)

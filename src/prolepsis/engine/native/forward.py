@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from prolepsis.engine.native.library import Handle, Library, Team, address, fields, integers, values_of, zeros
+from prolepsis.engine.native.library import Handle, Library, Team, address, fields, integers, places_of, zeros
 
 _BF16_FORMAT = 30  # of `Part`: values, not the bytes of a stored format
 _LINE = 64  # bytes of a cache line
@@ -128,7 +128,7 @@ class DecoderLibrary(Library):
         own, slots = integers(pages), integers(slot for pair in moves for slot in pair)
         if not all(0 <= page < cache.shape[1] for page in own) or not all(0 <= slot < 32 * len(own) for slot in slots):
             raise ValueError(f"moves {list(moves)} in pages {list(own)} of {cache.shape[1]}")
-        self.move_slots(byref(described), values_of(own), values_of(slots), len(moves))
+        self.move_slots(byref(described), *places_of(own), *places_of(slots), len(moves))
 
     def make(self, shape: Shape, threads: int, *, int8: bool) -> "Decoder":
         """Return a decoder without weights; stored ones meet rows in 8 bits, or are expanded to bfloat16."""
@@ -251,7 +251,7 @@ class Decoder:
         if width and into is None:
             raise ValueError(f"layers {list(taps)} are tapped without features to write to")
         self._library.decoder_forward(
-            self._at, byref(batch), logits.data_ptr(), values_of(tapped), len(tapped), into, values_of(argmax)
+            self._at, byref(batch), logits.data_ptr(), *places_of(tapped), len(tapped), into, *places_of(argmax)
         )
         return logits, argmax.tolist()
 
@@ -304,7 +304,7 @@ class Decoder:
             rows,
             address(shortlist, torch.int32, rows, size),
             size,
-            values_of(pairs),
+            *places_of(pairs),
             len(drafted),
             count,
             ids.data_ptr(),
@@ -324,7 +324,7 @@ class Decoder:
         size = sum(spec.node_budget for spec in specs)
         counts, tokens, parents = zeros(len(specs)), zeros(size), zeros(size)
         survival, chances = array("d", bytes(8 * size)), array("d", bytes(8 * size))
-        outputs = map(values_of, (counts, tokens, parents, survival, chances))
+        outputs = places_of(counts, tokens, parents, survival, chances)
         listed = (TreeSpec * len(specs))(*specs)
         self._library.decoder_trees(
             self._at, byref(batch), at, features.shape[-1], shortlist, byref(params), listed, *outputs

@@ -1,7 +1,7 @@
 """A shared library of the kernels, called by ctypes through its C face (`sources/face.h`).
 
 All functions return what they are asked for, or 0, and -1 where they fail. Nothing in C knows the types of arrays:
-who calls passes addresses of `values_of` or `address`, which check them, and keeps the arrays until the call is over.
+who calls passes addresses of `places_of` or `address`, which check them, and keeps the arrays until the call is over.
 """
 
 import ctypes
@@ -136,8 +136,8 @@ def address(tensor: Tensor, dtype: torch.dtype, *shape: int) -> int:
     return tensor.data_ptr()
 
 
-def values_of(values: "array[Any]") -> int:
-    return values.buffer_info()[0]
+def places_of(*arrays: "array[Any]") -> list[int]:
+    return [values.buffer_info()[0] for values in arrays]
 
 
 def integers(values: Iterable[int]) -> "array[int]":

@@ -8,7 +8,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from prolepsis.engine.native.library import Library, Team, address, fields, integers, values_of, zeros
+from prolepsis.engine.native.library import Library, Team, address, fields, integers, places_of, zeros
 
 _TRUNCATION = ("d temperature", "i top_k", "d top_p min_p")
 
@@ -36,20 +36,20 @@ class SamplingKernel:
     def argmax(self, logits: Tensor, size: int, at: Sequence[int]) -> list[int]:
         """Return the lowest id of the largest value of each of the rows `at`."""
         rows, found = _rows(logits, size, at), zeros(len(at))
-        self._library.argmax(*_place(logits), size, values_of(rows), len(rows), values_of(found))
+        self._library.argmax(*_place(logits), size, *places_of(rows), len(rows), *places_of(found))
         return found.tolist()
 
     def below_infinity(self, logits: Tensor, size: int, at: Sequence[int]) -> list[bool]:
         """Return of each of the rows `at` whether its values are numbers below infinity."""
         rows, found = _rows(logits, size, at), zeros(len(at))
-        self._library.below_infinity(*_place(logits), size, values_of(rows), len(rows), values_of(found))
+        self._library.below_infinity(*_place(logits), size, *places_of(rows), len(rows), *places_of(found))
         return [bool(below) for below in found]
 
     def pick(self, rows: Sequence[Row], size: int, team: Team | None) -> list[int]:
         """Return the token of each row; the caller holds their logits."""
         tokens = zeros(len(rows))
         listed = (Row * len(rows))(*rows)
-        self._library.pick(listed, len(rows), size, team and team.pointer, values_of(tokens))
+        self._library.pick(listed, len(rows), size, team and team.pointer, *places_of(tokens))
         return tokens.tolist()
 
     def verify(
@@ -75,9 +75,9 @@ class SamplingKernel:
             size,
             listed,
             len(drafts),
-            *map(values_of, inputs),
+            *places_of(*inputs),
             team and team.pointer,
-            *map(values_of, (tokens, path, counts)),
+            *places_of(tokens, path, counts),
         )
         walked, place = [], 0
         for i, draft in enumerate(drafts):

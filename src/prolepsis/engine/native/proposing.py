@@ -10,7 +10,7 @@ from functools import cache, partial
 from itertools import accumulate, chain
 
 from prolepsis.engine.native.choice import common_library
-from prolepsis.engine.native.library import Handle, Library, integers, values_of, zeros
+from prolepsis.engine.native.library import Handle, Library, integers, places_of, zeros
 
 Nodes = tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...], tuple[int, ...]]
 """Tokens, parents, survivals and buckets of a draft."""
@@ -32,7 +32,7 @@ class SequenceIndex:
 
     def give(self, tokens: Iterable[int]) -> None:
         given = array("i", tokens)
-        self._library.sequence_give(self.handle.pointer, values_of(given), len(given))
+        self._library.sequence_give(self.handle.pointer, *places_of(given), len(given))
 
     def follow_given(self) -> None:
         self._library.sequence_follow_given(self.handle.pointer)
@@ -53,7 +53,7 @@ class SharedIndex:
 
     def add(self, tag: int, tokens: Iterable[int]) -> None:
         added = array("i", tokens)
-        self._library.shared_add(self.handle.pointer, tag, values_of(added), len(added))
+        self._library.shared_add(self.handle.pointer, tag, *places_of(added), len(added))
 
 
 Request = tuple[SequenceIndex, Sequence[int], int, int]
@@ -74,18 +74,18 @@ class DraftKernel:
         counts, output = zeros(len(requests)), _Output(sum(limits))
         inputs = (indexes, tokens, integers(len(r[1]) for r in requests), integers(r[2] for r in requests), limits)
         pointer = shared and shared.handle.pointer
-        self._library.propose(pointer, len(requests), *map(values_of, (*inputs, counts, *output.arrays)))
+        self._library.propose(pointer, len(requests), *places_of(*inputs, counts, *output.arrays))
         places = [0, *accumulate(limits)]
         return [output.nodes(place, count) if count else None for place, count in zip(places, counts, strict=False)]
 
     def merge(self, first: Scored, second: Scored, limit: int) -> tuple[Nodes, list[int]]:
         """Return the merged draft, and for each of its nodes which one of the nodes of both it was."""
-        tokens, parents = (integers(chain(first[i], second[i])) for i in (0, 1))
+        tokens, parents = integers(chain(first[0], second[0])), integers(chain(first[1], second[1]))
         survival = array("d", chain(first[2], second[2]))
         output, origins = _Output(len(tokens)), zeros(len(tokens))
         arrays = (tokens, parents, survival)
         count = self._library.merge(
-            len(first[0]), len(second[0]), *map(values_of, arrays), limit, *map(values_of, (*output.arrays, origins))
+            len(first[0]), len(second[0]), *places_of(*arrays), limit, *places_of(*output.arrays, origins)
         )
         return output.nodes(0, count), origins[:count].tolist()
 

@@ -93,7 +93,9 @@ class NativeModel:
             rotated = layer.shape.rope
             add_layer(self.decoder, layer, -1 if rotated is None else shape.ropes.index(rotated))
         ends = reader.ends()
-        self.decoder.set_ends(part(ends.embedding), ends.head and part(ends.head), ends.final_norm.float())
+        self.decoder.set_ends(
+            part(ends.embedding), None if ends.head is None else part(ends.head), ends.final_norm.float()
+        )
         rounding = computation(list(kinds), int8=int8_activations)
         self.info = ModelInfo(
             name=name,
