@@ -45,8 +45,8 @@ $(TORCH): constraints.txt | $(BIN)/python
 		|| $(PIP) install --no-deps $(TORCH_FLAGS) -c constraints.txt torch
 	@touch $@
 
-$(STAMP): pyproject.toml constraints.txt $(TORCH) | $(BIN)/python
-	$(PIP) install --quiet -c constraints.txt -e '.[dev]'
+$(STAMP): pyproject.toml kernels/pyproject.toml constraints.txt $(TORCH) | $(BIN)/python
+	$(PIP) install --quiet -c constraints.txt -e ./kernels -e '.[dev]'
 	@touch $@
 
 model: setup

@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import sysconfig
-import tarfile
 import venv
 import zipfile
 from pathlib import Path
@@ -15,6 +14,7 @@ from build import ProjectBuilder
 from pyproject_hooks import quiet_subprocess_runner
 
 from tests.commands import free_port, serving
+from tests.distributions import unpacked
 from tests.paths import ROOT
 from tests.training.targets import save_target
 
@@ -31,12 +31,7 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel, built from the unpacked sdist."""
     folder = tmp_path_factory.mktemp("wheel")
-    with tarfile.open(sdist) as archive:
-        if hasattr(tarfile, "data_filter"):  # the Python of Debian 12 has none
-            archive.extraction_filter = tarfile.data_filter
-        archive.extractall(folder)
-    [unpacked] = folder.iterdir()
-    return Path(ProjectBuilder(unpacked, runner=quiet_subprocess_runner).build("wheel", folder))
+    return Path(ProjectBuilder(unpacked(sdist, folder), runner=quiet_subprocess_runner).build("wheel", folder))
 
 
 def test_nothing_that_the_package_needs_is_a_link() -> None:

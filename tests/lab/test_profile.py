@@ -1,6 +1,7 @@
 """What `prolepsis profile` shows of a curve."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,12 @@ def test_show_gives_times_and_ratios(capsys: pytest.CaptureFixture[str]) -> None
         "drafts can pay at all measured sizes: 4 at once, 512 tokens of context",
     ):
         assert part in text
+
+
+def test_the_variant_is_shown_with_why_no_better_one_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    show(replace(found(), kernel="avx2, prebuilt (not avx_vnni: this processor lacks avx_vnni)"))
+    assert "avx2, prebuilt (not avx_vnni" in capsys.readouterr().out
+    assert document(found())["kernel"] is None
 
 
 def test_quality_is_shown_if_it_was_measured(capsys: pytest.CaptureFixture[str]) -> None:

@@ -47,7 +47,7 @@ def named(place: str) -> Any:
     return getattr(import_module(f"prolepsis.{module}"), attribute)
 
 
-_OF_ENGINE = ("torch", "transformers", "safetensors", "gguf", "numpy")
+_OF_ENGINE = ("torch", "transformers", "safetensors", "gguf", "numpy", "prolepsis_kernels")
 
 
 def not_installed(error: ImportError) -> ConfigError | None:

@@ -47,6 +47,8 @@ def show(result: Profile) -> None:
     facts = [("model", result.model), ("forward", result.forward)]
     if result.fallback:
         facts.append(("no faster forward because", result.fallback))
+    if result.kernel:
+        facts.append(("kernel", result.kernel))
     facts += [("threads", str(result.threads)), ("exactness", result.exactness), ("because", result.exactness_reason)]
     facts.append(("quality", result.quality.describe() if result.quality else "not measured for this model file"))
     facts.append(("default sampling", result.default_sampling.describe()))

@@ -238,9 +238,9 @@ def count(text: str) -> int:
 
 def training_dtype() -> Dtype:
     """Return bfloat16 if the processor multiplies matrices in it fast (AVX-512 BF16, AMX), else float32."""
-    from prolepsis.engine.native.processor import AVX512_BF16, instruction_sets, processor_flags
+    from prolepsis.engine.native.processor import instruction_sets, processor_flags
 
-    return "bfloat16" if AVX512_BF16 in instruction_sets(processor_flags()) else "float32"
+    return "bfloat16" if "avx512_bf16" in instruction_sets(processor_flags()) else "float32"
 
 
 def generate_text(config: EngineConfig, directory: "RunDirectory", text: Text, seed: int = 0) -> None:

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from prolepsis.core.errors import ConfigError
 from prolepsis.engine.native import choice
 from prolepsis.engine.native.build import compiled
-from prolepsis.engine.native.choice import Choice, Find, choose, prebuilt, sources_of, ways
+from prolepsis.engine.native.choice import ChosenKernel, Find, choose, prebuilt, sources_of, ways
 from tests.engine.native.programs import needs_compiler
 
 BEST, GOOD = (BuildSpec(name, "any", frozenset(), ("kernel.cpp",), (), ()) for name in ("best", "good"))
@@ -30,7 +30,7 @@ def way(there: Collection[BuildSpec], error: Exception, origin: str) -> Find:
 
 def chosen(
     prebuilt: Collection[BuildSpec], compiled: Collection[BuildSpec], *, wrong: Collection[str] = ()
-) -> Choice[str]:
+) -> ChosenKernel[str]:
     """Return what is chosen where these can be had, and the named ones, as `origin/name`, compute something else."""
     found: Mapping[str, Find] = {
         "prebuilt": way(prebuilt, FileNotFoundError("not in this installation"), "prebuilt"),

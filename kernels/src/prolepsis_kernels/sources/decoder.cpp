@@ -121,9 +121,8 @@ FACE int64_t prolepsis_decoder(const Shape* shape, int64_t threads, int64_t int8
 FACE int64_t prolepsis_decoder_free(Decoder* decoder) {
   return face::call([&] { delete decoder; });
 }
-FACE int64_t prolepsis_decoder_head(const Decoder* target, int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t intermediate,
-                                    int64_t vocab, double eps, int64_t int8) {
-  return face::call([&] { return target->make_head(heads, kv_heads, head_dim, intermediate, vocab, eps, int8); });
+FACE int64_t prolepsis_decoder_head(const Decoder* target, const Shape* shape, int64_t int8) {
+  return face::call([&] { return target->make_head(*shape, int8); });
 }
 FACE int64_t prolepsis_decoder_exit(const Decoder* target, int64_t layers, int64_t vocab) {
   return face::call([&] { return target->make_exit(layers, vocab); });

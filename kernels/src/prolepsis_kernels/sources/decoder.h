@@ -94,12 +94,10 @@ class Decoder {
 
   std::shared_ptr<Team> team() const { return team_; }
 
-  // Returns a draft head without weights yet, for this target: same rotation, embedding and threads, one layer of `kv_heads` and
-  // `heads` heads, `vocab` tokens.
-  Decoder* make_head(int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t intermediate, int64_t vocab,
-                                     double eps, bool int8) const {
-    const int64_t hidden = shape_.hidden;
-    auto head = std::unique_ptr<Decoder>(new Decoder({hidden, heads, kv_heads, head_dim, intermediate, vocab, eps}, team_, int8));
+  // Returns a draft head without weights yet, for this target: same hidden size, rotation, embedding and threads.
+  Decoder* make_head(const Shape& shape, bool int8) const {
+    check(shape.hidden == shape_.hidden, "a draft head has its target's hidden size, ", shape_.hidden, "; given ", shape.hidden);
+    auto head = std::unique_ptr<Decoder>(new Decoder(shape, team_, int8));
     head->ropes_ = ropes_;
     head->fusion_.emplace();
     head->fusion_->embedding = embedding_;

@@ -29,6 +29,8 @@ class Profile:
     curve: "CostCurve"
     quality: "MeasuredQuality | None" = None
     """Loss of quality through rounding in this model file, if it was measured."""
+    kernel: str | None = None
+    """The native forward's variant, where it comes from, and why each better one does not run."""
 
     @property
     def loads(self) -> "PayingLoads":
@@ -43,6 +45,7 @@ def take_profile(config: EngineConfig, *, fresh: bool) -> Profile:
     from prolepsis.engine.models.files.quality import measured_quality
     from prolepsis.engine.models.files.store import resolve
     from prolepsis.engine.models.load import build_of, load_model
+    from prolepsis.engine.models.targets.native import NativeModel
     from prolepsis.engine.native.processor import default_threads
     from prolepsis.engine.profile import cost_curve, curve_file
 
@@ -66,4 +69,5 @@ def take_profile(config: EngineConfig, *, fresh: bool) -> Profile:
         file=file,
         curve=cost_curve(loaded.model, file, fresh=fresh),
         quality=measured.get(rounding),
+        kernel=loaded.model.kernel.describe() if isinstance(loaded.model, NativeModel) else None,
     )

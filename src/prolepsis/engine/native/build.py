@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
+
 from prolepsis.core.files import cache_directory, exclusive
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ Find = Callable[[BuildSpec], Path]
 
 
 @dataclass(frozen=True, slots=True)
-class Choice(Generic[Loaded]):
+class ChosenKernel(Generic[Loaded]):
     """A library that runs here, where it comes from, and why each better one does not run."""
 
     library: Loaded
@@ -50,7 +50,7 @@ def choose(
     ways: Mapping[str, Find],
     load: Callable[[Path], Loaded],
     fault: Callable[[Loaded], str | None],
-) -> Choice[Loaded]:
+) -> ChosenKernel[Loaded]:
     """Return the first of `specs` that this processor runs, that can be had one of these ways, opens and has no fault.
 
     Raises `RuntimeError` with the reasons where there is none.
@@ -70,7 +70,7 @@ def choose(
                 reason = str(error)
                 log.warning("kernel_refused", kernel=spec.name, origin=origin, reason=reason)
             if reason is None:
-                return Choice(library, spec.name, path, origin, tuple(refused))
+                return ChosenKernel(library, spec.name, path, origin, tuple(refused))
             refused.append(f"{spec.name}, {origin}: {reason}")
     raise RuntimeError("; ".join(refused) or f"there are no kernels for {platform.machine()}")
 
@@ -102,7 +102,7 @@ def sources_of(path: Path) -> str:
 
 @cache
 def common_library() -> Library | None:
-    """Return the library of sampling and drafts, loaded once for the process; where that fails, warn and return None."""
+    """Return the library of sampling and drafts, loaded once for the process; warn and return None where that fails."""
     try:
         return choose((spec for spec in declared() if spec.name == "common"), ways(), Library, lambda _: None).library
     except RuntimeError as error:
@@ -110,7 +110,7 @@ def common_library() -> Library | None:
         return None
 
 
-def expected() -> Choice[Path]:
+def expected() -> ChosenKernel[Path]:
     """Return what a start would run, without a check of its results, and without compiling."""
     there = {name: compilable if find is compiled else find for name, find in ways().items()}
     return choose(variants(), there, lambda path: path, lambda _: None)

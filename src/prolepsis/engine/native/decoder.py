@@ -5,7 +5,7 @@ from functools import lru_cache
 import torch
 
 from prolepsis.core.errors import ModelLoadError
-from prolepsis.engine.native.choice import Choice, choose, ways
+from prolepsis.engine.native.choice import ChosenKernel, choose, ways
 from prolepsis.engine.native.forward import DecoderLibrary
 from prolepsis.engine.native.processor import variants
 
@@ -21,7 +21,7 @@ def fault(library: DecoderLibrary) -> str | None:
 
 
 @lru_cache(maxsize=1)
-def pick_decoder() -> Choice[DecoderLibrary]:
+def pick_decoder() -> ChosenKernel[DecoderLibrary]:
     """Return the fastest decoder that runs correctly here; raises `ModelLoadError` with the reasons where none does."""
     try:
         return choose(variants(), ways(), DecoderLibrary, fault)

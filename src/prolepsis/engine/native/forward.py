@@ -132,7 +132,7 @@ class DecoderLibrary(Library):
 
     def make(self, shape: Shape, threads: int, *, int8: bool) -> "Decoder":
         """Return a decoder without weights; stored ones meet rows in 8 bits, or are expanded to bfloat16."""
-        return Decoder(self, self.decoder(byref(shape), threads, int8), shape.hidden, shape.vocab)
+        return Decoder(self, self.decoder(byref(shape), threads, int8), shape)
 
 
 def paged(cache: Tensor) -> tuple[int, int, int]:
@@ -145,8 +145,8 @@ def paged(cache: Tensor) -> tuple[int, int, int]:
 class Decoder:
     """A decoder, a draft head on a target's embedding, or a target's first layers. All of them share its threads."""
 
-    def __init__(self, library: DecoderLibrary, pointer: int, hidden: int, vocab: int) -> None:
-        self._library, self.hidden, self.vocab = library, hidden, vocab
+    def __init__(self, library: DecoderLibrary, pointer: int, shape: Shape) -> None:
+        self._library, self.hidden, self.vocab = library, shape.hidden, shape.vocab
         self._handle = Handle(pointer, library.decoder_free)
         self._at = pointer
         self._levels = (0, 0)  # number and width
@@ -159,14 +159,15 @@ class Decoder:
     def weight_bytes(self) -> int:
         return self._library.decoder_weight_bytes(self._at)
 
-    def make_head(
-        self, heads: int, kv_heads: int, head_dim: int, intermediate: int, vocab: int, eps: float, *, int8: bool
-    ) -> "Decoder":
-        sizes = (heads, kv_heads, head_dim, intermediate, vocab)
-        return Decoder(self._library, self._library.decoder_head(self._at, *sizes, eps, int8), self.hidden, vocab)
+    def make_head(self, shape: Shape, *, int8: bool) -> "Decoder":
+        """Return a draft head without weights, for this target."""
+        pointer = self._library.decoder_head(self._at, byref(shape), int8)
+        return Decoder(self._library, pointer, shape)
 
     def make_exit(self, layers: int, vocab: int) -> "Decoder":
-        return Decoder(self._library, self._library.decoder_exit(self._at, layers, vocab), self.hidden, vocab)
+        """Return the first layers with the final norm and the first tokens of the output."""
+        pointer = self._library.decoder_exit(self._at, layers, vocab)
+        return Decoder(self._library, pointer, Shape(hidden=self.hidden, vocab=vocab))
 
     def add_rope(self, cosine: Tensor, sine: Tensor) -> None:
         positions, half = cosine.shape
@@ -176,17 +177,17 @@ class Decoder:
     def add_layer(
         self,
         scalars: tuple[int, int, float, float, float, bool],
-        qkv: Sequence[Part],
-        o: Part,
-        gate_up: Sequence[Part],
-        down: Part,
+        matrices: tuple[Sequence[Part], Part, Sequence[Part], Part],
         vectors: Sequence[Tensor | None],
     ) -> None:
-        """`scalars`: number of the rotation (-1: none), window (0: all), scale and cap of scores, residual scale, GELU.
+        """Add a layer.
 
+        `scalars`: number of the rotation (-1: none), window (0: all), scale and cap of scores, residual scale, GELU.
+        `matrices`: to queries, keys and values; of attention's output; of gates and what they multiply; down.
         `vectors`: bias of queries, keys and values; norms before and after attention, before and after feed-forward,
         of queries and of keys.
         """
+        qkv, o, gate_up, down = matrices
         above, below = ((_Part * len(parts))(*map(_part, parts)) for parts in (qkv, gate_up))
         pointers = (ctypes.addressof(above), ctypes.addressof(below), len(qkv), len(gate_up))
         layer = _Layer(*scalars, *pointers, _part(o), _part(down), (_Vector * 7)(*map(_vector, vectors)))

@@ -17,7 +17,7 @@ from torch import Tensor
 
 FACE = 1
 """The version of the face that this package calls."""
-FUNCTIONS = {  # parameters: p address or None, i int64, u uint64, d float64; behind "!": they keep the interpreter's lock
+FUNCTIONS = {  # p: address or None, i: int64, u: uint64; "!": keeps the interpreter's lock
     "mapping": "i",
     "mapping_data": "p",
     "mapping_free": "p",
@@ -26,7 +26,7 @@ FUNCTIONS = {  # parameters: p address or None, i int64, u uint64, d float64; be
     "move_slots": "pppi",
     "decoder": "pii",
     "decoder_free": "p",
-    "decoder_head": "piiiiidi",
+    "decoder_head": "ppi",
     "decoder_exit": "pii",
     "decoder_team": "p",
     "decoder_weight_bytes": "p",

@@ -1,4 +1,4 @@
-"""The compiled sampling kernel (`sources/sampling.cpp`): picks tokens of rows of logits, on the caller's thread or on a team."""
+"""The compiled sampling kernel (`sources/sampling.cpp`): picks tokens of rows of logits, alone or on a team."""
 
 from array import array
 from collections.abc import Collection, Sequence
@@ -57,16 +57,15 @@ class SamplingKernel:
         logits: Tensor,
         size: int,
         drafts: Sequence[DraftRows],
-        nodes: tuple[Sequence[Sequence[int]], Sequence[Sequence[int]]],
-        ends: Sequence[Collection[int]],
+        contents: Sequence[tuple[Sequence[int], Sequence[int], Collection[int]]],
         team: Team | None,
     ) -> list[tuple[list[int], list[int], bool]]:
         """Return of each draft the picked tokens, the accepted nodes, and whether the last token was drafted.
 
-        `nodes` are tokens and parents of each draft, `ends` the tokens that end it.
+        `contents` are tokens and parents of each draft, and the tokens that end it.
         """
         _rows(logits, size, [row for draft in drafts for row in (draft.first_row, draft.first_row + draft.num_nodes)])
-        inputs = [integers(chain.from_iterable(values)) for values in (*nodes, ends)]
+        inputs = [integers(chain.from_iterable(content[i] for content in contents)) for i in range(3)]
         places = len(inputs[0]) + len(drafts)
         tokens, path, counts = zeros(places), zeros(places), zeros(3 * len(drafts))
         listed = (DraftRows * len(drafts))(*drafts)
@@ -98,11 +97,11 @@ class SamplingKernel:
         return noise
 
 
-def row_of(values: Tensor, size: int, temperature: float, top_k: int, top_p: float, min_p: float, key: int) -> Row:
+def row_of(values: Tensor, size: int, truncation: tuple[float, int, float, float], key: int) -> Row:
     """Return a row of logits [size], float32 or float64, which the caller holds."""
     wide = values.dtype == torch.float64
     at = address(values, torch.float64 if wide else torch.float32, size)
-    return Row(at, wide, temperature, top_k, top_p, min_p, key)
+    return Row(at, wide, *truncation, key)
 
 
 def _place(logits: Tensor) -> tuple[int, int]:

@@ -3,7 +3,6 @@
 import hashlib
 import os
 import platform
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,31 +11,6 @@ from prolepsis.core.files import cache_directory
 
 if TYPE_CHECKING:
     from prolepsis_kernels import BuildSpec
-
-
-@dataclass(frozen=True, slots=True)
-class InstructionSet:
-    """A name for reports, the compiler flags that select it, and the processor's feature flags that it needs."""
-
-    name: str
-    flags: tuple[str, ...]
-    needs: frozenset[str]
-
-
-AVX2_FMA = InstructionSet("avx2", ("-mavx2", "-mfma", "-mf16c"), frozenset({"avx2", "fma", "f16c"}))
-AVX_VNNI = InstructionSet("avx_vnni", (*AVX2_FMA.flags, "-mavxvnni"), AVX2_FMA.needs | {"avx_vnni"})
-AVX512_VNNI = InstructionSet(
-    "avx512_vnni",
-    ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni", "-mfma"),
-    frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "fma"}),
-)
-AVX512_BF16 = InstructionSet("avx512_bf16", (*AVX512_VNNI.flags, "-mavx512bf16"), AVX512_VNNI.needs | {"avx512_bf16"})
-AMX_BF16 = InstructionSet(
-    "amx_bf16",
-    (*AVX512_BF16.flags, "-mamx-tile", "-mamx-bf16", "-mamx-int8", "-DPROLEPSIS_AMX"),
-    AVX512_BF16.needs | {"amx_tile", "amx_bf16", "amx_int8"},
-)
-FASTEST_FIRST = (AMX_BF16, AVX512_BF16, AVX512_VNNI, AVX_VNNI, AVX2_FMA)
 
 
 def variants() -> "tuple[BuildSpec, ...]":
@@ -48,7 +22,7 @@ def variants() -> "tuple[BuildSpec, ...]":
 
 def processor_flags() -> frozenset[str]:
     """Return the processor's feature flags as Linux names them; empty elsewhere."""
-    return frozenset(_fact("flags").split())
+    return frozenset((_fact("flags") or _fact("Features")).split())
 
 
 def processor_name() -> str:
@@ -66,13 +40,9 @@ def _fact(name: str) -> str:
     return next((value.strip() for key, _, value in facts if key.strip() == name), "")
 
 
-def instruction_sets(flags: frozenset[str]) -> tuple[InstructionSet, ...]:
-    """Return the supported instruction sets among `flags`, the fastest first."""
-    return tuple(instruction_set for instruction_set in FASTEST_FIRST if instruction_set.needs <= flags)
-
-
-def describe_missing() -> str:
-    return f"this processor ({platform.machine()}) lacks avx2, fma or f16c"
+def instruction_sets(flags: frozenset[str]) -> tuple[str, ...]:
+    """Return the names of the variants that a processor with these feature flags runs, the fastest first."""
+    return tuple(spec.name for spec in variants() if spec.needs <= flags)
 
 
 def default_threads() -> int:

@@ -1,7 +1,7 @@
 """What proposing does in native calls (`sources/drafts.cpp`): the suffix index and its trees, and merged drafts.
 
-The readable reference of `SequenceIndex`, `SharedIndex` and `propose` is `engine.drafting.proposers.suffix_index`, that of
-`merge` `engine.drafting.candidate`. Calls are short and keep the interpreter's lock: indexes belong to no thread.
+The readable references are `engine.drafting.proposers.suffix_index` and, of `merge`, `engine.drafting.candidate`. Calls
+are short and keep the interpreter's lock: indexes belong to no thread.
 """
 
 from array import array

@@ -176,19 +176,11 @@ class Sampler:
         kernel = self._kernel_for(logits)
         assert kernel is not None, "only the kernel walks down drafts"
         rows = [
-            picking.DraftRows(
-                rows.first_row,
-                *_truncation(rows.params),
-                rows.key,
-                rows.position,
-                len(rows.tokens),
-                len(rows.ends),
-                rows.limit,
-            )
-            for rows in drafts
+            picking.DraftRows(row, *_truncation(params), key, position, len(tokens), len(ends), limit)
+            for params, key, position, row, tokens, _, ends, limit in drafts
         ]
-        nodes = [rows.tokens for rows in drafts], [rows.parents for rows in drafts]
-        return kernel.verify(logits, self.vocab_size, rows, nodes, [rows.ends for rows in drafts], self._team)
+        contents = [(draft.tokens, draft.parents, draft.ends) for draft in drafts]
+        return kernel.verify(logits, self.vocab_size, rows, contents, self._team)
 
     def probabilities(
         self,
@@ -267,7 +259,8 @@ class Sampler:
         return self._kernel if fits else None
 
     def _kernel_row(self, values: Tensor, row: SamplingRow) -> picking.Row:
-        return picking.row_of(values, self.vocab_size, *_truncation(row.params), position_key(row.key, row.position))
+        key = position_key(row.key, row.position)
+        return picking.row_of(values, self.vocab_size, _truncation(row.params), key)
 
 
 def _only_choice(row: SamplingRow) -> int:

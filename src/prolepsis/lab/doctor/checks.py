@@ -22,13 +22,12 @@ from prolepsis.control.controls.commands.stop import status_here
 from prolepsis.control.controls.file import ControlsFile
 from prolepsis.core.config import DAY_S
 from prolepsis.core.errors import ConfigError, ProlepsisError
+from prolepsis.core.extras import not_installed
 from prolepsis.core.files import cache_directory, data_directory
 from prolepsis.core.terminal.documents import shown
 from prolepsis.core.terminal.flags import settings_here
 from prolepsis.core.units import duration, size
 from prolepsis.engine.kv.machine import host_memory
-from prolepsis.engine.native.build import compiler_missing
-from prolepsis.engine.native.processor import describe_missing, instruction_sets, processor_flags
 from prolepsis.ops.incident.sources import Server
 from prolepsis.ops.monitoring.files import alert_groups
 from prolepsis.server.front.key_file import KeyFile, default_key_file
@@ -43,13 +42,23 @@ def known(value: Any, reason: str) -> Any:
     return value
 
 
+def kernels() -> tuple[bool, str]:
+    """Return whether native kernels run here, and which or why not; nothing is compiled."""
+    try:
+        from prolepsis.engine.native.choice import expected
+
+        return True, expected().describe()
+    except ImportError as error:
+        return False, str(not_installed(error) or error)
+    except (RuntimeError, ConfigError) as error:
+        return False, str(error)
+
+
 def this_machine() -> Mapping[str, Any]:
     """Return facts of this machine by name; memory and disk in bytes."""
     folder = next(ancestor for ancestor in (data_directory(), *data_directory().parents) if ancestor.exists())
-    kernels = [instructions.name for instructions in instruction_sets(processor_flags())]
-    missing = compiler_missing() if kernels else describe_missing()
     return {
-        "kernels": (missing is None, missing or kernels[0]),
+        "kernels": kernels(),
         "free_memory": host_memory().free,
         "free_disk": shutil.disk_usage(folder).free,
         "open_files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],

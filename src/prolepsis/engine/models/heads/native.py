@@ -56,9 +56,9 @@ class NativeHead:
         self._library = target.library
         self._kv = (shape.kv_heads, shape.head_dim)
         self._target_ids = weights.target_ids
-        sizes = (shape.heads, shape.kv_heads, shape.head_dim, shape.intermediate, config.draft_vocab)
+        sizes = (shape.hidden, shape.heads, shape.kv_heads, shape.head_dim, shape.intermediate, config.draft_vocab)
         kind = Q8_0 if eight_bit else BF16
-        self._decoder = target.decoder.make_head(*sizes, shape.eps, int8=eight_bit)
+        self._decoder = target.decoder.make_head(native.Shape(*sizes, shape.eps, 1.0, 1.0, 0.0), int8=eight_bit)
         self._decoder.set_fusion(
             part(quantise(weights.fc, kind)),
             (weights.embed_norm.float(), weights.hidden_norm.float(), as_float(weights.input_norm)),

@@ -205,10 +205,7 @@ def add_layer(decoder: Decoder, layer: LayerParts[StoredMatrix], rope: int) -> N
     )
     decoder.add_layer(
         (rope, *scores, shape.residual_scale, shape.activation != "silu"),
-        [part(matrix) for matrix in layer.qkv],
-        part(layer.o),
-        [part(matrix) for matrix in layer.gate_up],
-        part(layer.down),
+        ([part(matrix) for matrix in layer.qkv], part(layer.o), [part(m) for m in layer.gate_up], part(layer.down)),
         [as_float(vector) for vector in vectors],
     )
 
