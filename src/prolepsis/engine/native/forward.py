@@ -42,6 +42,7 @@ class PassInput(Structure):
     )
     num_tokens: int
     num_logit_rows: int
+    held: object  # what must live as long
 
 
 class TreeParams(Structure):
