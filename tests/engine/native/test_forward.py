@@ -12,7 +12,7 @@ from prolepsis.engine.models.protocol import Batch, SequenceInput, pack
 from prolepsis.engine.models.targets.lean_shape import LeanShape
 from prolepsis.engine.models.targets.native import NativeModel, pass_input
 from prolepsis.engine.native.decoder import pick_decoder
-from prolepsis.engine.native.forward import TreeParams, TreeSpec
+from prolepsis.engine.native.forward import PackedLinear, TreeParams, TreeSpec
 from tests.engine.models.kernels import NEEDS_KERNELS
 from tests.engine.models.random_heads import random_head, random_levels
 from tests.engine.models.tiny import rounded
@@ -139,13 +139,19 @@ def test_slots_outside_the_sequences_pages_are_refused(moves: list[tuple[int, in
 
 
 def test_a_product_of_other_sizes_is_refused() -> None:
-    library = pick_decoder().library
-    packed = library.pack_weight(torch.zeros(40, 64).bfloat16())
-    assert library.product(torch.zeros(0, 64).bfloat16(), packed, 40, None).shape == (0, 40)
-    for x, columns in ((torch.zeros(2, 96), 40), (torch.zeros(2, 32), 40), (torch.zeros(2, 64), 65)):
-        with pytest.raises(ValueError, match="packed, for"):
-            library.product(x.bfloat16(), packed, columns, None)
-    with pytest.raises(ValueError, match=r"takes torch.bfloat16 \[2, 64\]"):
-        library.product(torch.zeros(2, 64), packed, 40, None)
+    library, weight = pick_decoder().library, torch.zeros(40, 64).bfloat16()
+    packed = PackedLinear(library, weight, None)
+    assert packed.product(torch.zeros(0, 64).bfloat16()).shape == (0, 40)
+    wrong = (
+        torch.zeros(2, 96).bfloat16(),
+        torch.zeros(2, 32).bfloat16(),
+        torch.zeros(2, 64),
+        torch.zeros(64, 2).bfloat16().t(),
+    )
+    for x in wrong:
+        with pytest.raises(ValueError, match=r"takes torch.bfloat16 \[2, 64\]"):
+            packed.product(x)
     with pytest.raises(ValueError, match=r"takes torch.float32 \[40\]"):
-        library.product(torch.zeros(2, 64).bfloat16(), packed, 40, torch.zeros(39))
+        PackedLinear(library, weight, torch.zeros(39))
+    with pytest.raises(ValueError, match=r"takes torch.bfloat16 \[40, 64\]"):
+        PackedLinear(library, weight.float(), None)

@@ -77,10 +77,10 @@ class _Cache(Structure):
 
 
 class DecoderLibrary(Library):
-    """The decoder in one build: an instruction set, and its products alone for forwards that are not ours."""
+    """The decoder in one build, for an instruction set."""
 
     _gomp = getattr(ctypes.CDLL(None), "GOMP_parallel", None)
-    _torch_threads = None if _gomp is None else ctypes.cast(_gomp, c_void_p).value  # torch's OpenMP, whichever it is
+    torch_threads = None if _gomp is None else ctypes.cast(_gomp, c_void_p).value  # torch's OpenMP, whichever it is
 
     def zeros(self, *sizes: int) -> Tensor:
         """Return zeros in bfloat16, on huge pages where the machine has them."""
@@ -89,38 +89,6 @@ class DecoderLibrary(Library):
         memory = (ctypes.c_uint8 * (2 * size)).from_address(self.mapping_data(mapping.pointer))
         memory.mapping = mapping  # type: ignore[attr-defined]  # the tensor keeps `memory`
         return torch.frombuffer(memory, dtype=torch.bfloat16).view(sizes)
-
-    def pack_weight(self, weight: Tensor) -> Tensor:
-        """Return a matrix [N, K] of bfloat16 as `linear` takes it: [N / 16, K / 2, 16, 2], both padded to 32."""
-        rows, columns = weight.shape
-        packed = torch.zeros(-(-rows // 32) * 2, -(-columns // 32) * 16, 16, 2, dtype=torch.bfloat16)
-        whole = weight.contiguous()
-        self.pack(address(whole, torch.bfloat16, rows, columns), rows, columns, packed.data_ptr())
-        return packed
-
-    def product(self, x: Tensor, packed: Tensor, columns: int, bias: Tensor | None) -> Tensor:
-        """Return x [M, K] bfloat16 times a packed matrix, plus a bias [columns]: [M, columns] float32.
-
-        On torch's own threads, as its neighbours are: two teams that spin on the same cores starve each other.
-        """
-        blocks, pairs = packed.shape[:2]
-        padding = 2 * pairs - x.shape[1]
-        if not 0 <= padding < 32 or not 16 * (blocks - 2) < columns <= 16 * blocks:
-            raise ValueError(f"{list(x.shape)} times {[2 * pairs, 16 * blocks]} packed, for {columns} columns")
-        rows = torch.nn.functional.pad(x, (0, padding)) if padding else x.contiguous()
-        out = torch.empty(len(x), columns)
-        self.linear(
-            address(rows, torch.bfloat16, len(x), 2 * pairs),
-            len(x),
-            2 * pairs,
-            address(packed, torch.bfloat16, blocks, pairs, 16, 2),
-            columns,
-            None if bias is None else address(bias, torch.float32, columns),
-            out.data_ptr(),
-            self._torch_threads,
-            torch.get_num_threads(),
-        )
-        return out
 
     def move(self, cache: Tensor, pages: Sequence[int], moves: Sequence[tuple[int, int]]) -> None:
         """Copy slots of one sequence in a cache [layers, pages, kv_heads, 2 * 32 * d]."""
@@ -134,6 +102,37 @@ class DecoderLibrary(Library):
     def make(self, shape: Shape, threads: int, *, int8: bool) -> "Decoder":
         """Return a decoder without weights; stored ones meet rows in 8 bits, or are expanded to bfloat16."""
         return Decoder(self, self.decoder(byref(shape), threads, int8), shape)
+
+
+class PackedLinear:
+    """A matrix [N, K] and a bias [N] as the few-row product reads them, for forwards that are not ours."""
+
+    def __init__(self, library: DecoderLibrary, weight: Tensor, bias: Tensor | None) -> None:
+        """Pack a bfloat16 matrix into [N / 16, K / 2, 16, 2], both padded to 32; the bias is float32."""
+        self._library = library
+        self._rows, self._columns = weight.shape
+        self._depth = -(-self._columns // 32) * 32
+        self._packed = torch.zeros(-(-self._rows // 32) * 32, self._depth, dtype=torch.bfloat16)
+        self._bias = bias
+        whole = weight.contiguous()
+        at = address(whole, torch.bfloat16, self._rows, self._columns)
+        library.pack(at, self._rows, self._columns, self._packed.data_ptr())
+        offsets = None if bias is None else address(bias, torch.float32, self._rows)
+        self._places = self._depth, self._packed.data_ptr(), self._rows, offsets
+
+    def product(self, x: Tensor) -> Tensor:
+        """Return x [M, K] bfloat16 times the matrix, plus the bias: [M, N] float32.
+
+        On torch's own threads, as its neighbours are: two teams that spin on the same cores starve each other.
+        """
+        count, out = len(x), torch.empty(len(x), self._rows)
+        at = address(x, torch.bfloat16, count, self._columns)
+        if self._columns < self._depth:
+            padded = torch.nn.functional.pad(x, (0, self._depth - self._columns))
+            at = padded.data_ptr()
+        threads = torch.get_num_threads()
+        self._library.linear(at, count, *self._places, out.data_ptr(), self._library.torch_threads, threads)
+        return out
 
 
 def paged(cache: Tensor) -> tuple[int, int, int]:
