@@ -6,7 +6,8 @@ import torch
 
 from prolepsis.core.errors import ModelLoadError
 from prolepsis.engine.native.choice import ChosenKernel, choose, ways
-from prolepsis.engine.native.forward import DecoderLibrary, PackedLinear
+from prolepsis.engine.native.forward import DecoderLibrary
+from prolepsis.engine.native.linear import PackedLinear
 from prolepsis.engine.native.processor import variants
 
 

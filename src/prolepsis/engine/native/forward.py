@@ -7,7 +7,7 @@ import ctypes
 import sys
 from array import array
 from collections.abc import Sequence
-from ctypes import Structure, byref, c_void_p
+from ctypes import Structure, byref
 
 import numpy as np
 import torch
@@ -79,9 +79,6 @@ class _Cache(Structure):
 class DecoderLibrary(Library):
     """The decoder in one build, for an instruction set."""
 
-    _gomp = getattr(ctypes.CDLL(None), "GOMP_parallel", None)
-    torch_threads = None if _gomp is None else ctypes.cast(_gomp, c_void_p).value  # torch's OpenMP, whichever it is
-
     def zeros(self, *sizes: int) -> Tensor:
         """Return zeros in bfloat16, on huge pages where the machine has them."""
         size = int(np.prod(sizes))
@@ -102,37 +99,6 @@ class DecoderLibrary(Library):
     def make(self, shape: Shape, threads: int, *, int8: bool) -> "Decoder":
         """Return a decoder without weights; stored ones meet rows in 8 bits, or are expanded to bfloat16."""
         return Decoder(self, self.decoder(byref(shape), threads, int8), shape)
-
-
-class PackedLinear:
-    """A matrix [N, K] and a bias [N] as the few-row product reads them, for forwards that are not ours."""
-
-    def __init__(self, library: DecoderLibrary, weight: Tensor, bias: Tensor | None) -> None:
-        """Pack a bfloat16 matrix into [N / 16, K / 2, 16, 2], both padded to 32; the bias is float32."""
-        self._library = library
-        self._rows, self._columns = weight.shape
-        self._depth = -(-self._columns // 32) * 32
-        self._packed = torch.zeros(-(-self._rows // 32) * 32, self._depth, dtype=torch.bfloat16)
-        self._bias = bias
-        whole = weight.contiguous()
-        at = address(whole, torch.bfloat16, self._rows, self._columns)
-        library.pack(at, self._rows, self._columns, self._packed.data_ptr())
-        offsets = None if bias is None else address(bias, torch.float32, self._rows)
-        self._places = self._depth, self._packed.data_ptr(), self._rows, offsets
-
-    def product(self, x: Tensor) -> Tensor:
-        """Return x [M, K] bfloat16 times the matrix, plus the bias: [M, N] float32.
-
-        On torch's own threads, as its neighbours are: two teams that spin on the same cores starve each other.
-        """
-        count, out = len(x), torch.empty(len(x), self._rows)
-        at = address(x, torch.bfloat16, count, self._columns)
-        if self._columns < self._depth:
-            padded = torch.nn.functional.pad(x, (0, self._depth - self._columns))
-            at = padded.data_ptr()
-        threads = torch.get_num_threads()
-        self._library.linear(at, count, *self._places, out.data_ptr(), self._library.torch_threads, threads)
-        return out
 
 
 def paged(cache: Tensor) -> tuple[int, int, int]:
@@ -226,9 +192,8 @@ class Decoder:
         count, width = enter.shape[:2]
         ids = target_ids.contiguous()
         embeddings = torch.empty(self.vocab, self.hidden, dtype=torch.bfloat16)
-        self._library.decoder_embedding_rows(
-            self._at, address(ids, torch.int64, self.vocab), self.vocab, embeddings.data_ptr()
-        )
+        at = address(ids, torch.int64, self.vocab)
+        self._library.decoder_embedding_rows(self._at, at, self.vocab, embeddings.data_ptr())
         wide = embeddings.float()
         normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
         tokens = torch.matmul(normed, token.float().t()).bfloat16().contiguous()
@@ -318,9 +283,7 @@ class Decoder:
     ) -> list[tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...], tuple[float, ...]]]:
         """Return tokens, parents, survival and chances of a tree for each spec, whose row is that of the logits."""
         if len(specs) != batch.num_logit_rows or any(spec.node_budget < 0 for spec in specs):
-            raise ValueError(
-                f"{len(specs)} specs for {batch.num_logit_rows} rows; allowed: one each, budgets from 0 on"
-            )
+            raise ValueError(f"{len(specs)} trees of {batch.num_logit_rows} rows; allowed: one each, budgets from 0 on")
         at = address(features, torch.bfloat16, batch.num_tokens, features.shape[-1])
         size = sum(spec.node_budget for spec in specs)
         counts, tokens, parents = zeros(len(specs)), zeros(size), zeros(size)
@@ -332,15 +295,8 @@ class Decoder:
         )
         trees, place = [], 0
         for spec, count in zip(specs, counts, strict=True):
-            end = place + count
-            trees.append(
-                (
-                    tuple(tokens[place:end]),
-                    tuple(parents[place:end]),
-                    tuple(survival[place:end]),
-                    tuple(chances[place:end]),
-                )
-            )
+            part = slice(place, place + count)
+            trees.append((tuple(tokens[part]), tuple(parents[part]), tuple(survival[part]), tuple(chances[part])))
             place += spec.node_budget
         return trees
 

@@ -26,7 +26,8 @@ from prolepsis.engine.models.targets.paged_attention import (
     plan_attention,
 )
 from prolepsis.engine.native.decoder import pick_decoder
-from prolepsis.engine.native.forward import DecoderLibrary, PackedLinear
+from prolepsis.engine.native.forward import DecoderLibrary
+from prolepsis.engine.native.linear import PackedLinear
 
 log = structlog.get_logger(__name__)
 
