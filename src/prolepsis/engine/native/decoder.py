@@ -7,6 +7,7 @@ import torch
 from prolepsis.core.errors import ModelLoadError
 from prolepsis.engine.native.choice import ChosenKernel, choose, ways
 from prolepsis.engine.native.forward import DecoderLibrary
+from prolepsis.engine.native.linear import PackedLinear
 from prolepsis.engine.native.processor import variants
 
 
@@ -16,7 +17,7 @@ def fault(library: DecoderLibrary) -> str | None:
     x = torch.randn(20, 64, generator=generator).bfloat16()
     weight = torch.randn(48, 64, generator=generator).bfloat16()
     expected = x.float() @ weight.float().T
-    got = library.product(x, library.pack_weight(weight), 48, None)
+    got = PackedLinear(library, weight, None).product(x)
     return None if torch.allclose(got, expected, rtol=1e-4, atol=1e-3) else "it disagrees with torch on this processor"
 
 

@@ -7,7 +7,7 @@ import ctypes
 import sys
 from array import array
 from collections.abc import Sequence
-from ctypes import Structure, byref, c_void_p
+from ctypes import Structure, byref
 
 import numpy as np
 import torch
@@ -42,6 +42,7 @@ class PassInput(Structure):
     )
     num_tokens: int
     num_logit_rows: int
+    held: object  # what must live as long
 
 
 class TreeParams(Structure):
@@ -76,10 +77,7 @@ class _Cache(Structure):
 
 
 class DecoderLibrary(Library):
-    """The decoder in one build: an instruction set, and its products alone for forwards that are not ours."""
-
-    _gomp = getattr(ctypes.CDLL(None), "GOMP_parallel", None)
-    _torch_threads = None if _gomp is None else ctypes.cast(_gomp, c_void_p).value  # torch's OpenMP, whichever it is
+    """The decoder in one build, for an instruction set."""
 
     def zeros(self, *sizes: int) -> Tensor:
         """Return zeros in bfloat16, on huge pages where the machine has them."""
@@ -88,38 +86,6 @@ class DecoderLibrary(Library):
         memory = (ctypes.c_uint8 * (2 * size)).from_address(self.mapping_data(mapping.pointer))
         memory.mapping = mapping  # type: ignore[attr-defined]  # the tensor keeps `memory`
         return torch.frombuffer(memory, dtype=torch.bfloat16).view(sizes)
-
-    def pack_weight(self, weight: Tensor) -> Tensor:
-        """Return a matrix [N, K] of bfloat16 as `linear` takes it: [N / 16, K / 2, 16, 2], both padded to 32."""
-        rows, columns = weight.shape
-        packed = torch.zeros(-(-rows // 32) * 2, -(-columns // 32) * 16, 16, 2, dtype=torch.bfloat16)
-        whole = weight.contiguous()
-        self.pack(address(whole, torch.bfloat16, rows, columns), rows, columns, packed.data_ptr())
-        return packed
-
-    def product(self, x: Tensor, packed: Tensor, columns: int, bias: Tensor | None) -> Tensor:
-        """Return x [M, K] bfloat16 times a packed matrix, plus a bias [columns]: [M, columns] float32.
-
-        On torch's own threads, as its neighbours are: two teams that spin on the same cores starve each other.
-        """
-        blocks, pairs = packed.shape[:2]
-        padding = 2 * pairs - x.shape[1]
-        if not 0 <= padding < 32 or not 16 * (blocks - 2) < columns <= 16 * blocks:
-            raise ValueError(f"{list(x.shape)} times {[2 * pairs, 16 * blocks]} packed, for {columns} columns")
-        rows = torch.nn.functional.pad(x, (0, padding)) if padding else x.contiguous()
-        out = torch.empty(len(x), columns)
-        self.linear(
-            address(rows, torch.bfloat16, len(x), 2 * pairs),
-            len(x),
-            2 * pairs,
-            address(packed, torch.bfloat16, blocks, pairs, 16, 2),
-            columns,
-            None if bias is None else address(bias, torch.float32, columns),
-            out.data_ptr(),
-            self._torch_threads,
-            torch.get_num_threads(),
-        )
-        return out
 
     def move(self, cache: Tensor, pages: Sequence[int], moves: Sequence[tuple[int, int]]) -> None:
         """Copy slots of one sequence in a cache [layers, pages, kv_heads, 2 * 32 * d]."""
@@ -226,9 +192,8 @@ class Decoder:
         count, width = enter.shape[:2]
         ids = target_ids.contiguous()
         embeddings = torch.empty(self.vocab, self.hidden, dtype=torch.bfloat16)
-        self._library.decoder_embedding_rows(
-            self._at, address(ids, torch.int64, self.vocab), self.vocab, embeddings.data_ptr()
-        )
+        at = address(ids, torch.int64, self.vocab)
+        self._library.decoder_embedding_rows(self._at, at, self.vocab, embeddings.data_ptr())
         wide = embeddings.float()
         normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
         tokens = torch.matmul(normed, token.float().t()).bfloat16().contiguous()
@@ -318,9 +283,7 @@ class Decoder:
     ) -> list[tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...], tuple[float, ...]]]:
         """Return tokens, parents, survival and chances of a tree for each spec, whose row is that of the logits."""
         if len(specs) != batch.num_logit_rows or any(spec.node_budget < 0 for spec in specs):
-            raise ValueError(
-                f"{len(specs)} specs for {batch.num_logit_rows} rows; allowed: one each, budgets from 0 on"
-            )
+            raise ValueError(f"{len(specs)} trees of {batch.num_logit_rows} rows; allowed: one each, budgets from 0 on")
         at = address(features, torch.bfloat16, batch.num_tokens, features.shape[-1])
         size = sum(spec.node_budget for spec in specs)
         counts, tokens, parents = zeros(len(specs)), zeros(size), zeros(size)
@@ -332,15 +295,8 @@ class Decoder:
         )
         trees, place = [], 0
         for spec, count in zip(specs, counts, strict=True):
-            end = place + count
-            trees.append(
-                (
-                    tuple(tokens[place:end]),
-                    tuple(parents[place:end]),
-                    tuple(survival[place:end]),
-                    tuple(chances[place:end]),
-                )
-            )
+            part = slice(place, place + count)
+            trees.append((tuple(tokens[part]), tuple(parents[part]), tuple(survival[part]), tuple(chances[part])))
             place += spec.node_budget
         return trees
 

@@ -5,6 +5,7 @@ who calls passes addresses of `places_of` or `address`, which check them, and ke
 """
 
 import ctypes
+import re
 import weakref
 from array import array
 from collections.abc import Callable, Iterable
@@ -17,54 +18,20 @@ from torch import Tensor
 
 FACE = 1
 """The version of the face that this package calls."""
-FUNCTIONS = {  # p: address or None, i: int64, u: uint64; "!": keeps the interpreter's lock
-    "mapping": "i",
-    "mapping_data": "p",
-    "mapping_free": "p",
-    "pack": "piip",
-    "linear": "piipipppi",
-    "move_slots": "pppi",
-    "decoder": "pii",
-    "decoder_free": "p",
-    "decoder_head": "ppi",
-    "decoder_exit": "pii",
-    "decoder_team": "p",
-    "decoder_weight_bytes": "p",
-    "decoder_add_rope": "pppii",
-    "decoder_add_layer": "pp",
-    "decoder_set_ends": "pppp",
-    "decoder_set_fusion": "pppppii",
-    "decoder_set_output": "ppp",
-    "decoder_take_output": "pppip",
-    "decoder_output_rows": "ppip",
-    "decoder_embedding_rows": "ppip",
-    "decoder_set_levels": "piippppppp",
-    "decoder_forward": "ppppipp",
-    "decoder_draft": "ppppipp",
-    "decoder_look_ahead": "pppipppp",
-    "decoder_top_k": "ppiiipp",
-    "decoder_follow": "pppipipiipp",
-    "decoder_trees": "pppiippppppp",
-    "pick": "piipp",
-    "verify": "piipippppppp",
-    "probabilities": "pip",
-    "gumbel": "upip",
-    "argmax": "piipip",
-    "below_infinity": "piipip",
-    "sequence": "!i",
-    "sequence_free": "!p",
-    "sequence_size": "!p",
-    "sequence_give": "!ppi",
-    "sequence_follow_given": "!p",
-    "sequence_goes_on": "!p",
-    "shared": "!i",
-    "shared_free": "!p",
-    "shared_add": "!pipi",
-    "shared_bytes": "!p",
-    "shared_size": "!p",
-    "propose": "!pipppppppppp",
-    "merge": "!iipppippppp",
-}
+_TABLE = """
+    mapping:i mapping_data:p mapping_free:p pack:piip linear:piipipppi move_slots:pppi
+    decoder:pii decoder_free:p decoder_head:ppi decoder_exit:pii decoder_team:p decoder_weight_bytes:p
+    decoder_output_rows:ppip decoder_embedding_rows:ppip
+    decoder_add_rope:pppii decoder_add_layer:pp decoder_set_ends:pppp decoder_set_fusion:pppppii
+    decoder_set_output:ppp decoder_take_output:pppip decoder_set_levels:piippppppp
+    decoder_forward:ppppipp decoder_draft:ppppipp decoder_look_ahead:pppipppp decoder_top_k:ppiiipp
+    decoder_follow:pppipipiipp decoder_trees:pppiippppppp
+    pick:piipp verify:piipippppppp probabilities:pip gumbel:upip argmax:piipip below_infinity:piipip
+    sequence:!i sequence_free:!p sequence_size:!p sequence_give:!ppi sequence_follow_given:!p sequence_goes_on:!p
+    shared:!i shared_free:!p shared_add:!pipi shared_bytes:!p shared_size:!p propose:!pipppppppppp merge:!iipppippppp
+"""
+FUNCTIONS: dict[str, str] = dict(re.findall(r"(\w+):(\S+)", _TABLE))
+"""Parameters of each function: p address or None, i int64, u uint64; behind "!" it keeps the interpreter's lock."""
 _TYPES: "dict[str, type[ctypes._SimpleCData[Any]]]" = {
     "p": ctypes.c_void_p,
     "i": ctypes.c_int64,

@@ -1,7 +1,7 @@
 """The compiled sampling kernel (`sources/sampling.cpp`): picks tokens of rows of logits, alone or on a team."""
 
 from array import array
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from ctypes import Structure, byref
 from itertools import chain
 
@@ -35,15 +35,16 @@ class SamplingKernel:
 
     def argmax(self, logits: Tensor, size: int, at: Sequence[int]) -> list[int]:
         """Return the lowest id of the largest value of each of the rows `at`."""
-        rows, found = _rows(logits, size, at), zeros(len(at))
-        self._library.argmax(*_place(logits), size, *places_of(rows), len(rows), *places_of(found))
-        return found.tolist()
+        return self._of_rows(self._library.argmax, logits, size, at)
 
     def below_infinity(self, logits: Tensor, size: int, at: Sequence[int]) -> list[bool]:
         """Return of each of the rows `at` whether its values are numbers below infinity."""
+        return [bool(below) for below in self._of_rows(self._library.below_infinity, logits, size, at)]
+
+    def _of_rows(self, function: Callable[..., int], logits: Tensor, size: int, at: Sequence[int]) -> list[int]:
         rows, found = _rows(logits, size, at), zeros(len(at))
-        self._library.below_infinity(*_place(logits), size, *places_of(rows), len(rows), *places_of(found))
-        return [bool(below) for below in found]
+        function(logits.data_ptr(), logits.stride(0), size, *places_of(rows), len(rows), *places_of(found))
+        return found.tolist()
 
     def pick(self, rows: Sequence[Row], size: int, team: Team | None) -> list[int]:
         """Return the token of each row; the caller holds their logits."""
@@ -70,7 +71,8 @@ class SamplingKernel:
         tokens, path, counts = zeros(places), zeros(places), zeros(3 * len(drafts))
         listed = (DraftRows * len(drafts))(*drafts)
         self._library.verify(
-            *_place(logits),
+            logits.data_ptr(),
+            logits.stride(0),
             size,
             listed,
             len(drafts),
@@ -102,10 +104,6 @@ def row_of(values: Tensor, size: int, truncation: tuple[float, int, float, float
     wide = values.dtype == torch.float64
     at = address(values, torch.float64 if wide else torch.float32, size)
     return Row(at, wide, *truncation, key)
-
-
-def _place(logits: Tensor) -> tuple[int, int]:
-    return logits.data_ptr(), logits.stride(0)
 
 
 def _rows(logits: Tensor, size: int, at: Sequence[int]) -> "array[int]":

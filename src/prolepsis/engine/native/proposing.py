@@ -69,12 +69,17 @@ class DraftKernel:
 
     def propose(self, shared: SharedIndex | None, requests: Sequence[Request]) -> list[Nodes | None]:
         indexes = array("Q", [request[0].handle.pointer for request in requests])
-        tokens = array("i", chain.from_iterable(request[1] for request in requests))
-        limits = integers(max(0, request[3]) for request in requests)
+        tokens = array("i", chain.from_iterable([request[1] for request in requests]))
+        sizes, tags = (
+            integers([len(request[1]) for request in requests]),
+            integers([request[2] for request in requests]),
+        )
+        limits = integers([max(0, request[3]) for request in requests])
         counts, output = zeros(len(requests)), _Output(sum(limits))
-        inputs = (indexes, tokens, integers(len(r[1]) for r in requests), integers(r[2] for r in requests), limits)
         pointer = shared and shared.handle.pointer
-        self._library.propose(pointer, len(requests), *places_of(*inputs, counts, *output.arrays))
+        self._library.propose(
+            pointer, len(requests), *places_of(indexes, tokens, sizes, tags, limits, counts, *output.arrays)
+        )
         places = [0, *accumulate(limits)]
         return [output.nodes(place, count) if count else None for place, count in zip(places, counts, strict=False)]
 

@@ -136,7 +136,7 @@ class NativeModel:
 
 
 def pass_input(batch: Batch, cache: KVCache) -> PassInput:
-    """Return where the tensors of batch and cache lie; both outlive the pass."""
+    """Return where the tensors of batch and cache lie, and hold them."""
     assert isinstance(cache, NativeCache), "the native forward reads its own cache layout only"
     tokens, sequences, rows = batch.num_tokens, batch.num_sequences, len(batch.logit_rows)
     width = batch.pages.shape[-1]
@@ -150,7 +150,9 @@ def pass_input(batch: Batch, cache: KVCache) -> PassInput:
         (batch.logit_rows, (rows,)),
     )
     places = (address(tensor, torch.int32, *size) for tensor, size in sizes)
-    return PassInput(*places, tokens, sequences, width, rows, *cache.place)
+    found = PassInput(*places, tokens, sequences, width, rows, *cache.place)
+    found.held = batch, cache.tensor
+    return found
 
 
 def computation(kinds: list[str], *, int8: bool) -> list[str]:
