@@ -25,7 +25,8 @@ from prolepsis.engine.models.targets import native
 from prolepsis.engine.native import choice
 from prolepsis.engine.native.build import compiled
 from prolepsis.engine.native.choice import ChosenKernel, prebuilt, sources_of
-from prolepsis.engine.native.decoder import fault, load_decoder, pick_decoder
+from prolepsis.engine.native.decoder import fault, pick_decoder
+from prolepsis.engine.native.forward import DecoderLibrary
 from prolepsis.engine.native.processor import instruction_sets, processor_flags, variants
 from tests.distributions import unpacked
 from tests.engine.native.programs import ARM_COMPILER, ARM_EMULATOR, needs_compiler
@@ -116,7 +117,7 @@ def test_all_variants_run_in_one_process_as_those_compiled_here(
 
 def logits(library: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
     """Return the logits of a prompt and of a step on this library."""
-    kernel = load_decoder(library)
+    kernel = DecoderLibrary(library)
     assert fault(kernel) is None, library
     monkeypatch.setattr(native, "pick_decoder", lambda: ChosenKernel(kernel, library.stem, library, "prebuilt", ()))
     target = load_model(EngineConfig(model=str(model), forward="native", weights="q8")).model

@@ -22,7 +22,7 @@ from prolepsis.engine.drafting.candidate import (
 )
 from prolepsis.engine.drafting.draft import ROOT, Draft, chain
 from prolepsis.engine.drafting.verify import verify
-from prolepsis.engine.native.build import draft_kernel
+from prolepsis.engine.native.proposing import draft_kernel
 from prolepsis.engine.text.grammar.matcher import Matcher
 from tests.engine.drafting.drafts import paths, rates, trees
 from tests.engine.drafting.sequences import VOCAB

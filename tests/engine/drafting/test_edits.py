@@ -25,7 +25,7 @@ from prolepsis.engine.drafting.proposers.expected_text import PredictionProposer
 from prolepsis.engine.drafting.proposers.suffix import SuffixProposer
 from prolepsis.engine.models.files.gguf_file import GgufFile
 from prolepsis.engine.models.files.gguf_tokenizer import gguf_parts
-from prolepsis.engine.native.build import draft_kernel
+from prolepsis.engine.native.proposing import draft_kernel
 from prolepsis.engine.text.model_tokenizer import ModelTokenizer
 from tests.engine.drafting.replay import PROMPT, Replay, edit, excerpt, tokens_a_step
 from tests.engine.models.families import NEEDS_PUBLISHED, published

@@ -6,6 +6,8 @@ import pytest
 
 from prolepsis.core.errors import ModelLoadError
 from prolepsis.engine.native.decoder import pick_decoder
+from prolepsis.engine.native.forward import Shape
+from prolepsis.engine.native.library import Team
 
 
 def _why_not() -> str | None:
@@ -22,11 +24,9 @@ NEEDS_KERNELS = pytest.mark.skipif(_REASON is not None, reason=f"no native forwa
 
 
 @cache
-def team(threads: int) -> object:
+def team(threads: int) -> Team | None:
     """Return threads as a model on the native forward has them; None, which is the caller alone, without kernels."""
     if _REASON is not None:
         return None
-    module = pick_decoder().library
     sizes = (64, 1, 1, 64, 64, 64)  # hidden, heads, KV heads, head, intermediate, vocabulary
-    made: object = module.Decoder(module.Shape(*sizes, 1e-5, 1.0, 1.0, 0.0), threads, True).team
-    return made
+    return pick_decoder().library.make(Shape(*sizes, 1e-5, 1.0, 1.0, 0.0), threads, int8=True).team

@@ -3,6 +3,7 @@
 import math
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -276,10 +277,11 @@ print(sampler.pick(torch.arange(50.0)[None], [SamplingRow(SamplingParams(top_p=0
 """
 
 
-def test_torch_serves_where_no_compiler_exists() -> None:
+def test_torch_serves_where_no_compiler_exists(tmp_path: Path) -> None:
+    own = {"PROLEPSIS_CACHE": str(tmp_path), "PROLEPSIS_NATIVE": "build"}  # nor a library that was built before
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_COMPILER],
-        env={"PATH": "", "CXX": "no-such-compiler", "PYTHONPATH": ":".join(sys.path)},
+        env={"PATH": "", "CXX": "no-such-compiler", "PYTHONPATH": ":".join(sys.path), **own},
         capture_output=True,
         text=True,
         check=True,

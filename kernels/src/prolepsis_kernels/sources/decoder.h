@@ -7,8 +7,6 @@
 // A draft head is such a decoder of one layer. It starts from the target's hidden states, or from its own of the draft so far,
 // and also takes each token's embedding (EAGLE-3, arXiv 2503.01840).
 #pragma once
-#include <torch/extension.h>
-
 #include <algorithm>
 #include <memory>
 #include <optional>
@@ -34,30 +32,29 @@ struct LayerShape {  // what layers of one model may differ in
   bool gelu;             // otherwise SiLU
 };
 
-struct Norms {  // of a layer; those that it lacks are missing
-  std::optional<Tensor> before_attention, after_attention, before_feed_forward, after_feed_forward;
-  std::optional<Tensor> queries, keys;  // [head_dim], or [heads * head_dim] for all heads of a token at once
+struct Norms {  // of a layer; those that it lacks are empty
+  Floats before_attention, after_attention, before_feed_forward, after_feed_forward;
+  Floats queries, keys;  // [head_dim], or [heads * head_dim] for all heads of a token at once
 };
 
 struct Layer {
   LayerShape shape;
   Matrix qkv, o, gate_up, down;
-  std::optional<Tensor> qkv_bias;
+  Floats qkv_bias;
   Norms norms;
 };
 
 // A rotary embedding: cosine and sine [positions, half] of the angles of pairs (i, i + half) of a head.
 struct Rope {
-  Tensor cosine, sine;
-  int64_t half() const { return cosine.size(1); }
+  Floats cosine, sine;
+  int64_t half;
 };
 
 // How a draft head enters its layer: x = [norm(embedding of the token), norm(g)], residual g. For the target's hidden states
-// g = fc(norm(features)), without that norm where `features_norm` is missing; for drafted tokens g is the head's own output.
+// g = fc(norm(features)), without that norm where `features_norm` is empty; for drafted tokens g is the head's own output.
 struct Fusion {
   Matrix embedding, fc;
-  Tensor embedding_norm, state_norm;
-  std::optional<Tensor> features_norm;
+  Floats embedding_norm, state_norm, features_norm;
   bool norm_before_residual, norm_output;
 };
 
@@ -76,7 +73,18 @@ struct Input {  // of a linear
 };
 
 struct Buffers {  // of one pass
-  Tensor hidden, added, x, qkv, attention, activation, fused, raised, groups, supers;
+  Buffer<float> hidden, added, qkv;
+  Buffer<bf16> x, attention, activation, fused, raised;
+  Buffer<stored::RowGroup> groups;
+  Buffer<stored::RowSuper> supers;
+};
+
+// What a pass computes (engine/models/protocol.py), and the pages that it reads and writes: [layers, pages, kv_heads, 2 * kPage * d].
+struct PassInput {
+  const int *tokens, *positions, *parents, *starts, *cached, *pages, *logit_rows;
+  int64_t num_tokens, num_sequences, pages_of_each, num_logit_rows;
+  bf16* cache;
+  int64_t layer_stride, page_stride;  // elements
 };
 
 class Decoder {
@@ -86,230 +94,217 @@ class Decoder {
 
   std::shared_ptr<Team> team() const { return team_; }
 
-  // Returns a draft head without weights yet, for this target: same rotation, embedding and threads, one layer of `kv_heads` and
-  // `heads` heads, `vocab` tokens.
-  std::unique_ptr<Decoder> make_head(int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t intermediate, int64_t vocab,
-                                     double eps, bool int8) const {
-    const int64_t hidden = shape_.hidden;
-    std::unique_ptr<Decoder> head(new Decoder({hidden, heads, kv_heads, head_dim, intermediate, vocab, eps}, team_, int8));
+  // Returns a draft head without weights yet, for this target: same hidden size, rotation, embedding and threads.
+  Decoder* make_head(const Shape& shape, bool int8) const {
+    check(shape.hidden == shape_.hidden, "a draft head has its target's hidden size, ", shape_.hidden, "; given ", shape.hidden);
+    auto head = std::unique_ptr<Decoder>(new Decoder(shape, team_, int8));
     head->ropes_ = ropes_;
     head->fusion_.emplace();
     head->fusion_->embedding = embedding_;
-    return head;
+    return head.release();
   }
 
   // Returns the first `layers` layers with this target's final norm and the first `vocab` rows of its output: a decoder of its own on
   // the same weights and threads, for the same cache (early exit, LayerSkip, arXiv 2404.16710).
-  std::unique_ptr<Decoder> make_exit(int64_t layers, int64_t vocab) const {
-    TORCH_CHECK(!fusion_ && 0 < layers && layers <= (int64_t)layers_.size(), "an exit after ", layers, " layers; allowed: 1 to ", layers_.size());
-    TORCH_CHECK(0 < vocab && vocab <= shape_.vocab && vocab % kTask == 0, "an exit has a multiple of ", kTask, " tokens; given ", vocab);
+  Decoder* make_exit(int64_t layers, int64_t vocab) const {
+    check(!fusion_ && 0 < layers && layers <= (int64_t)layers_.size(), "an exit after ", layers, " layers; allowed: 1 to ", layers_.size());
+    check(0 < vocab && vocab <= shape_.vocab && vocab % kTask == 0, "an exit has a multiple of ", kTask, " tokens; given ", vocab);
     Shape shape = shape_;
     shape.vocab = vocab;
-    std::unique_ptr<Decoder> early(new Decoder(shape, team_, int8_));
+    auto early = std::unique_ptr<Decoder>(new Decoder(shape, team_, int8_));
     early->ropes_ = ropes_;
     early->layers_.assign(layers_.begin(), layers_.begin() + layers);
     early->embedding_ = embedding_;
     early->head_ = head_.first(vocab);
     early->norm_ = norm_;
     early->is_stored_ = is_stored_;
-    return early;
+    return early.release();
   }
 
-  void set_fusion(Part fc, Tensor embedding_norm, Tensor state_norm, std::optional<Tensor> features_norm, bool norm_before_residual,
-                  bool norm_output) {
-    TORCH_CHECK(fusion_, "only a draft head fuses");
-    *fusion_ = {fusion_->embedding, pack({fc}), embedding_norm, state_norm, features_norm, norm_before_residual, norm_output};
+  void set_fusion(const Part& fc, Floats embedding_norm, Floats state_norm, Floats features_norm, bool norm_before_residual, bool norm_output) {
+    check(fusion_.has_value(), "only a draft head fuses");
+    check_size(embedding_norm, shape_.hidden, "the norm of embeddings");
+    check_size(state_norm, shape_.hidden, "the norm of states");
+    if (!features_norm.empty()) check_size(features_norm, fc.depth(), "the norm of features");
+    *fusion_ = {fusion_->embedding, pack({fc}), std::move(embedding_norm), std::move(state_norm), std::move(features_norm),
+                norm_before_residual, norm_output};
   }
 
-  void set_output(Part head, Tensor norm) {
+  void set_output(const Part& head, Floats norm) {
+    check_size(norm, shape_.hidden, "the final norm");
     head_ = pack({head});
-    norm_ = norm;
+    norm_ = std::move(norm);
   }
 
   // Takes some rows of the target's output, as they are packed there, for a draft head's.
-  void take_output(const Decoder& target, Tensor ids, Tensor norm) {
+  void take_output(const Decoder& target, const int64_t* ids, int64_t count, Floats norm) {
+    check_size(norm, shape_.hidden, "the final norm");
+    check_ids(target.head_, ids, count);
     is_stored_ |= target.head_.tasks[0].format != Format::kBf16;
-    head_ = arena_.gather(target.head_, target.checked(ids), ids.size(0));
-    norm_ = norm;
+    head_ = arena_.gather(*team_, target.head_, ids, count);
+    norm_ = std::move(norm);
   }
 
-  // Some rows of the output [ids, hidden] in bf16.
-  Tensor output_rows(Tensor ids) const {
-    const int64_t* rows = checked(ids);
-    Tensor found = at::empty({ids.size(0), shape_.hidden}, at::kBFloat16);
-    for (int64_t i = 0; i < ids.size(0); i++) head_.unpack(rows[i], bits(found) + i * shape_.hidden);
-    return found;
+  // Some rows of the output, or of the embedding, [count, hidden].
+  void output_rows(const int64_t* ids, int64_t count, bf16* to) const { unpack(head_, ids, count, to); }
+  void embedding_rows(const int64_t* ids, int64_t count, bf16* to) const { unpack(fusion_ ? fusion_->embedding : embedding_, ids, count, to); }
+
+  // Gives a draft head its `count` levels: enter [count, width, hidden], leave [count, hidden, width], state [width, hidden], out
+  // [hidden, width] and the output head [vocab, hidden]; `target_ids` [vocab] are its tokens, and `tokens` [vocab, width] is what each of
+  // them gives (engine/models/heads/levels.py, `of_tokens`).
+  void set_levels(int64_t count, int64_t width, const bf16* enter, const bf16* leave, const bf16* state, const bf16* out, const bf16* head,
+                  const bf16* tokens, const int64_t* target_ids) {
+    check(fusion_ && width % kTask == 0, "levels of a draft head, a multiple of ", kTask, " wide");
+    const int64_t hidden = shape_.hidden, vocab = shape_.vocab;
+    const auto packed = [&](const bf16* weight, int64_t rows, int64_t columns) {
+      return pack({{weight, rows, columns, static_cast<int64_t>(Format::kBf16)}});
+    };
+    levels_ = Levels{count, width, packed(enter, count * width, hidden), packed(state, width, hidden), {}, {out, out + hidden * width},
+                     {head, head + vocab * hidden}, {tokens, tokens + vocab * width}, {target_ids, target_ids + vocab}};
+    for (int64_t i = 0; i < count; i++) levels_->leave.push_back(packed(leave + i * hidden * width, hidden, width));
   }
 
-  // Gives a draft head its levels: enter [n, width, hidden], leave [n, hidden, width], state and token [width, hidden], out [hidden,
-  // width] and the output head [vocab, hidden], all bf16; `target_ids` [vocab] are its tokens.
-  void set_levels(Tensor enter, Tensor leave, Tensor state, Tensor token, Tensor out, Tensor head, Tensor target_ids) {
-    TORCH_CHECK(fusion_ && enter.size(1) % kTask == 0, "levels of a draft head, a multiple of ", kTask, " wide");
-    const int64_t hidden = shape_.hidden;
-    Tensor embeddings = at::empty({target_ids.size(0), hidden}, at::kBFloat16);
-    for (int64_t i = 0; i < target_ids.size(0); i++)
-      fusion_->embedding.unpack(target_ids.data_ptr<int64_t>()[i], bits(embeddings) + i * hidden);
-    const Tensor wide = embeddings.to(at::kFloat);
-    const Tensor normed = wide * at::rsqrt(wide.square().mean(-1, true) + shape_.eps);
-    const auto packed = [&](const Tensor& weight) { return pack({{weight.contiguous(), static_cast<int>(Format::kBf16)}}); };
-    const auto copied = [](const Tensor& weight) { return weight.clone(at::MemoryFormat::Contiguous); };  // a view keeps a mapped file in memory
-    levels_ = Levels{enter.size(0), enter.size(1), packed(enter.flatten(0, 1)), packed(state), {}, copied(out), copied(head),
-                     at::matmul(normed, token.to(at::kFloat).t()).to(at::kBFloat16).contiguous(), target_ids.contiguous()};
-    for (int64_t i = 0; i < levels_->count; i++) levels_->leave.push_back(packed(leave[i]));
-  }
-
-  // Adds a rotation, float32 [positions, half] both, which layers name by its number.
-  void add_rope(Tensor cosine, Tensor sine) {
-    TORCH_CHECK(cosine.is_contiguous() && sine.is_contiguous() && cosine.sizes() == sine.sizes() && cosine.size(1) % 16 == 0 &&
-                    2 * cosine.size(1) <= shape_.head_dim,
-                "a rotation is [positions, half], half a multiple of 16, at most half a head; given ", cosine.sizes(), " and ", sine.sizes());
-    ropes_.push_back({cosine, sine});
+  // Adds a rotation, [positions, half] both, which layers name by its number.
+  void add_rope(Floats cosine, Floats sine, int64_t half) {
+    check(cosine.size() == sine.size() && half > 0 && half % 16 == 0 && 2 * half <= shape_.head_dim,
+          "a rotation is [positions, half], half a multiple of 16, at most half a head of ", shape_.head_dim, "; given ", half);
+    ropes_.push_back(std::make_shared<const Rope>(Rope{std::move(cosine), std::move(sine), half}));
   }
 
   // qkv: the projections to queries, keys and values; gate_up: those to gates and to what they multiply.
-  void add_layer(const LayerShape& shape, const std::vector<Part>& qkv, Part o, const std::vector<Part>& gate_up, Part down,
-                 std::optional<Tensor> qkv_bias, const Norms& norms) {
-    TORCH_CHECK(shape.rope < (int64_t)ropes_.size(), "a layer with rotation ", shape.rope, " of ", ropes_.size());
-    layers_.push_back({shape, pack(qkv), pack({o}), pack(gate_up, true), pack({down}), qkv_bias, norms});
+  void add_layer(const LayerShape& shape, const std::vector<Part>& qkv, const Part& o, const std::vector<Part>& gate_up, const Part& down,
+                 Floats qkv_bias, Norms norms) {
+    check(shape.rope < (int64_t)ropes_.size(), "a layer with rotation ", shape.rope, " of ", ropes_.size());
+    const int64_t queries = shape_.heads * shape_.head_dim, keys = shape_.kv_heads * shape_.head_dim;
+    for (const Floats* norm : {&norms.before_attention, &norms.after_attention, &norms.before_feed_forward, &norms.after_feed_forward})
+      if (!norm->empty()) check_size(*norm, shape_.hidden, "a norm of a layer");
+    if (!qkv_bias.empty()) check_size(qkv_bias, queries + 2 * keys, "the bias of queries, keys and values");
+    check(norms.queries.empty() || queries % norms.queries.size() == 0, "a norm of queries divides ", queries, "; given ", norms.queries.size());
+    check(norms.keys.empty() || keys % norms.keys.size() == 0, "a norm of keys divides ", keys, "; given ", norms.keys.size());
+    layers_.push_back({shape, pack(qkv), pack({o}), pack(gate_up, true), pack({down}), std::move(qkv_bias), std::move(norms)});
   }
 
-  void set_ends(Part embedding, std::optional<Part> head, Tensor norm) {
+  void set_ends(const Part& embedding, const Part* head, Floats norm) {
+    check_size(norm, shape_.hidden, "the final norm");
     embedding_ = pack({embedding});
     head_ = head ? pack({*head}) : embedding_;
-    norm_ = norm;
+    norm_ = std::move(norm);
   }
 
   int64_t weight_bytes() const { return arena_.bytes(); }
 
-  // A pass of a draft head. Its rows start from `features` [T, taps * hidden] bf16 of the target, or from `states` [T, hidden] float32
-  // of the head. Returns logits and states of `logit_rows`: what drafted tokens after them start from.
-  std::pair<Tensor, Tensor> draft(Tensor tokens, Tensor positions, Tensor parents, Tensor starts, Tensor cached, Tensor pages,
-                                  Tensor logit_rows, Tensor cache, std::optional<Tensor> features, std::optional<Tensor> states) {
-    const int64_t T = tokens.size(0);
-    TORCH_CHECK(fusion_ && features.has_value() != states.has_value(), "a draft head takes features or states");
-    const int64_t width = features ? fusion_->fc.depth : shape_.hidden;
-    const Tensor& given = features ? *features : *states;
-    TORCH_CHECK(given.sizes() == at::IntArrayRef({T, width}) && given.is_contiguous() &&
-                    given.scalar_type() == (features ? at::kBFloat16 : at::kFloat),
-                "given are ", given.sizes(), " ", given.scalar_type(), " for ", T, " tokens; allowed: bf16 features or float32 states");
-    Pass pass = start(tokens, positions, parents, starts, cached, pages, logit_rows, cache);
-    pass.features = features ? bits(*features) : nullptr;
-    pass.given = states ? states->data_ptr<float>() : nullptr;
-    Tensor out = at::empty({logit_rows.size(0), shape_.hidden}, at::kFloat);
-    pass.states = out.data_ptr<float>();
-    return {finish(pass), out};
+  // A pass of a draft head. Its rows start from `features` [T, width] of the target, or from `states` [T, width] of the head. Writes
+  // logits, and states of `logit_rows`: what drafted tokens after them start from.
+  void draft(const PassInput& input, const bf16* features, const float* states, int64_t width, float* logits, float* states_after) {
+    check(fusion_ && !features != !states, "a draft head takes features or states");
+    check_width(width, features ? fusion_->fc.depth : shape_.hidden);
+    Pass pass = start(input);
+    pass.features = const_cast<bf16*>(features);
+    pass.given = states;
+    pass.states = states_after;
+    finish(pass, logits);
   }
 
-  // A pass of a draft head over committed tokens that looks ahead. Returns logits [(1 + n) * L, vocab] of `logit_rows` and of the states
-  // ahead, states of `logit_rows`, and of the n levels, one after another, states [n * L, hidden] and what of them meets a token
-  // [n * L, width].
-  std::tuple<Tensor, Tensor, Tensor, Tensor> look_ahead(Tensor tokens, Tensor positions, Tensor parents, Tensor starts, Tensor cached,
-                                                         Tensor pages, Tensor logit_rows, Tensor cache, Tensor features) {
-    TORCH_CHECK(levels_ && features.sizes() == at::IntArrayRef({tokens.size(0), fusion_->fc.depth}) && features.is_contiguous() &&
-                    features.scalar_type() == at::kBFloat16,
-                "a draft head with levels takes bf16 features; given ", features.sizes());
-    Pass pass = start(tokens, positions, parents, starts, cached, pages, logit_rows, cache);
-    pass.features = bits(features);
-    const int64_t L = logit_rows.size(0), rows = levels_->count * L;
-    Tensor out = at::empty({L, shape_.hidden}, at::kFloat), ahead = at::empty({rows, shape_.hidden}, at::kFloat);
-    Tensor entered = at::empty({rows, levels_->width}, at::kFloat);
-    pass.states = out.data_ptr<float>();
-    pass.ahead = ahead.data_ptr<float>();
-    pass.entered = entered.data_ptr<float>();
-    return {finish(pass), out, ahead, entered};
+  // A pass of a draft head over committed tokens that looks ahead. Writes logits [(1 + n) * L, vocab] of `logit_rows` and of the states
+  // ahead, states of `logit_rows` where they are asked for, and of the n levels, one after another, states [n * L, hidden] and what of
+  // them meets a token [n * L, width].
+  void look_ahead(const PassInput& input, const bf16* features, int64_t width, float* logits, float* states, float* ahead, float* entered) {
+    check(levels_.has_value(), "a draft head with levels looks ahead");
+    check_width(width, fusion_->fc.depth);
+    Pass pass = start(input);
+    pass.features = const_cast<bf16*>(features);
+    pass.states = states;
+    pass.ahead = ahead;
+    pass.entered = entered;
+    finish(pass, logits);
   }
 
   // The likeliest of rows of logits (top_k.h).
-  std::pair<Tensor, Tensor> top_k(Tensor logits, int64_t count) const { return ::top_k(*team_, logits, count); }
+  void top_k(const float* logits, int64_t rows, int64_t size, int64_t count, int* ids, float* logs) const {
+    ::top_k(*team_, logits, rows, size, count, ids, logs);
+  }
 
   // Candidates after drafted tokens (levels.h).
-  std::pair<Tensor, Tensor> follow(Tensor ahead, Tensor entered, Tensor shortlist, const std::vector<std::pair<int64_t, int64_t>>& drafted,
-                                   int64_t count) const {
-    TORCH_CHECK(levels_, "a draft head with levels");
-    return ::follow(*team_, *levels_, norm_, shape_.eps, ahead, entered, shortlist, drafted, count);
+  void follow(const float* ahead, const float* entered, int64_t rows, const int* shortlist, int64_t size, const std::vector<Drafted>& drafted,
+              int64_t count, int* ids, float* logs) const {
+    check(levels_.has_value(), "a draft head with levels");
+    ::follow(*team_, *levels_, norm_, shape_.eps, ahead, entered, rows, shortlist, size, drafted, count, ids, logs);
   }
 
   // A draft tree for each sequence: `look_ahead`, and the trees grown over it (draft_tree.h). One row of each is in `logit_rows`.
-  std::vector<DraftTree> trees(Tensor tokens, Tensor positions, Tensor parents, Tensor starts, Tensor cached, Tensor pages,
-                               Tensor logit_rows, Tensor cache, Tensor features, int64_t shortlist, const TreeParams& params,
-                               const std::vector<TreeSpec>& specs) {
-    TORCH_CHECK(static_cast<int64_t>(specs.size()) == logit_rows.size(0), specs.size(), " specs for ", logit_rows.size(0), " rows");
-    const auto [logits, states, ahead, entered] = look_ahead(tokens, positions, parents, starts, cached, pages, logit_rows, cache, features);
-    return grow_trees(*team_, *levels_, norm_, shape_.eps, logits, ahead, entered, shortlist, params, specs);
+  std::vector<DraftTree> trees(const PassInput& input, const bf16* features, int64_t width, int64_t shortlist, const TreeParams& params,
+                               const TreeSpec* specs) {
+    check(levels_.has_value(), "a draft head with levels grows trees");
+    const int64_t rows = input.num_logit_rows, further = levels_->count * rows, size = (rows + further) * shape_.vocab;
+    if (size > logits_size_) logits_ = make_buffer<float>(logits_size_ = size);  // fresh pages of a large vocabulary take milliseconds
+    const Buffer<float> ahead = make_buffer<float>(further * shape_.hidden), entered = make_buffer<float>(further * levels_->width);
+    look_ahead(input, features, width, logits_.get(), nullptr, ahead.get(), entered.get());
+    return grow_trees(*team_, *levels_, norm_, shape_.eps, {logits_.get(), ahead.get(), entered.get(), rows}, shortlist, params, specs);
   }
 
-  // Also writes, where `taps` names layers, the hidden states that enter them into features [T, taps * hidden] (bf16). The number
-  // of layers names what leaves the last one, before the final norm. Also returned: each row's argmax, the lowest id among equals.
-  std::pair<Tensor, std::vector<int64_t>> forward(Tensor tokens, Tensor positions, Tensor parents, Tensor starts, Tensor cached,
-                                                  Tensor pages, Tensor logit_rows, Tensor cache, const std::vector<int64_t>& taps,
-                                                  std::optional<Tensor> features) {
-    const int64_t T = tokens.size(0), width = taps.size() * shape_.hidden;
-    TORCH_CHECK(taps.empty() || (features && features->sizes() == at::IntArrayRef({T, width}) && features->is_contiguous() &&
-                                 features->scalar_type() == at::kBFloat16),
-                "features are [tokens, taps * hidden] bf16");
-    Pass pass = start(tokens, positions, parents, starts, cached, pages, logit_rows, cache);
+  // Writes logits [L, vocab]. Also, where `taps` names layers, the hidden states that enter them into features [T, taps * hidden]. The
+  // number of layers names what leaves the last one, before the final norm. And each row's argmax, the lowest id among equals.
+  void forward(const PassInput& input, float* logits, const std::vector<int64_t>& taps, bf16* features, int64_t* argmax) {
+    Pass pass = start(input);
     pass.taps = taps;
-    pass.features = features ? bits(*features) : nullptr;
-    std::vector<int64_t> argmax(logit_rows.size(0));
-    pass.argmax = argmax.data();
-    Tensor logits = finish(pass);
-    return {logits, std::move(argmax)};
+    pass.features = features;
+    pass.argmax = argmax;
+    finish(pass, logits);
   }
 
  private:
   Decoder(const Shape& shape, std::shared_ptr<Team> team, bool int8) : shape_(shape), team_(team), int8_(int8) {
-    TORCH_CHECK(shape.hidden % 32 == 0 && shape.intermediate % 32 == 0 && shape.head_dim % 32 == 0 && shape.heads % shape.kv_heads == 0,
-                "the native forward takes widths that are multiples of 32");
+    check(shape.hidden % 32 == 0 && shape.intermediate % 32 == 0 && shape.head_dim % 32 == 0 && shape.heads % shape.kv_heads == 0,
+          "the native forward takes widths that are multiples of 32");
     for (int i = 0; i < team_->size(); i++) attention_.emplace_back(shape.head_dim, shape.heads / shape.kv_heads);
   }
 
-  // Token ids [n] int64 that the output has.
-  const int64_t* checked(const Tensor& ids) const {
-    TORCH_CHECK(ids.scalar_type() == at::kLong && ids.is_contiguous() && ids.numel() && at::min(ids).item<int64_t>() >= 0 &&
-                    at::max(ids).item<int64_t>() < shape_.vocab,
-                "ids are int64 tokens below ", shape_.vocab);
-    return ids.data_ptr<int64_t>();
+  static void check_size(const Floats& values, int64_t size, const char* name) {
+    check((int64_t)values.size() == size, name, " has ", values.size(), " values; allowed: ", size);
+  }
+
+  static void check_width(int64_t width, int64_t allowed) {
+    check(width == allowed, "a draft head's input is ", width, " wide; allowed: ", allowed);
+  }
+
+  static void check_ids(const Matrix& matrix, const int64_t* ids, int64_t count) {
+    const int64_t size = matrix.tasks.size() * kTask;
+    check(count > 0 && std::all_of(ids, ids + count, [&](int64_t id) { return 0 <= id && id < size; }), "ids are tokens below ", size);
+  }
+
+  void unpack(const Matrix& matrix, const int64_t* ids, int64_t count, bf16* to) const {
+    check_ids(matrix, ids, count);
+    for (int64_t i = 0; i < count; i++) matrix.unpack(ids[i], to + i * shape_.hidden);
   }
 
   Matrix pack(const std::vector<Part>& parts, bool interleaved = false) {
-    for (const Part& part : parts) is_stored_ |= format_of(part) != Format::kBf16;
-    return arena_.pack(parts, interleaved);
+    for (const Part& part : parts) is_stored_ |= part.format() != Format::kBf16;
+    return arena_.pack(*team_, parts, interleaved);
   }
 
   struct Pass;
 
-  Pass start(const Tensor& tokens, const Tensor& positions, const Tensor& parents, const Tensor& starts, const Tensor& cached,
-             const Tensor& pages, const Tensor& logit_rows, const Tensor& cache) {
-    Pass pass{*this, tokens.data_ptr<int>(), positions.data_ptr<int>(), logit_rows.data_ptr<int>(), tokens.size(0), logit_rows.size(0),
-              bits(cache), cache.stride(1), cache.stride(0)};
-    for (int64_t s = 0; s < cached.size(0); s++) {
-      const int start = starts.data_ptr<int>()[s], end = starts.data_ptr<int>()[s + 1];
-      pass.sequences.push_back({start, end - start, cached.data_ptr<int>()[s], pages.data_ptr<int>() + s * pages.size(1)});
+  Pass start(const PassInput& input) {
+    Pass pass{*this, input.tokens, input.positions, input.logit_rows, input.num_tokens, input.num_logit_rows,
+              input.cache, input.page_stride, input.layer_stride};
+    for (int64_t s = 0; s < input.num_sequences; s++) {
+      const int start = input.starts[s], end = input.starts[s + 1];
+      pass.sequences.push_back({start, end - start, input.cached[s], input.pages + s * input.pages_of_each});
       for (int t = start; t < end; t++) pass.sequence_of.push_back(s);
     }
     const int group = shape_.heads / shape_.kv_heads;
-    pass.tiles = {make_tiles(pass.sequences, parents.data_ptr<int>(), group), shape_.kv_heads};
+    pass.tiles = {make_tiles(pass.sequences, input.parents, group), shape_.kv_heads};
     if (pass.L < pass.T) {
       std::vector<bool> wanted(pass.T);
       for (int64_t i = 0; i < pass.L; i++) wanted[pass.logit_rows[i]] = true;
-      pass.wanted_tiles = {make_tiles(pass.sequences, parents.data_ptr<int>(), group, wanted), shape_.kv_heads};
+      pass.wanted_tiles = {make_tiles(pass.sequences, input.parents, group, wanted), shape_.kv_heads};
     }
     return pass;
   }
 
-  // Returns memory for logits [rows, vocab]: that of the last pass where nobody holds it any more, as fresh pages of 32 rows of a large
-  // vocabulary take milliseconds.
-  Tensor make_logits(int64_t rows) {
-    const int64_t size = rows * shape_.vocab;
-    if (!logits_.defined() || logits_.storage().use_count() > 1 || logits_.numel() < size) logits_ = at::empty({size}, at::kFloat);
-    return logits_.narrow(0, 0, size).view({rows, shape_.vocab});
-  }
-
-  Tensor finish(Pass& pass) {
-    Tensor logits = make_logits(pass.num_logits());
+  void finish(Pass& pass, float* logits) {
     pass.prepare(logits);
     team_->run([&] { pass.run(); });
-    return logits;
   }
 
   struct Pass {
@@ -339,42 +334,38 @@ class Decoder {
 
     int64_t num_logits() const { return ahead ? (1 + model.levels_->count) * L : L; }
 
-    void prepare(const Tensor& out) {
+    void prepare(float* out) {
       const Shape& s = model.shape_;
       const int64_t wide = (s.heads + 2 * s.kv_heads) * s.head_dim;
-      buffers.hidden = at::empty({T, s.hidden}, at::kFloat);
-      const auto norms_after = [](const Layer& layer) { return layer.norms.after_attention || layer.norms.after_feed_forward; };
-      if (std::any_of(model.layers_.begin(), model.layers_.end(), norms_after)) {
-        buffers.added = at::empty({T, s.hidden}, at::kFloat);
-        added = buffers.added.data_ptr<float>();
-      }
-      buffers.qkv = at::empty({T, std::max(wide, s.hidden)}, at::kFloat);  // later takes what `narrow` keeps of `hidden`
-      buffers.x = at::empty({std::max((model.fusion_ ? 2 : 1) * T, num_logits()), s.hidden}, at::kBFloat16);
-      buffers.attention = at::empty({2, T, s.heads * s.head_dim}, at::kBFloat16);
-      buffers.activation = at::empty({T, s.intermediate}, at::kBFloat16);
-      if (ahead) buffers.raised = at::empty({model.levels_->count * L, model.levels_->width}, at::kBFloat16);
-      if (model.fusion_ && !given) {
-        buffers.fused = at::empty({T, model.fusion_->fc.depth}, at::kBFloat16);
-        fused = bits(buffers.fused);
-      }
+      buffers.hidden = make_buffer<float>(T * s.hidden);
+      const auto norms_after = [](const Layer& layer) { return !layer.norms.after_attention.empty() || !layer.norms.after_feed_forward.empty(); };
+      if (std::any_of(model.layers_.begin(), model.layers_.end(), norms_after)) buffers.added = make_buffer<float>(T * s.hidden);
+      buffers.qkv = make_buffer<float>(T * std::max(wide, s.hidden));  // later takes what `narrow` keeps of `hidden`
+      buffers.x = make_buffer<bf16>(std::max((model.fusion_ ? 2 : 1) * T, num_logits()) * s.hidden);
+      buffers.attention = make_buffer<bf16>(2 * T * s.heads * s.head_dim);
+      buffers.activation = make_buffer<bf16>(T * s.intermediate);
+      if (ahead) buffers.raised = make_buffer<bf16>(model.levels_->count * L * model.levels_->width);
+      if (model.fusion_ && !given) buffers.fused = make_buffer<bf16>(T * model.fusion_->fc.depth);
+      fused = buffers.fused.get();
       if (model.int8_ && model.is_stored_) {
         const int64_t before = std::max({fused ? model.fusion_->fc.depth : 0, (model.fusion_ ? 2 : 1) * s.hidden, s.heads * s.head_dim});
         const int64_t groups = std::max(before * T, s.hidden * num_logits()) / stored::kGroup, after = s.intermediate * T / stored::kGroup;
-        buffers.groups = at::empty({(groups + after) * (int64_t)sizeof(stored::RowGroup)}, at::kByte);
-        rows.groups = reinterpret_cast<stored::RowGroup*>(buffers.groups.data_ptr());
+        buffers.groups = make_buffer<stored::RowGroup>(groups + after);
+        rows.groups = buffers.groups.get();
         rows_after.groups = rows.groups + groups;
         const int64_t supers = groups / stored::kSuperGroups + 1, all = supers + after / stored::kSuperGroups + 1 + stored::kMostTileRows;
-        buffers.supers = at::empty({all * (int64_t)sizeof(stored::RowSuper)}, at::kByte);
-        rows.supers = reinterpret_cast<stored::RowSuper*>(buffers.supers.data_ptr());
+        buffers.supers = make_buffer<stored::RowSuper>(all);
+        rows.supers = buffers.supers.get();
         rows_after.supers = rows.supers + supers;
       }
-      hidden = buffers.hidden.data_ptr<float>();
-      qkv = buffers.qkv.data_ptr<float>();
-      x = bits(buffers.x);
-      queries = bits(buffers.attention);
+      hidden = buffers.hidden.get();
+      added = buffers.added.get();
+      qkv = buffers.qkv.get();
+      x = buffers.x.get();
+      queries = buffers.attention.get();
       attention = queries + T * s.heads * s.head_dim;
-      activation = bits(buffers.activation);
-      logits = out.data_ptr<float>();
+      activation = buffers.activation.get();
+      logits = out;
       counters = std::vector<Counter>((14 * model.layers_.size() + 8 + (ahead ? model.levels_->count + 3 : 0)) * model.team_->size());
     }
 
@@ -453,12 +444,12 @@ class Decoder {
     }
 
     // x = norm(hidden), or hidden itself without a norm. `layer`: whose input this is; -1 for one that cannot be tapped.
-    void normalise(int& phase, const std::optional<Tensor>& weight, const Matrix& next, int64_t layer = -1) {
+    void normalise(int& phase, const Floats& weight, const Matrix& next, int64_t layer = -1) {
       const Shape& s = model.shape_;
       const auto task = [&](int64_t t) {
         tap(layer, t);
-        if (weight)
-          rms_norm(hidden + t * s.hidden, weight->data_ptr<float>(), s.eps, s.hidden, x + t * s.hidden);
+        if (!weight.empty())
+          rms_norm(hidden + t * s.hidden, weight.data(), s.eps, s.hidden, x + t * s.hidden);
         else
           store_hidden(t, x + t * s.hidden);
         quantise({x, rows}, T, next, t);
@@ -482,23 +473,23 @@ class Decoder {
     }
 
     // hidden += factor * norm(input times weights), or without a norm.
-    void add_to_hidden(int& phase, const Input& input, const Matrix& weights, float factor, const std::optional<Tensor>& norm) {
+    void add_to_hidden(int& phase, const Input& input, const Matrix& weights, float factor, const Floats& norm) {
       const int64_t width = model.shape_.hidden;
       const Lanes scale = lanes::all(factor);
       linear(phase, input, T, weights, [&](int64_t first, int rows, int64_t task, const float* c) {
         for (int r = 0; r < rows; r++) {
           const int64_t to = (first + r) * width + task * kTask;
-          fetch_to_write((norm ? added : hidden) + to + rows * width);  // of the next sweep
-          if (norm)
+          fetch_to_write((norm.empty() ? hidden : added) + to + rows * width);  // of the next sweep
+          if (!norm.empty())
             std::copy_n(c + r * kTask, kTask, added + to);
           else
             for (int h = 0; h < kTask; h += 16)
               lanes::store(hidden + to + h, lanes::fma(lanes::load(c + r * kTask + h), scale, lanes::load(hidden + to + h)));
         }
       });
-      if (norm)
+      if (!norm.empty())
         share(phase, T, [&](int64_t t) {
-          add_rms_norm(added + t * width, norm->data_ptr<float>(), model.shape_.eps, factor, width, hidden + t * width);
+          add_rms_norm(added + t * width, norm.data(), model.shape_.eps, factor, width, hidden + t * width);
         });
     }
 
@@ -519,10 +510,10 @@ class Decoder {
         return;
       }
       const int64_t depth = fusion.fc.depth;
-      const float* norm = floats(fusion.features_norm);
-      const Input input{norm ? fused : features, rows};
+      const Floats& norm = fusion.features_norm;
+      const Input input{!norm.empty() ? fused : features, rows};
       share(phase, T, [&](int64_t t) {
-        if (norm) rms_norm(features + t * depth, norm, model.shape_.eps, depth, fused + t * depth);
+        if (!norm.empty()) rms_norm(features + t * depth, norm.data(), model.shape_.eps, depth, fused + t * depth);
         quantise(input, T, fusion.fc, t);
       });
       linear(phase, input, T, fusion.fc, [&](int64_t first, int rows, int64_t task, const float* c) {
@@ -537,8 +528,8 @@ class Decoder {
         float* g = hidden + t * s.hidden;
         bf16* to = x + t * 2 * s.hidden;
         fusion.embedding.unpack(tokens[t], to);
-        rms_norm(to, fusion.embedding_norm.data_ptr<float>(), s.eps, s.hidden, to);
-        rms_norm(g, fusion.state_norm.data_ptr<float>(), s.eps, s.hidden, to + s.hidden);
+        rms_norm(to, fusion.embedding_norm.data(), s.eps, s.hidden, to);
+        rms_norm(g, fusion.state_norm.data(), s.eps, s.hidden, to + s.hidden);
         if (fusion.norm_before_residual)
           for (int64_t k = 0; k < s.hidden; k += 16) lanes::store(g + k, lanes::load(to + s.hidden + k));
         quantise({x, rows}, T, next, t);
@@ -550,7 +541,7 @@ class Decoder {
       const Shape& s = model.shape_;
       const int64_t begin = with_queries ? 0 : s.heads * s.head_dim / kTask;
       const int64_t width = (s.heads + 2 * s.kv_heads) * s.head_dim;
-      const float* bias = floats(layer.qkv_bias);
+      const float* bias = layer.qkv_bias.empty() ? nullptr : layer.qkv_bias.data();
       linear(phase, {x, rows}, T, layer.qkv, [&](int64_t first, int rows, int64_t task, const float* c) {
         for (int r = 0; r < rows; r++)
           for (int h = 0; h < kTask; h += 16) {
@@ -562,10 +553,10 @@ class Decoder {
     }
 
     // Norms `size` entries of a token's heads, in groups of the weight's size.
-    void norm_heads(float* heads, int64_t size, const std::optional<Tensor>& weight) {
-      if (!weight) return;
-      const int64_t group = weight->numel();
-      for (int64_t i = 0; i < size; i += group) rms_norm(heads + i, weight->data_ptr<float>(), (float)model.shape_.eps, group);
+    void norm_heads(float* heads, int64_t size, const Floats& weight) {
+      if (weight.empty()) return;
+      const int64_t group = weight.size();
+      for (int64_t i = 0; i < size; i += group) rms_norm(heads + i, weight.data(), (float)model.shape_.eps, group);
     }
 
     // Norms and rotates queries and keys of one token and writes its K/V into its slot.
@@ -576,10 +567,10 @@ class Decoder {
       if (with_queries) norm_heads(row, s.heads * d, layer.norms.queries);
       norm_heads(row + s.heads * d, s.kv_heads * d, layer.norms.keys);
       if (layer.shape.rope >= 0) {
-        const Rope& rope = model.ropes_[layer.shape.rope];
-        const int64_t half = rope.half(), angles = positions[t] * half;
+        const Rope& rope = *model.ropes_[layer.shape.rope];
+        const int64_t half = rope.half, angles = positions[t] * half;
         for (int64_t h = first; h < s.heads + s.kv_heads; h++)
-          rotate(row + h * d, half, rope.cosine.data_ptr<float>() + angles, rope.sine.data_ptr<float>() + angles);
+          rotate(row + h * d, half, rope.cosine.data() + angles, rope.sine.data() + angles);
       }
       for (int64_t h = first; h < s.heads; h++)
         for (int64_t i = 0; i < d; i += 16) lanes::store_bf16(queries + (t * s.heads + h) * d + i, lanes::load(row + h * d + i));
@@ -649,7 +640,7 @@ class Decoder {
     // Follows x of the L logit rows with that of the levels' states.
     void look_ahead(int& phase, const Levels& levels) {
       const int64_t width = model.shape_.hidden, inner = levels.width, rows = levels.count * L;
-      bf16* raised = bits(buffers.raised);
+      bf16* raised = buffers.raised.get();
       linear(phase, {x, {}}, L, levels.enter, [&](int64_t first, int count, int64_t task, const float* c) {
         const int64_t level = task * kTask / inner, column = task * kTask % inner;
         for (int r = 0; r < count; r++)
@@ -665,7 +656,7 @@ class Decoder {
             }
         });
       share(phase, rows, [&](int64_t i) {
-        rms_norm(ahead + i * width, model.norm_.data_ptr<float>(), model.shape_.eps, width, x + (L + i) * width);
+        rms_norm(ahead + i * width, model.norm_.data(), model.shape_.eps, width, x + (L + i) * width);
         quantise({x, this->rows}, L + rows, model.head_, L + i);
       });
       linear(phase, {x + L * width, {}}, rows, levels.state, [&](int64_t first, int count, int64_t task, const float* c) {
@@ -686,7 +677,7 @@ class Decoder {
       const Shape& s = model.shape_;
       share(phase, L, [&](int64_t i) {
         const float* state = hidden + logit_rows[i] * s.hidden;
-        rms_norm(state, model.norm_.data_ptr<float>(), s.eps, s.hidden, x + i * s.hidden);
+        rms_norm(state, model.norm_.data(), s.eps, s.hidden, x + i * s.hidden);
         quantise({x, rows}, num_logits(), model.head_, i);
         if (!states) return;
         for (int64_t k = 0; k < s.hidden; k += 16)
@@ -759,10 +750,12 @@ class Decoder {
   std::vector<TileAttention> attention_;
   std::vector<std::vector<bf16>> expanded_ = std::vector<std::vector<bf16>>(team_->size());
   Arena arena_;
-  std::vector<Rope> ropes_;
+  std::vector<std::shared_ptr<const Rope>> ropes_;  // a draft head has its target's
   std::vector<Layer> layers_;
   Matrix embedding_, head_;
-  Tensor norm_, logits_;
+  Floats norm_;
+  Buffer<float> logits_;  // of the last trees
+  int64_t logits_size_ = 0;
   std::optional<Fusion> fusion_;
   std::optional<Levels> levels_;
 };

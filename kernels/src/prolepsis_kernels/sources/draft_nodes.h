@@ -1,13 +1,9 @@
 // The nodes of a draft (engine/drafting/draft.py) while it is made, and what Python gets of it.
 #pragma once
-#include <pybind11/pybind11.h>
-
 #include <cstdint>
 #include <vector>
 
 namespace drafts {
-
-namespace py = pybind11;
 
 constexpr int64_t kRoot = -1;
 
@@ -25,21 +21,23 @@ inline std::vector<int64_t> principal_first(const std::vector<Node>& nodes) {
   return chain;
 }
 
-// Tokens, parents, survivals and buckets of a draft.
-inline py::tuple as_draft(const std::vector<Node>& nodes) {
-  const std::vector<int64_t> order = principal_first(nodes);
-  std::vector<int64_t> place(nodes.size());
-  const size_t size = nodes.size();
-  py::tuple tokens(size), parents(size), survival(size), buckets(size);
-  for (size_t i = 0; i < size; i++) {
-    const Node& node = nodes[order[i]];
-    place[order[i]] = i;
-    tokens[i] = node.token;
-    parents[i] = node.parent == kRoot ? kRoot : place[node.parent];
-    survival[i] = node.survival;
-    buckets[i] = node.bucket;
+// Where the nodes of a draft go.
+struct Output {
+  int64_t *tokens, *parents, *buckets;
+  double* survival;
+
+  void write(const std::vector<Node>& nodes) const {
+    const std::vector<int64_t> order = principal_first(nodes);
+    std::vector<int64_t> place(nodes.size());
+    for (size_t i = 0; i < nodes.size(); i++) {
+      const Node& node = nodes[order[i]];
+      place[order[i]] = i;
+      tokens[i] = node.token;
+      parents[i] = node.parent == kRoot ? kRoot : place[node.parent];
+      survival[i] = node.survival;
+      buckets[i] = node.bucket;
+    }
   }
-  return py::make_tuple(tokens, parents, survival, buckets);
-}
+};
 
 }  // namespace drafts

@@ -118,36 +118,42 @@ class TreeBuilder {
   int64_t level_ = 0;
 };
 
-// Row by row the first `count` draft ids and log-probabilities as candidates; `ids` are the target's.
-inline void candidates(const Tensor& drafts, const Tensor& logs, int64_t row, int64_t count, const int64_t* ids, std::vector<Candidate>& found) {
+// The first `count` of a row's `stride` draft ids and log-probabilities as candidates; `ids` are the target's.
+inline void candidates(const int* drafts, const float* logs, int64_t row, int64_t stride, int64_t count, const std::vector<int64_t>& ids,
+                       std::vector<Candidate>& found) {
   found.clear();
-  const int64_t stride = drafts.size(1);
-  for (int64_t i = row * stride; i < row * stride + std::min(count, stride); i++) {
-    const int64_t draft = drafts.data_ptr<int>()[i];
-    found.push_back({ids[draft], draft, logs.data_ptr<float>()[i]});
-  }
+  for (int64_t i = row * stride; i < row * stride + std::min(count, stride); i++) found.push_back({ids[drafts[i]], drafts[i], logs[i]});
 }
 
-// A tree for each of `specs`, whose rows are the first of `logits`; then follow those of each level (`Decoder::look_ahead`).
-inline std::vector<DraftTree> grow_trees(Team& team, const Levels& levels, const Tensor& norm, float eps, const Tensor& logits,
-                                         const Tensor& ahead, const Tensor& entered, int64_t shortlist, const TreeParams& params,
-                                         const std::vector<TreeSpec>& specs) {
-  const int64_t rows = specs.size(), *ids = levels.target_ids.data_ptr<int64_t>();
-  const auto [drafts, logs] = top_k(team, logits, shortlist);
-  const Tensor further = drafts.narrow(0, rows, drafts.size(0) - rows);
+// What a pass that looks ahead gave: logits [(1 + n) * rows, vocab], states [n * rows, hidden] and what of them meets a token.
+struct Ahead {
+  const float *logits, *states, *entered;
+  int64_t rows;
+};
+
+// A tree for each of `specs`, whose rows are the first of the logits; then follow those of each level (`Decoder::look_ahead`).
+inline std::vector<DraftTree> grow_trees(Team& team, const Levels& levels, const Floats& norm, float eps, const Ahead& ahead, int64_t shortlist,
+                                         const TreeParams& params, const TreeSpec* specs) {
+  const int64_t further = levels.count * ahead.rows, all = ahead.rows + further;
+  std::vector<int> drafts(all * shortlist), next;
+  std::vector<float> logs(all * shortlist), next_logs;
+  top_k(team, ahead.logits, all, levels.target_ids.size(), shortlist, drafts.data(), logs.data());
   std::vector<Candidate> found;
   std::vector<DraftTree> grown;
-  for (int64_t row = 0; row < rows; row++) {
+  for (int64_t row = 0; row < ahead.rows; row++) {
     TreeBuilder tree(params, specs[row]);
-    candidates(drafts, logs, row, params.num_candidates, ids, found);
+    candidates(drafts.data(), logs.data(), row, shortlist, params.num_candidates, levels.target_ids, found);
     tree.grow(-1, found);
     while (tree.select()) {
-      std::vector<std::pair<int64_t, int64_t>> wanted;
-      for (const int64_t node : tree.expanding()) wanted.push_back({(tree.level() - 1) * rows + row, tree.draft_id(node)});
+      std::vector<Drafted> wanted;
+      for (const int64_t node : tree.expanding()) wanted.push_back({(tree.level() - 1) * ahead.rows + row, tree.draft_id(node)});
       const int64_t count = std::min(params.num_candidates, shortlist);
-      const auto [next, next_logs] = follow(team, levels, norm, eps, ahead, entered, further, wanted, count);
+      next.resize(wanted.size() * count);
+      next_logs.resize(wanted.size() * count);
+      follow(team, levels, norm, eps, ahead.states, ahead.entered, further, drafts.data() + ahead.rows * shortlist, shortlist, wanted, count,
+             next.data(), next_logs.data());
       for (size_t i = 0; i < wanted.size(); i++) {
-        candidates(next, next_logs, i, params.num_candidates, ids, found);
+        candidates(next.data(), next_logs.data(), i, count, params.num_candidates, levels.target_ids, found);
         tree.grow(tree.expanding()[i], found);
       }
     }

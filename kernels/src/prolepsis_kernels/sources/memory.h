@@ -3,16 +3,49 @@
 #pragma once
 #include <sys/mman.h>
 
-#include <torch/extension.h>
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <new>
 
-// A zeroed bf16 tensor that owns its own mapping.
-inline at::Tensor huge_zeros(at::IntArrayRef sizes) {
-  constexpr size_t kHuge = 2 << 20;
-  const size_t bytes = c10::multiply_integers(sizes) * sizeof(at::BFloat16);
-  const size_t mapped = (bytes + kHuge - 1) / kHuge * kHuge + kHuge;  // room to align
-  void* start = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  TORCH_CHECK(start != MAP_FAILED, "no memory for ", bytes, " bytes");
-  auto* aligned = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(start) + kHuge - 1) / kHuge * kHuge);
-  madvise(aligned, mapped - kHuge, MADV_HUGEPAGE);
-  return at::from_blob(aligned, sizes, [start, mapped](void*) { munmap(start, mapped); }, at::kBFloat16);
+#include "face.h"
+
+// Zeroed memory in a mapping of its own.
+class Mapping {
+ public:
+  explicit Mapping(int64_t bytes) : size_(bytes), mapped_((bytes + kHuge - 1) / kHuge * kHuge + kHuge) {  // room to align
+    start_ = mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    check(start_ != MAP_FAILED, "no memory for ", bytes, " bytes");
+    data_ = reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(start_) + kHuge - 1) / kHuge * kHuge);
+    madvise(data_, mapped_ - kHuge, MADV_HUGEPAGE);
+  }
+  ~Mapping() { munmap(start_, mapped_); }
+  Mapping(const Mapping&) = delete;
+  Mapping& operator=(const Mapping&) = delete;
+
+  uint8_t* data() const { return data_; }
+  int64_t size() const { return size_; }
+
+ private:
+  static constexpr size_t kHuge = 2 << 20;
+  const int64_t size_;
+  const size_t mapped_;
+  void* start_;
+  uint8_t* data_;
+};
+
+struct Free {
+  void operator()(void* memory) const { std::free(memory); }
+};
+
+// Memory that holds what it held; at a border of cache lines.
+template <class T>
+using Buffer = std::unique_ptr<T[], Free>;
+
+template <class T>
+inline Buffer<T> make_buffer(int64_t size) {
+  constexpr size_t kLine = 64;
+  void* memory = std::aligned_alloc(kLine, (size * sizeof(T) + kLine) / kLine * kLine);
+  if (!memory) throw std::bad_alloc();
+  return Buffer<T>(static_cast<T*>(memory));
 }

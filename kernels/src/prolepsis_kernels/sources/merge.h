@@ -1,7 +1,5 @@
 // Merges two drafts of one sequence into one tree: engine/drafting/candidate.py, whose words hold here too, with the same drafts.
 #pragma once
-#include <pybind11/pybind11.h>
-
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -14,15 +12,15 @@
 
 namespace merging {
 
-namespace py = pybind11;
 using drafts::kRoot, drafts::Node;
 
 constexpr int64_t kLevels = 17, kGrid = 256, kShared = 0, kContested = 2;
 
 // A draft with the survival of its nodes.
 struct Scored {
-  std::vector<int64_t> tokens, parents;
-  std::vector<double> survival;
+  const int64_t *tokens, *parents;
+  const double* survival;
+  int64_t size;
 };
 
 // A node of either draft or both, and which one of all nodes of both it was first.
@@ -48,7 +46,7 @@ inline int64_t level_of(double rate) {
 inline std::set<int64_t> add(std::vector<Merged>& nodes, const Scored& draft, int64_t kind, int64_t first) {
   std::vector<int64_t> places;
   std::set<int64_t> above;
-  for (size_t i = 0; i < draft.tokens.size(); i++) {
+  for (int64_t i = 0; i < draft.size; i++) {
     places.push_back(kRoot);
     if (draft.survival[i] <= 0.0) continue;  // so are all nodes below it
     const int64_t parent = draft.parents[i], at = parent == kRoot ? kRoot : places[parent];
@@ -57,18 +55,18 @@ inline std::set<int64_t> add(std::vector<Merged>& nodes, const Scored& draft, in
     const auto twin = std::find_if(nodes.begin(), nodes.end(), [&](const Merged& n) { return n.parent == at && n.token == draft.tokens[i]; });
     places[i] = twin - nodes.begin();
     if (twin == nodes.end())
-      nodes.push_back({draft.tokens[i], at, kind, first + static_cast<int64_t>(i), rate, 0.0});
+      nodes.push_back({draft.tokens[i], at, kind, first + i, rate, 0.0});
     else
       twin->kind = kShared, twin->rate = std::max(twin->rate, rate);
   }
   return above;
 }
 
-// The `limit` likeliest nodes of both drafts, as `as_draft` gives them, and for each which of the nodes of both it was first.
-inline py::tuple merge(const Scored& first, const Scored& second, int64_t limit) {
+// Writes the `limit` likeliest nodes of both drafts, and for each which of the nodes of both it was first; returns their number.
+inline int64_t merge(const Scored& first, const Scored& second, int64_t limit, const drafts::Output& output, int64_t* origins) {
   std::vector<Merged> nodes;
   const std::set<int64_t> parents_in_first = add(nodes, first, 1, 0);
-  const std::set<int64_t> parents_in_second = add(nodes, second, 2, first.tokens.size());
+  const std::set<int64_t> parents_in_second = add(nodes, second, 2, first.size);
   for (Merged& node : nodes) node.survival = node.parent == kRoot ? node.rate : node.rate * nodes[node.parent].survival;
   std::vector<int64_t> likeliest(nodes.size()), place(nodes.size());
   std::iota(likeliest.begin(), likeliest.end(), 0);
@@ -82,10 +80,10 @@ inline py::tuple merge(const Scored& first, const Scored& second, int64_t limit)
     const int64_t bucket = (node.kind + (is_contested ? kContested : 0)) * kLevels + level_of(node.rate);
     kept.push_back({node.token, node.parent == kRoot ? kRoot : place[node.parent], node.survival, bucket});
   }
-  py::tuple origins(kept.size());
   const std::vector<int64_t> order = drafts::principal_first(kept);
   for (size_t i = 0; i < order.size(); i++) origins[i] = nodes[likeliest[order[i]]].origin;
-  return py::make_tuple(drafts::as_draft(kept), origins);
+  output.write(kept);
+  return kept.size();
 }
 
 }  // namespace merging

@@ -22,7 +22,7 @@ constexpr auto table(std::integer_sequence<int, R...>) {
   return std::array<Product<X>, sizeof...(R)>{product<R + 1, Fetch, X>...};
 }
 template <class X, int Fetch>
-inline constexpr auto kProducts = table<X, Fetch>(std::make_integer_sequence<int, kMaxRows>{});
+static constexpr auto kProducts = table<X, Fetch>(std::make_integer_sequence<int, kMaxRows>{});
 
 }  // namespace kernel
 

@@ -2,22 +2,19 @@
 // engine/sampling/noise.py and sampling/truncation.py: hash and logarithm use integer and IEEE double operations only, in one
 // order and never fused (-ffp-contract=off), so the noise is the same to the bit on every processor.
 // Plain loops over blocks; the compiler makes a version for each vector width and the loader takes the widest.
-#include <pybind11/pybind11.h>
-#include <pybind11/stl.h>
-
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cmath>
 #include <cstdint>
 #include <limits>
 #include <optional>
-#include <set>
-#include <tuple>
 #include <vector>
 
 #include "argmax.h"
+#include "face.h"
 #include "noise.h"
-#include "team_handle.h"
+#include "threads.h"
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #define WIDEST __attribute__((target_clones("default", "arch=x86-64-v3", "arch=x86-64-v4")))
@@ -375,8 +372,8 @@ Cut find_cut(const T* logits, const Scale& scale, const Truncation& t, Scratch& 
 }
 
 struct Row {
-  uint64_t address;
-  bool wide;  // float64, else float32
+  const void* logits;
+  int64_t wide;  // float64, else float32
   Truncation truncation;
   uint64_t key;
 };
@@ -425,8 +422,8 @@ int64_t pick_row(const T* logits, const Truncation& truncation, uint64_t key, Sc
 
 int64_t pick_row(const Row& row, int64_t size) {
   Scratch& s = Scratch::of(size);
-  if (row.wide) return pick_row(reinterpret_cast<const double*>(row.address), row.truncation, row.key, s);
-  return pick_row(reinterpret_cast<const float*>(row.address), row.truncation, row.key, s);
+  if (row.wide) return pick_row(static_cast<const double*>(row.logits), row.truncation, row.key, s);
+  return pick_row(static_cast<const float*>(row.logits), row.truncation, row.key, s);
 }
 
 // Does `work(i)` for each of `count` rows, on a team that is awake from a pass, or alone. Which thread picks a row does not change
@@ -443,56 +440,46 @@ void share(int64_t count, Team* team, const Work& work) {
     job();
 }
 
-std::vector<int64_t> pick(const std::vector<Row>& rows, int64_t size, const TeamHandle& handle) {
-  Team* team = team_of(handle);
-  pybind11::gil_scoped_release unlocked;
-  std::vector<int64_t> tokens(rows.size());
-  share(rows.size(), team, [&](int64_t i) { tokens[i] = pick_row(rows[i], size); });
-  return tokens;
-}
-
 // A sequence's draft to verify (engine/drafting/verify.py): the row after its last committed token, then those of its nodes; the output
 // position of the first token, the tokens that end it, and the most to emit.
 struct DraftRows {
   int64_t first_row;
   Truncation truncation;
   uint64_t key, position;
-  std::vector<int64_t> tokens, parents;
-  std::set<int64_t> ends;
-  int64_t limit;
-
-  int64_t child(int64_t node, int64_t token) const {
-    for (int64_t i = node + 1; i < static_cast<int64_t>(tokens.size()); i++)
-      if (tokens[i] == token && parents[i] == node) return i;
-    return kNoNode;
-  }
+  int64_t num_nodes, num_ends, limit;
 };
 
-// Emitted tokens, the accepted nodes, and whether the last token, which ends the sequence, was drafted too.
-using Walked = std::tuple<std::vector<int64_t>, std::vector<int64_t>, bool>;
+// One of `DraftRows` with its own tokens, parents and ends, and where its result goes: the emitted tokens, the accepted nodes, how many
+// these are, and whether the last token, which ends the sequence, was drafted too.
+struct Walk {
+  const DraftRows& rows;
+  const int64_t *draft, *parents, *ends;
+  int64_t *tokens, *path, *counts;
 
-// The target's pick decides at each node, from the root down, until it leaves the draft or ends the sequence.
-Walked walk(const float* logits, int64_t stride, int64_t size, const DraftRows& rows) {
-  Scratch& scratch = Scratch::of(size);
-  std::vector<int64_t> tokens, path;
-  for (int64_t node = kNoNode;;) {
-    const uint64_t key = noise::position_key(rows.key, rows.position + tokens.size());
-    tokens.push_back(pick_row(logits + (rows.first_row + 1 + node) * stride, rows.truncation, key, scratch));
-    node = rows.child(node, tokens.back());
-    if (rows.ends.count(tokens.back()) || static_cast<int64_t>(tokens.size()) == rows.limit) return {tokens, path, node != kNoNode};
-    if (node == kNoNode) return {tokens, path, false};
-    path.push_back(node);
+  int64_t child(int64_t node, int64_t token) const {
+    for (int64_t i = node + 1; i < rows.num_nodes; i++)
+      if (draft[i] == token && parents[i] == node) return i;
+    return kNoNode;
   }
-}
 
-std::vector<Walked> verify(uint64_t address, int64_t stride, int64_t size, const std::vector<DraftRows>& drafts, const TeamHandle& handle) {
-  Team* team = team_of(handle);
-  pybind11::gil_scoped_release unlocked;
-  const float* logits = reinterpret_cast<const float*>(address);
-  std::vector<Walked> walked(drafts.size());
-  share(drafts.size(), team, [&](int64_t i) { walked[i] = walk(logits, stride, size, drafts[i]); });
-  return walked;
-}
+  // The target's pick decides at each node, from the root down, until it leaves the draft or ends the sequence.
+  void run(const float* logits, int64_t stride, int64_t size) const {
+    Scratch& scratch = Scratch::of(size);
+    int64_t num_tokens = 0, num_accepted = 0;
+    for (int64_t node = kNoNode;;) {
+      const uint64_t key = noise::position_key(rows.key, rows.position + num_tokens);
+      const int64_t token = pick_row(logits + (rows.first_row + 1 + node) * stride, rows.truncation, key, scratch);
+      tokens[num_tokens++] = token;
+      node = child(node, token);
+      const bool is_over = std::find(ends, ends + rows.num_ends, token) != ends + rows.num_ends || num_tokens == rows.limit;
+      if (is_over || node == kNoNode) {
+        counts[0] = num_tokens, counts[1] = num_accepted, counts[2] = node != kNoNode;
+        return;
+      }
+      path[num_accepted++] = node;
+    }
+  }
+};
 
 template <class T>
 void probabilities_of(const T* logits, const Truncation& truncation, Scratch& s, double* out) {
@@ -506,22 +493,16 @@ void probabilities_of(const T* logits, const Truncation& truncation, Scratch& s,
   for (int64_t i = 0; i < size; i++) out[i] /= sum;
 }
 
-void probabilities(const Row& row, int64_t size, uint64_t target) {
-  pybind11::gil_scoped_release unlocked;
+void probabilities(const Row& row, int64_t size, double* out) {
   Scratch& s = Scratch::of(size);
-  double* out = reinterpret_cast<double*>(target);
   if (row.wide)
-    probabilities_of(reinterpret_cast<const double*>(row.address), row.truncation, s, out);
+    probabilities_of(static_cast<const double*>(row.logits), row.truncation, s, out);
   else
-    probabilities_of(reinterpret_cast<const float*>(row.address), row.truncation, s, out);
+    probabilities_of(static_cast<const float*>(row.logits), row.truncation, s, out);
 }
 
 WIDEST void gumbel_run(uint64_t key, const int64_t* tokens, int64_t size, double* out) {
   for (int64_t i = 0; i < size; i++) out[i] = gumbel_of(key, tokens[i]);
-}
-
-void gumbel(uint64_t key, uint64_t tokens, int64_t size, uint64_t target) {
-  gumbel_run(key, reinterpret_cast<const int64_t*>(tokens), size, reinterpret_cast<double*>(target));
 }
 
 WIDEST bool all_below_infinity(const float* values, int64_t size) {
@@ -530,40 +511,43 @@ WIDEST bool all_below_infinity(const float* values, int64_t size) {
   return !others;
 }
 
-// Of each row whether its values are numbers below infinity.
-std::vector<bool> below_infinity(uint64_t address, int64_t stride, int64_t size, const std::vector<int64_t>& rows) {
-  pybind11::gil_scoped_release unlocked;
-  const float* logits = reinterpret_cast<const float*>(address);
-  std::vector<bool> found;
-  for (const int64_t row : rows) found.push_back(all_below_infinity(logits + row * stride, size));
-  return found;
-}
-
-std::vector<int64_t> argmax(uint64_t address, int64_t stride, int64_t size, const std::vector<int64_t>& rows) {
-  pybind11::gil_scoped_release unlocked;
-  const float* logits = reinterpret_cast<const float*>(address);
-  std::vector<int64_t> tokens;
-  for (const int64_t row : rows) tokens.push_back(argmax_of_row(logits + row * stride, size));
-  return tokens;
-}
-
 }  // namespace
 
-PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
-  namespace py = pybind11;
-  py::class_<Row>(m, "Row").def(
-      py::init([](uint64_t address, bool wide, double temperature, int64_t top_k, double top_p, double min_p, uint64_t key) {
-        return Row{address, wide, {temperature, top_k, top_p, min_p}, key};
-      }));
-  py::class_<DraftRows>(m, "DraftRows")
-      .def(py::init([](int64_t first_row, const std::tuple<double, int64_t, double, double>& truncation, uint64_t key, uint64_t position,
-                       const std::vector<int64_t>& tokens, const std::vector<int64_t>& parents, const std::set<int64_t>& ends, int64_t limit) {
-        return DraftRows{first_row, std::make_from_tuple<Truncation>(truncation), key, position, tokens, parents, ends, limit};
-      }));
-  m.def("pick", &pick);
-  m.def("verify", &verify);
-  m.def("probabilities", &probabilities);
-  m.def("gumbel", &gumbel);
-  m.def("argmax", &argmax);
-  m.def("below_infinity", &below_infinity);
+PROLEPSIS_EXPORT int64_t prolepsis_pick(const Row* rows, int64_t count, int64_t size, Team* team, int64_t* tokens) {
+  return face::call([&] { share(count, team, [&](int64_t i) { tokens[i] = pick_row(rows[i], size); }); });
+}
+// Tokens and parents of the drafts, and their ends, stand one after another. The result of a draft of n nodes has n + 1 places in `tokens`
+// and `path`, and three in `counts`.
+PROLEPSIS_EXPORT int64_t prolepsis_verify(const float* logits, int64_t stride, int64_t size, const DraftRows* drafts, int64_t count,
+                                          const int64_t* nodes, const int64_t* parents, const int64_t* ends, Team* team, int64_t* tokens,
+                                          int64_t* path, int64_t* counts) {
+  return face::call([&] {
+    std::vector<Walk> walks;
+    for (int64_t i = 0, node = 0; i < count; i++) {
+      walks.push_back({drafts[i], nodes + node, parents + node, ends, tokens + node + i, path + node + i, counts + 3 * i});
+      node += drafts[i].num_nodes;
+      ends += drafts[i].num_ends;
+    }
+    share(count, team, [&](int64_t i) { walks[i].run(logits, stride, size); });
+  });
+}
+PROLEPSIS_EXPORT int64_t prolepsis_probabilities(const Row* row, int64_t size, double* out) {
+  return face::call([&] { probabilities(*row, size, out); });
+}
+PROLEPSIS_EXPORT int64_t prolepsis_gumbel(uint64_t key, const int64_t* tokens, int64_t size, double* out) {
+  return face::call([&] { gumbel_run(key, tokens, size, out); });
+}
+// Of each of `rows` the lowest id of its largest value.
+PROLEPSIS_EXPORT int64_t prolepsis_argmax(const float* logits, int64_t stride, int64_t size, const int64_t* rows, int64_t count,
+                                          int64_t* tokens) {
+  return face::call([&] {
+    for (int64_t i = 0; i < count; i++) tokens[i] = argmax_of_row(logits + rows[i] * stride, size);
+  });
+}
+// Of each of `rows` whether its values are numbers below infinity.
+PROLEPSIS_EXPORT int64_t prolepsis_below_infinity(const float* logits, int64_t stride, int64_t size, const int64_t* rows, int64_t count,
+                                                  int64_t* are_below) {
+  return face::call([&] {
+    for (int64_t i = 0; i < count; i++) are_below[i] = all_below_infinity(logits + rows[i] * stride, size);
+  });
 }

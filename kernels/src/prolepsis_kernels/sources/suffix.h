@@ -1,16 +1,12 @@
 // Finds where a sequence's last tokens occurred before and grows a tree of what followed there, for all sequences of a step in
 // one call: engine/drafting/proposers/suffix_index.py, whose words hold here too, with the same drafts.
 #pragma once
-#include <pybind11/pybind11.h>
-#include <pybind11/stl.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
 #include <optional>
 #include <queue>
-#include <tuple>
 #include <unordered_map>
 #include <vector>
 
@@ -20,8 +16,7 @@
 
 namespace suffix {
 
-namespace py = pybind11;
-using drafts::as_draft, drafts::kRoot, drafts::Node;
+using drafts::kRoot, drafts::Node;
 
 constexpr int64_t kMaxMatch = 48, kEnough = 10, kSeparator = -1, kCopied = 8;
 constexpr int kSizes = 3;
@@ -342,23 +337,12 @@ class Tree {
   int64_t num_expected_ = 0;
 };
 
-// A sequence's part of a call: its index, the tokens that are new in it, the tag of its cache salt, and the most nodes.
-using Request = std::tuple<SequenceIndex*, Tokens, int64_t, int64_t>;
-
-// The draft of each sequence (`as_draft`), or None; without a shared index from what belongs to the sequence alone.
-inline py::list propose(const SharedIndex* shared, const std::vector<Request>& requests) {
-  py::list drafts;
-  for (const auto& [local, tokens, tag, limit] : requests) {
-    local->extend(tokens);
-    std::vector<Continuation> found = local->find(limit);
-    if (shared != nullptr) shared->find(tag, local->last(kMaxMatch), limit, found);
-    const std::vector<Node> nodes = Tree(*local, shared, found).grow(limit);
-    if (nodes.empty())
-      drafts.append(py::none());
-    else
-      drafts.append(as_draft(nodes));
-  }
-  return drafts;
+// The draft of a sequence; its index takes in the tokens that are new. Without a shared index from what belongs to the sequence alone.
+inline std::vector<Node> propose(const SharedIndex* shared, SequenceIndex& local, const Tokens& tokens, int64_t tag, int64_t limit) {
+  local.extend(tokens);
+  std::vector<Continuation> found = local.find(limit);
+  if (shared != nullptr) shared->find(tag, local.last(kMaxMatch), limit, found);
+  return Tree(local, shared, found).grow(limit);
 }
 
 }  // namespace suffix

@@ -20,7 +20,7 @@ class Team {
     for (int i = 1; i < size; i++) workers_.emplace_back([this, i] { work(i); });
   }
 
-  ~Team() {
+  virtual ~Team() {
     stopping_ = true;
     generation_.fetch_add(1);
     generation_.notify_all();
@@ -34,8 +34,9 @@ class Team {
   // The range [first, second) of `count` things that a member works on: this one, or the one at that place.
   std::pair<int64_t, int64_t> part(int64_t count, int place = me) const { return {count * place / size_, count * (place + 1) / size_}; }
 
-  // Runs the job here and on every worker (`me` tells which this is); returns when all are done.
-  void run(const std::function<void()>& job) {
+  // Runs the job here and on every worker (`me` tells which this is); returns when all are done. Virtual: called from another library
+  // it is the code of the one that made the team, which shares with the workers what an atomic's waiters stand in.
+  virtual void run(const std::function<void()>& job) {
     job_ = &job;
     running_.store(size_ - 1, std::memory_order_relaxed);
     generation_.fetch_add(1, std::memory_order_release);

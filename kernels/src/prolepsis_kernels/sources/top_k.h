@@ -1,11 +1,10 @@
 // Top-k of rows of logits with log-probabilities: the candidates of a draft.
 #pragma once
-#include <torch/extension.h>
-
 #include <cmath>
 #include <utility>
 #include <vector>
 
+#include "face.h"
 #include "threads.h"
 #include "vector_math.h"
 
@@ -33,26 +32,23 @@ inline void write_best(const std::vector<std::pair<float, int>>& best, float tot
   }
 }
 
-// logits [L, V] float32, V a multiple of 16 -> ids [L, count] int32 and log-probabilities [L, count] float32, likeliest first.
-// The team shares the rows.
-inline std::pair<at::Tensor, at::Tensor> top_k(Team& team, const at::Tensor& logits, int64_t count) {
-  const int64_t size = logits.size(1);
-  TORCH_CHECK(logits.is_contiguous() && logits.scalar_type() == at::kFloat && size % 16 == 0 && 0 < count && count <= size,
-              "top_k takes float32 rows of a multiple of 16, and as many of them at most; given ", logits.sizes(), ", ", count);
-  at::Tensor ids = at::empty({logits.size(0), count}, at::kInt), logs = at::empty({logits.size(0), count}, at::kFloat);
+// logits [L, V] float32, V = `size` a multiple of 16 -> ids [L, count] and log-probabilities [L, count], likeliest first. The team shares
+// the rows.
+inline void top_k(Team& team, const float* logits, int64_t rows, int64_t size, int64_t count, int* ids, float* logs) {
+  check(size % 16 == 0 && 0 < count && count <= size, "top_k takes rows of a multiple of 16, and as many of them at most; given rows of ",
+        size, ", and ", count);
   team.run([&] {
-    const auto [first, end] = team.part(logits.size(0));
+    const auto [first, end] = team.part(rows);
     std::vector<std::pair<float, int>> best(count);
     for (int64_t row = first; row < end; row++) {
-      const float* values = logits.data_ptr<float>() + row * size;
+      const float* values = logits + row * size;
       std::fill(best.begin(), best.end(), std::pair{-INFINITY, 0});
       for (int64_t i = 0; i < size; i += 16) {
         if (lanes::highest(lanes::load(values + i)) <= best.back().first) continue;
         for (int64_t j = i; j < i + 16; j++)
           if (values[j] > best.back().first) insert(best, values[j], j);
       }
-      write_best(best, log_sum_exp(values, size, best[0].first), ids.data_ptr<int>() + row * count, logs.data_ptr<float>() + row * count);
+      write_best(best, log_sum_exp(values, size, best[0].first), ids + row * count, logs + row * count);
     }
   });
-  return {ids, logs};
 }

@@ -9,7 +9,7 @@ from prolepsis.engine.drafting.acceptance import Scoreboard, survivals
 from prolepsis.engine.drafting.draft import ROOT, Draft, principal_first
 from prolepsis.engine.drafting.effort import value
 from prolepsis.engine.drafting.proposer import SequenceView
-from prolepsis.engine.native.build import draft_kernel
+from prolepsis.engine.native.proposing import draft_kernel
 from prolepsis.engine.text.grammar.matcher import Matcher
 
 
@@ -136,15 +136,8 @@ def merge(first: ScoredDraft, second: ScoredDraft, limit: int) -> Draft:
     if kernel is None:
         return merge_in_python(first, second, limit)
     drafts = (first.draft, second.draft)
-    parts = (
-        drafts[0].tokens,
-        drafts[0].parents,
-        first.survivals,
-        drafts[1].tokens,
-        drafts[1].parents,
-        second.survivals,
-    )
-    (tokens, parents, survival, buckets), origins = kernel.merge(*parts, limit)
+    one, other = ((scored.draft.tokens, scored.draft.parents, scored.survivals) for scored in (first, second))
+    (tokens, parents, survival, buckets), origins = kernel.merge(one, other, limit)
     names = [name for draft in drafts for name in draft.sources or (draft.proposer,) * len(draft.tokens)]
     sources = tuple([names[origin] for origin in origins])
     return Draft(tokens, parents, MERGED, survival, buckets=buckets, sources=sources)

@@ -12,6 +12,8 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from prolepsis.engine.native.library import Team
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
@@ -149,8 +151,8 @@ class ThreadedModel(TargetModel, Protocol):
     """A target model whose pass runs on threads of its own, which stay awake for what follows it."""
 
     @property
-    def team(self) -> object:
-        """The threads, for kernels that share their work (`sources/team_handle.h`), one call at a time."""
+    def team(self) -> Team:
+        """The threads, for kernels that share their work, one call at a time."""
 
 
 @runtime_checkable

@@ -6,14 +6,16 @@ import os
 import platform
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Generic, TypeVar
 
 import structlog
-from prolepsis_kernels import LIBRARIES, BuildSpec
+from prolepsis_kernels import LIBRARIES, BuildSpec, declared
 
 from prolepsis.core.errors import ConfigError
 from prolepsis.engine.native.build import compilable, compiled
+from prolepsis.engine.native.library import Library
 from prolepsis.engine.native.processor import processor_flags, variants
 
 log = structlog.get_logger(__name__)
@@ -96,6 +98,16 @@ def sources_of(path: Path) -> str:
     function = ctypes.CDLL(str(path)).prolepsis_sources
     function.restype = ctypes.c_char_p
     return str(function().decode())
+
+
+@cache
+def common_library() -> Library | None:
+    """Return the library of sampling and drafts, loaded once for the process; warn and return None where that fails."""
+    try:
+        return choose((spec for spec in declared() if spec.name == "common"), ways(), Library, lambda _: None).library
+    except RuntimeError as error:
+        log.warning("kernel_missing", kernel="common", reason=str(error))
+        return None
 
 
 def expected() -> ChosenKernel[Path]:

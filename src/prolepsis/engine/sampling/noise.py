@@ -4,24 +4,19 @@ The module also loads the compiled sampling kernel, which computes the noise on 
 """
 
 import functools
-from types import ModuleType
 
 import torch
 from torch import Tensor
 
-from prolepsis.engine.native.build import load_if_possible
+from prolepsis.engine.native.choice import common_library
+from prolepsis.engine.native.picking import SamplingKernel
 
 
 @functools.cache
-def native_kernel() -> ModuleType | None:
-    """Return `sources/sampling.cpp`, built and loaded once for the process; None where that is not possible.
-
-    It offers `Row(address, wide, temperature, top_k, top_p, min_p, key)`, `pick(rows, vocab, team)`,
-    `verify(address, stride, vocab, drafts, team)`, `probabilities(row, vocab, target)`,
-    `gumbel(key, tokens, size, target)` and `argmax(address, stride, vocab, rows)`, all on addresses of contiguous rows;
-    `key` is the key of one position (`position_key`), in a draft of `verify` that of the sample.
-    """
-    return load_if_possible("sampling", ("sampling.cpp",), ("-ffp-contract=off",))
+def native_kernel() -> SamplingKernel | None:
+    """Return the sampling kernel, loaded once for the process; None where that is not possible."""
+    library = common_library()
+    return None if library is None else SamplingKernel(library)
 
 
 _MASK = 2**64 - 1
@@ -55,10 +50,7 @@ def gumbel(
     kernel = native_kernel() if tokens.device.type == "cpu" else None
     if kernel is None:
         return reference_gumbel(row_key, tokens)
-    ids = tokens.to(torch.int64).contiguous()
-    noise = torch.empty(ids.shape, dtype=torch.float64)
-    kernel.gumbel(row_key, ids.data_ptr(), ids.numel(), noise.data_ptr())
-    return noise
+    return kernel.gumbel(row_key, tokens.to(torch.int64))
 
 
 def reference_gumbel(

@@ -9,7 +9,7 @@ Legend: V vocabulary, R rows.
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,6 +17,8 @@ from torch import Tensor
 
 from prolepsis.core.events import TokenLogprobs
 from prolepsis.core.requests import WHOLE_VOCABULARY, SamplingParams
+from prolepsis.engine.native import picking
+from prolepsis.engine.native.library import Team
 from prolepsis.engine.sampling import processors
 from prolepsis.engine.sampling.noise import gumbel, native_kernel, position_key
 from prolepsis.engine.sampling.processors import SamplingRow
@@ -100,7 +102,7 @@ class Sampler:
     """
 
     def __init__(
-        self, vocab_size: int, eos_token_ids: Sequence[int], *, native: bool = True, team: object = None
+        self, vocab_size: int, eos_token_ids: Sequence[int], *, native: bool = True, team: Team | None = None
     ) -> None:
         """`team`: threads of a model (`ThreadedModel`) that share the rows of a call; None: the caller has them all."""
         self.vocab_size = vocab_size
@@ -125,16 +127,14 @@ class Sampler:
         """Return the lowest id of the largest logit of every row, or of the rows `at`."""
         if (kernel := self._kernel_for(logits)) is not None:
             rows = range(logits.shape[0]) if at is None else at
-            tokens: list[int] = kernel.argmax(logits.data_ptr(), logits.stride(0), self.vocab_size, rows)
-            return tokens
+            return kernel.argmax(logits, self.vocab_size, rows)
         picked = logits if at is None else logits[list(at)]
         return [int(token) for token in picked.argmax(-1).tolist()]
 
     def below_infinity(self, logits: Tensor, at: Sequence[int]) -> list[bool]:
         """Return of the rows `at` of logits [R, V] float32 whether all their values are numbers below infinity."""
         if (kernel := self._kernel_for(logits)) is not None:
-            are_below: list[bool] = kernel.below_infinity(logits.data_ptr(), logits.stride(0), self.vocab_size, at)
-            return are_below
+            return kernel.below_infinity(logits, self.vocab_size, at)
         return [bool(below) for below in (logits[list(at)] < torch.inf).all(-1).tolist()]
 
     def pick(
@@ -176,22 +176,11 @@ class Sampler:
         kernel = self._kernel_for(logits)
         assert kernel is not None, "only the kernel walks down drafts"
         rows = [
-            kernel.DraftRows(
-                rows.first_row,
-                (rows.params.temperature, rows.params.top_k, rows.params.nucleus, rows.params.min_p),
-                rows.key,
-                rows.position,
-                rows.tokens,
-                rows.parents,
-                rows.ends,
-                rows.limit,
-            )
-            for rows in drafts
+            picking.DraftRows(row, *_truncation(params), key, position, len(tokens), len(ends), limit)
+            for params, key, position, row, tokens, _, ends, limit in drafts
         ]
-        walked: list[tuple[list[int], list[int], bool]] = kernel.verify(
-            logits.data_ptr(), logits.stride(0), self.vocab_size, rows, self._team
-        )
-        return walked
+        contents = [(draft.tokens, draft.parents, draft.ends) for draft in drafts]
+        return kernel.verify(logits, self.vocab_size, rows, contents, self._team)
 
     def probabilities(
         self,
@@ -208,7 +197,7 @@ class Sampler:
             if row.params.greedy:
                 result[i, values.argmax()] = 1.0
             elif (kernel := self._kernel_for(logits)) is not None:
-                kernel.probabilities(_kernel_row(kernel, values, row), self.vocab_size, result[i].data_ptr())
+                kernel.probabilities(self._kernel_row(values, row), self.vocab_size, result[i])
             else:
                 scaled = scale(values, row.params.temperature)
                 result[i] = scaled.masked_fill(~kept(scaled, row.params), -torch.inf).softmax(0)
@@ -256,9 +245,8 @@ class Sampler:
         ]
         if (kernel := self._kernel_for(logits)) is None:
             return [int(self._scores(value, row).argmax()) for value, row in zip(values, rows, strict=True)]
-        native_rows = [_kernel_row(kernel, value, row) for value, row in zip(values, rows, strict=True)]
-        tokens: list[int] = kernel.pick(native_rows, self.vocab_size, self._team)
-        return tokens
+        native_rows = [self._kernel_row(value, row) for value, row in zip(values, rows, strict=True)]
+        return kernel.pick(native_rows, self.vocab_size, self._team)
 
     def _scores(self, values: Tensor, row: SamplingRow) -> Tensor:
         if row.params.greedy:
@@ -266,9 +254,13 @@ class Sampler:
         scaled = scale(values, row.params.temperature)
         return (scaled + self.noise(row, values.device)).masked_fill(~kept(scaled, row.params), -torch.inf)
 
-    def _kernel_for(self, logits: Tensor) -> Any:
+    def _kernel_for(self, logits: Tensor) -> picking.SamplingKernel | None:
         fits = logits.device.type == "cpu" and logits.dtype == torch.float32 and logits.stride(-1) == 1
         return self._kernel if fits else None
+
+    def _kernel_row(self, values: Tensor, row: SamplingRow) -> picking.Row:
+        key = position_key(row.key, row.position)
+        return picking.row_of(values, self.vocab_size, _truncation(row.params), key)
 
 
 def _only_choice(row: SamplingRow) -> int:
@@ -277,14 +269,5 @@ def _only_choice(row: SamplingRow) -> int:
     return int(allowed.argmax()) if allowed is not None and np.count_nonzero(allowed) == 1 else -1
 
 
-def _kernel_row(kernel: Any, values: Tensor, row: SamplingRow) -> Any:
-    params = row.params
-    return kernel.Row(
-        values.data_ptr(),
-        values.dtype == torch.float64,
-        params.temperature,
-        params.top_k,
-        params.nucleus,
-        params.min_p,
-        position_key(row.key, row.position),
-    )
+def _truncation(params: SamplingParams) -> tuple[float, int, float, float]:
+    return params.temperature, params.top_k, params.nucleus, params.min_p

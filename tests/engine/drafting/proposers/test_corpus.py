@@ -9,7 +9,7 @@ import pytest
 from prolepsis.core.messages import SetCorpora, owners
 from prolepsis.engine.drafting.draft import Draft
 from prolepsis.engine.drafting.proposers.corpus import CorpusProposer
-from prolepsis.engine.native.build import draft_kernel
+from prolepsis.engine.native.proposing import draft_kernel
 from tests.engine.drafting.executors import AtOnce, Later
 from tests.engine.drafting.sequences import VOCAB, FakeSequence
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from prolepsis.engine.drafting.proposers import suffix_index
 from prolepsis.engine.drafting.proposers.suffix import SuffixProposer
 from prolepsis.engine.drafting.proposers.suffix_index import SEPARATOR
-from prolepsis.engine.native.build import draft_kernel
+from prolepsis.engine.native.proposing import draft_kernel
 from tests.engine.drafting.sequences import VOCAB, FakeSequence
 
 WAYS = pytest.mark.parametrize("native", [True, False], ids=["native", "reference"])
@@ -153,7 +153,7 @@ def test_native_places_are_followed_as_the_reference_follows_them(
         *given_text[25 + len(changed) :],
         *text,
     ]
-    indexes = [module.SequenceIndex(searches_own) for module in (kernel, suffix_index)]
+    indexes = kernel.SequenceIndex(searches_own), suffix_index.SequenceIndex(searches_own)
     for index in indexes:
         index.give(given_text[:40])
         if follows:
@@ -161,10 +161,8 @@ def test_native_places_are_followed_as_the_reference_follows_them(
     known = 0
     while known < len(tokens):
         new, limit = tokens[known : known + data.draw(st.integers(1, 9))], data.draw(st.integers(1, 24))
-        native, reference = (
-            module.propose(None, [(index, new, 0, limit)])
-            for module, index in zip((kernel, suffix_index), indexes, strict=True)
-        )
+        native = kernel.propose(None, [(indexes[0], new, 0, limit)])
+        reference = suffix_index.propose(None, [(indexes[1], new, 0, limit)])
         assert native == reference
         assert indexes[0].goes_on == indexes[1].goes_on
         if known < 40 <= known + len(new):

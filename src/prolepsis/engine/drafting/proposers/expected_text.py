@@ -14,7 +14,7 @@ from prolepsis.engine.drafting.draft import Draft
 from prolepsis.engine.drafting.proposer import Proposer, SequenceView
 from prolepsis.engine.drafting.proposers import suffix_index
 from prolepsis.engine.drafting.proposers.suffix_index import NUM_BUCKETS
-from prolepsis.engine.native.build import draft_kernel
+from prolepsis.engine.native.proposing import draft_kernel
 
 MOST_AT_ONCE = 4096  # tokens indexed in one step, which the steps of all requests wait for
 _NUM_SCOPES = 32  # groups of tenants

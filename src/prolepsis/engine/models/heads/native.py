@@ -22,7 +22,16 @@ from prolepsis.engine.models.heads.levels import LevelWeights
 from prolepsis.engine.models.protocol import Batch, KVCache
 from prolepsis.engine.models.targets.lean_shape import LeanShape
 from prolepsis.engine.models.targets.lean_weights import LayerParts
-from prolepsis.engine.models.targets.native import WIDTH, NativeCache, NativeModel, add_layer, as_float, operands, part
+from prolepsis.engine.models.targets.native import (
+    WIDTH,
+    NativeCache,
+    NativeModel,
+    add_layer,
+    as_float,
+    part,
+    pass_input,
+)
+from prolepsis.engine.native import forward as native
 
 
 class NativeHead:
@@ -44,22 +53,20 @@ class NativeHead:
         """
         shape = config.shape
         _check_widths(config, levels)
-        self._module = target.module
+        self._library = target.library
         self._kv = (shape.kv_heads, shape.head_dim)
         self._target_ids = weights.target_ids
-        sizes = (shape.heads, shape.kv_heads, shape.head_dim, shape.intermediate, config.draft_vocab)
+        sizes = (shape.hidden, shape.heads, shape.kv_heads, shape.head_dim, shape.intermediate, config.draft_vocab)
         kind = Q8_0 if eight_bit else BF16
-        self._decoder = target.decoder.make_head(*sizes, shape.eps, eight_bit)
+        self._decoder = target.decoder.make_head(native.Shape(*sizes, shape.eps, 1.0, 1.0, 0.0), int8=eight_bit)
         self._decoder.set_fusion(
             part(quantise(weights.fc, kind)),
-            weights.embed_norm.float(),
-            weights.hidden_norm.float(),
-            as_float(weights.input_norm),
-            config.norm_before_residual,
-            config.norm_output,
+            (weights.embed_norm.float(), weights.hidden_norm.float(), as_float(weights.input_norm)),
+            norm_before_residual=config.norm_before_residual,
+            norm_output=config.norm_output,
         )
         rope = target.shape.ropes.index(target.shape.rope)
-        add_layer(self._module, self._decoder, _layer(shape, weights, kind), rope)
+        add_layer(self._decoder, _layer(shape, weights, kind), rope)
         if config.storage.output_head == "target":
             self._decoder.take_output(target.decoder, weights.target_ids, weights.norm.float())
         else:
@@ -67,7 +74,7 @@ class NativeHead:
         if levels is not None:
             bf16 = levels.to(torch.bfloat16)
             shared = (bf16.enter, bf16.leave, bf16.state, bf16.token, bf16.out)
-            self._decoder.set_levels(*shared, weights.lm_head.bfloat16(), weights.target_ids)
+            self._decoder.set_levels(shared, weights.lm_head.bfloat16(), weights.target_ids, shape.eps)
         self._draft_ids = {token: i for i, token in enumerate(weights.target_ids.tolist())}
         self._shortlist = min(SHORTLIST, config.draft_vocab)
         self.info = HeadInfo(
@@ -80,7 +87,7 @@ class NativeHead:
         )
 
     def make_cache(self, num_pages: int) -> KVCache:
-        return NativeCache(self._module, 1, *self._kv, num_pages)
+        return NativeCache(self._library, 1, *self._kv, num_pages)
 
     def committed(self, batch: Batch, cache: KVCache, features: Tensor, count: int) -> Candidates:
         return self._candidates(batch, cache, features, None, count)
@@ -89,7 +96,7 @@ class NativeHead:
         return self._candidates(batch, cache, None, states, count)
 
     def look_ahead(self, batch: Batch, cache: KVCache, features: Tensor, count: int) -> Lookahead:
-        logits, after, ahead, entered = self._decoder.look_ahead(*operands(batch, cache), features)
+        logits, after, ahead, entered = self._decoder.look_ahead(pass_input(batch, cache), features)
         ids, logprobs = self._decoder.top_k(logits, self._shortlist)
         rows = len(after)
         first = Candidates(self._target_ids[ids[:rows, :count].long()], logprobs[:rows, :count], after)
@@ -106,9 +113,8 @@ class NativeHead:
     def trees(
         self, batch: Batch, cache: KVCache, features: Tensor, tree_params: TreeParams, specs: Sequence[TreeSpec]
     ) -> list[DraftTree]:
-        module = self._module
         native_specs = [
-            module.TreeSpec(
+            native.TreeSpec(
                 spec.max_depth,
                 spec.node_budget,
                 spec.expansion_threshold,
@@ -120,17 +126,16 @@ class NativeHead:
             )
             for spec in specs
         ]
-        native_params = module.TreeParams(
+        native_params = native.TreeParams(
             tree_params.num_candidates, tree_params.max_children, tree_params.max_expanded, tree_params.min_survival
         )
-        trees = self._decoder.trees(*operands(batch, cache), features, self._shortlist, native_params, native_specs)
-        return [DraftTree(tuple(t.tokens), tuple(t.parents), tuple(t.survival), tuple(t.chances)) for t in trees]
+        trees = self._decoder.trees(pass_input(batch, cache), features, self._shortlist, native_params, native_specs)
+        return [DraftTree(*tree) for tree in trees]
 
     def logits(
         self, batch: Batch, cache: KVCache, features: Tensor | None, states: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        logits, after = self._decoder.draft(*operands(batch, cache), features, states)
-        return logits, after
+        return self._decoder.draft(pass_input(batch, cache), features, states)
 
     def _candidates(
         self, batch: Batch, cache: KVCache, features: Tensor | None, states: Tensor | None, count: int

@@ -12,7 +12,7 @@ from torch import Tensor
 from prolepsis.core.errors import ConfigError, ModelLoadError
 from prolepsis.engine.models.protocol import Batch, KVCache, TargetModel
 from prolepsis.engine.models.targets.lean import LeanModel
-from prolepsis.engine.models.targets.native import NativeModel, operands
+from prolepsis.engine.models.targets.native import NativeModel, pass_input
 from prolepsis.engine.models.targets.paged_attention import PlainCache
 
 VOCAB_STEP = 32
@@ -65,8 +65,7 @@ class NativeExit:
         self._decoder = target.decoder.make_exit(num_layers, vocab_size)
 
     def logits(self, batch: Batch, cache: KVCache) -> Tensor:  # [L, vocab_size] float32
-        logits: Tensor = self._decoder.forward(*operands(batch, cache), [], None)[0]
-        return logits
+        return self._decoder.forward(pass_input(batch, cache))[0]
 
     def likeliest(self, batch: Batch, cache: KVCache, count: int) -> tuple[Tensor, Tensor]:
         ids, logprobs = self._decoder.top_k(self.logits(batch, cache), count)

@@ -7,7 +7,6 @@ Legend: T tokens of the step, L logits kept.
 """
 
 from collections.abc import Mapping
-from types import ModuleType
 
 import structlog
 import torch
@@ -27,6 +26,8 @@ from prolepsis.engine.models.targets.paged_attention import (
     plan_attention,
 )
 from prolepsis.engine.native.decoder import pick_decoder
+from prolepsis.engine.native.forward import DecoderLibrary
+from prolepsis.engine.native.linear import PackedLinear
 
 log = structlog.get_logger(__name__)
 
@@ -205,17 +206,15 @@ class FewRowsLinear(nn.Module):
     Sums are in float32, the result is rounded to bf16 once (`sources/products.h`).
     """
 
-    def __init__(self, module: ModuleType, linear: nn.Linear) -> None:
+    def __init__(self, library: DecoderLibrary, linear: nn.Linear) -> None:
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        self._module = module
-        self._packed: Tensor = module.pack(linear.weight.detach())
-        self._bias = None if linear.bias is None else linear.bias.detach().float()
+        bias = None if linear.bias is None else linear.bias.detach().float()
+        self._packed = PackedLinear(library, linear.weight.detach(), bias)
 
     def forward(self, x: Tensor) -> Tensor:  # [..., in_features] bf16 -> [..., out_features] bf16
-        rows = x.reshape(-1, self.in_features)
-        out: Tensor = self._module.linear(rows, self._packed, self.out_features, self._bias)
-        return out.bfloat16().view(*x.shape[:-1], self.out_features)
+        rows = x.reshape(-1, self.in_features).contiguous()
+        return self._packed.product(rows).bfloat16().view(*x.shape[:-1], self.out_features)
 
 
 def replace_linears(model: nn.Module) -> str | None:

@@ -5,8 +5,6 @@ batch, in a prefill chunk, after a prefix-cache hit and on any branch of a tree.
 """
 
 from collections.abc import Sequence
-from types import ModuleType
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +18,8 @@ from prolepsis.engine.models.protocol import Batch, KVCache, ModelInfo
 from prolepsis.engine.models.targets.lean_shape import LeanShape, Rope
 from prolepsis.engine.models.targets.lean_weights import LayerParts, WeightReader
 from prolepsis.engine.native.decoder import pick_decoder
+from prolepsis.engine.native.forward import Decoder, DecoderLibrary, Part, PassInput, Shape, paged
+from prolepsis.engine.native.library import Team, address
 from prolepsis.engine.native.processor import default_threads
 
 INVARIANT_BY = "each sum of a row has one order, whatever else is in the pass"
@@ -34,10 +34,11 @@ class NativeCache:
     In memory a page's layers lie side by side, so that the first pages in use touch few huge pages of the machine.
     """
 
-    def __init__(self, module: ModuleType, layers: int, kv_heads: int, head_dim: int, num_pages: int) -> None:
-        pages: Tensor = module.huge_zeros([num_pages, layers, kv_heads, 2 * PAGE_SIZE * head_dim])
+    def __init__(self, library: DecoderLibrary, layers: int, kv_heads: int, head_dim: int, num_pages: int) -> None:
+        pages = library.zeros(num_pages, layers, kv_heads, 2 * PAGE_SIZE * head_dim)
         self.tensor = pages.transpose(0, 1)
-        self._module = module
+        self.place = paged(self.tensor)
+        self._library = library
 
     @property
     def num_pages(self) -> int:
@@ -54,7 +55,7 @@ class NativeCache:
         return [self.tensor[:, page]]
 
     def move(self, pages: Sequence[int], moves: Sequence[tuple[int, int]]) -> None:
-        self._module.move_slots(self.tensor, list(pages), list(moves))
+        self._library.move(self.tensor, pages, moves)
 
 
 class NativeModel:
@@ -73,12 +74,11 @@ class NativeModel:
         check_widths(shape)
         self.shape = shape
         self.kernel = pick_decoder()
-        self.module = self.kernel.library
+        self.library = self.kernel.library
         sizes = (shape.hidden, shape.heads, shape.kv_heads, shape.head_dim, shape.intermediate, shape.vocab)
         scales = (shape.embedding_scale, shape.logit_scale, shape.logit_cap or 0.0)
-        self.decoder = self.module.Decoder(
-            self.module.Shape(*sizes, shape.eps, *scales), threads or default_threads(), int8_activations
-        )
+        native_shape = Shape(*sizes, shape.eps, *scales)
+        self.decoder = self.library.make(native_shape, threads or default_threads(), int8=int8_activations)
         for rope in shape.ropes:
             self.decoder.add_rope(*angles(rope, shape.max_positions))
         kinds: dict[str, None] = {}
@@ -91,9 +91,11 @@ class NativeModel:
         reader = WeightReader(checkpoint, shape, read)
         for layer in reader.layers():
             rotated = layer.shape.rope
-            add_layer(self.module, self.decoder, layer, -1 if rotated is None else shape.ropes.index(rotated))
+            add_layer(self.decoder, layer, -1 if rotated is None else shape.ropes.index(rotated))
         ends = reader.ends()
-        self.decoder.set_ends(part(ends.embedding), ends.head and part(ends.head), ends.final_norm.float())
+        self.decoder.set_ends(
+            part(ends.embedding), None if ends.head is None else part(ends.head), ends.final_norm.float()
+        )
         rounding = computation(list(kinds), int8=int8_activations)
         self.info = ModelInfo(
             name=name,
@@ -110,15 +112,14 @@ class NativeModel:
         )
 
     @property
-    def team(self) -> object:
+    def team(self) -> Team:
         return self.decoder.team
 
     def output_rows(self, ids: Tensor) -> Tensor:  # [n, hidden] bfloat16
-        rows: Tensor = self.decoder.output_rows(ids)
-        return rows
+        return self.decoder.output_rows(ids)
 
     def make_cache(self, num_pages: int) -> NativeCache:
-        return NativeCache(self.module, len(self.shape.layers), self.shape.kv_heads, self.shape.head_dim, num_pages)
+        return NativeCache(self.library, len(self.shape.layers), self.shape.kv_heads, self.shape.head_dim, num_pages)
 
     def forward(self, batch: Batch, cache: KVCache) -> Tensor:  # [L, vocab] float32
         return self.forward_features(batch, cache, ())[0]
@@ -130,23 +131,28 @@ class NativeModel:
         self, batch: Batch, cache: KVCache, aux_layers: Sequence[int]
     ) -> tuple[Tensor, Tensor, list[int]]:
         features = torch.empty(batch.num_tokens, len(aux_layers) * self.shape.hidden, dtype=torch.bfloat16)
-        logits, argmax = self.decoder.forward(*operands(batch, cache), list(aux_layers), features)
+        logits, argmax = self.decoder.forward(pass_input(batch, cache), aux_layers, features)
         return logits, features, argmax
 
 
-def operands(batch: Batch, cache: KVCache) -> tuple[Tensor, ...]:
-    """Return the first arguments of every pass of a decoder: the tensors of batch and cache."""
+def pass_input(batch: Batch, cache: KVCache) -> PassInput:
+    """Return where the tensors of batch and cache lie, and hold them."""
     assert isinstance(cache, NativeCache), "the native forward reads its own cache layout only"
-    return (
-        batch.token_ids,
-        batch.positions,
-        batch.parents,
-        batch.starts,
-        batch.cached,
-        batch.pages,
-        batch.logit_rows,
-        cache.tensor,
+    tokens, sequences, rows = batch.num_tokens, batch.num_sequences, len(batch.logit_rows)
+    width = batch.pages.shape[-1]
+    sizes = (
+        (batch.token_ids, (tokens,)),
+        (batch.positions, (tokens,)),
+        (batch.parents, (tokens,)),
+        (batch.starts, (sequences + 1,)),
+        (batch.cached, (sequences,)),
+        (batch.pages, (sequences, width)),
+        (batch.logit_rows, (rows,)),
     )
+    places = (address(tensor, torch.int32, *size) for tensor, size in sizes)
+    found = PassInput(*places, tokens, sequences, width, rows, *cache.place)
+    found.held = batch, cache.tensor
+    return found
 
 
 def computation(kinds: list[str], *, int8: bool) -> list[str]:
@@ -158,7 +164,7 @@ def computation(kinds: list[str], *, int8: bool) -> list[str]:
     return [f"{' and '.join(kinds)} weights", rounded if int8 else "bf16 activations"]
 
 
-def part(matrix: StoredMatrix) -> tuple[Tensor, int]:
+def part(matrix: StoredMatrix) -> Part:
     return matrix.data, matrix.kind
 
 
@@ -183,34 +189,26 @@ def angles(rope: Rope, num_positions: int) -> tuple[Tensor, Tensor]:
     return cosine * rope.scaling, sine * rope.scaling
 
 
-def add_layer(module: Any, decoder: Any, layer: LayerParts[StoredMatrix], rope: int) -> None:
+def add_layer(decoder: Decoder, layer: LayerParts[StoredMatrix], rope: int) -> None:
     """Give a decoder its next layer: matrices as they are stored, the rest in float32.
 
     `rope` numbers the rotation of its queries and keys among the decoder's; -1 for none.
     """
     shape = layer.shape
+    scores = (shape.window or 0, shape.score_scale, shape.score_cap or 0.0)
+    vectors = (
+        layer.qkv_bias,
+        layer.before_attention,
+        layer.after_attention,
+        layer.before_feed_forward,
+        layer.after_feed_forward,
+        layer.q_norm,
+        layer.k_norm,
+    )
     decoder.add_layer(
-        module.LayerShape(
-            rope,
-            shape.window or 0,
-            shape.score_scale,
-            shape.score_cap or 0.0,
-            shape.residual_scale,
-            shape.activation != "silu",
-        ),
-        [part(matrix) for matrix in layer.qkv],
-        part(layer.o),
-        [part(matrix) for matrix in layer.gate_up],
-        part(layer.down),
-        as_float(layer.qkv_bias),
-        module.Norms(
-            as_float(layer.before_attention),
-            as_float(layer.after_attention),
-            as_float(layer.before_feed_forward),
-            as_float(layer.after_feed_forward),
-            as_float(layer.q_norm),
-            as_float(layer.k_norm),
-        ),
+        (rope, *scores, shape.residual_scale, shape.activation != "silu"),
+        ([part(matrix) for matrix in layer.qkv], part(layer.o), [part(m) for m in layer.gate_up], part(layer.down)),
+        [as_float(vector) for vector in vectors],
     )
 
 

@@ -1,0 +1,67 @@
+"""The C face is called as the sources declare it, and what goes wrong in C is an error here."""
+
+import re
+from pathlib import Path
+
+import pytest
+from prolepsis_kernels import SOURCES
+
+from prolepsis.engine.native import library as face
+from prolepsis.engine.native.choice import common_library
+from prolepsis.engine.native.decoder import pick_decoder
+from prolepsis.engine.native.forward import Shape
+from prolepsis.engine.native.library import FUNCTIONS, Library
+from tests.engine.models.kernels import NEEDS_KERNELS
+
+DECLARED = re.compile(r"int64_t prolepsis_(\w+)\(([^{]*)\) \{")
+
+
+def letter_of(parameter: str) -> str:
+    kind = parameter.strip()
+    if "*" in kind or kind.startswith("Parallel"):
+        return "p"
+    return "u" if kind.startswith("uint64_t") else "i" if kind.startswith("int64_t") else f"unknown: {kind}"
+
+
+def test_the_table_says_what_the_sources_take() -> None:
+    text = "".join((SOURCES / name).read_text() for name in ("decoder.cpp", "sampling.cpp", "drafts.cpp"))
+    taken = {name: "".join(map(letter_of, given.split(","))) for name, given in DECLARED.findall(text)}
+    assert {name: letters.removeprefix("!") for name, letters in FUNCTIONS.items()} == taken
+
+
+@NEEDS_KERNELS
+def test_every_function_is_there() -> None:
+    common, decoder = common_library(), pick_decoder().library
+    assert common is not None
+    for name in FUNCTIONS:
+        assert any(hasattr(part._loose, f"prolepsis_{name}") for part in (common, decoder)), name
+
+
+@NEEDS_KERNELS
+def test_another_version_of_the_face_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = pick_decoder().path
+    monkeypatch.setattr(face, "FACE", face.FACE + 1)
+    with pytest.raises(RuntimeError, match=rf"has version {face.FACE - 1} of the face; allowed: {face.FACE}"):
+        Library(path)
+
+
+def test_a_file_that_is_no_library_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "common.so").write_bytes(b"text")
+    with pytest.raises(OSError, match=r"common\.so"):
+        Library(tmp_path / "common.so")
+
+
+@NEEDS_KERNELS
+def test_what_c_refuses_is_an_error_with_its_words() -> None:
+    library = pick_decoder().library
+    with pytest.raises(RuntimeError, match="takes widths that are multiples of 32"):
+        library.make(Shape(33, 1, 1, 32, 32, 32, 1e-5, 1.0, 1.0, 0.0), 1, int8=True)
+    decoder = library.make(Shape(32, 1, 1, 32, 32, 32, 1e-5, 1.0, 1.0, 0.0), 1, int8=True)
+    with pytest.raises(RuntimeError, match="an exit after 1 layers; allowed: 1 to 0"):
+        decoder.make_exit(1, 32)
+
+
+@NEEDS_KERNELS
+def test_a_name_that_the_face_lacks_is_no_attribute() -> None:
+    with pytest.raises(AttributeError, match="forwards"):
+        pick_decoder().library.forwards(1)
