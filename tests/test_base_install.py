@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 from packaging.requirements import Requirement
 
@@ -86,8 +86,8 @@ def test_the_base_serves_in_front_of_another_engine(base: Mapping[str, str], tmp
         url = f"http://127.0.0.1:{port}"
         with running_server(command, f"{url}/health/ready", tmp_path / "log", base):
             body = {"model": "tiny", "prompt": "Once", "max_tokens": 64, "temperature": 0}
-            answer = httpx.post(f"{url}/v1/completions", json=body).json()
-            page = httpx.get(f"{url}/console")
+            answer = httpx2.post(f"{url}/v1/completions", json=body).json()
+            page = httpx2.get(f"{url}/console")
     assert answer["choices"][0]["text"] == "there was"
     assert page.status_code == 200
 

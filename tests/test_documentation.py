@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from pygments.lexers import get_all_lexers  # type: ignore[import-untyped]
 from typer.core import TyperGroup
@@ -248,7 +248,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Mapp
 
 def _policies(url: str) -> str:
     """Put versions 2 to 6 in the store and start the rollout; return its id."""
-    with httpx.Client(base_url=url) as http:
+    with httpx2.Client(base_url=url) as http:
         for number in range(1, 6):
             body = {"text": POLICY.replace("version: 7", f"version: v{number}"), "expect": number, "reason": "test"}
             http.put("/admin/policy", json=body).raise_for_status()
