@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import httpx
+import httpx2
 
 from benchmarks.script import keep, options, signed
 
@@ -68,7 +68,7 @@ def _row(field: ast.AnnAssign) -> str:
     return " | ".join((ast.unparse(field.target), ast.unparse(field.annotation), default))
 
 
-async def upload(http: httpx.AsyncClient, files: Mapping[str, bytes], key: str) -> list[str]:
+async def upload(http: httpx2.AsyncClient, files: Mapping[str, bytes], key: str) -> list[str]:
     """Upload the files as corpora; return their ids."""
     ids = []
     for name, content in files.items():
@@ -79,7 +79,7 @@ async def upload(http: httpx.AsyncClient, files: Mapping[str, bytes], key: str) 
     return ids
 
 
-async def answered(http: httpx.AsyncClient, prompts: list[str], args: argparse.Namespace) -> list[Mapping[str, Any]]:
+async def answered(http: httpx2.AsyncClient, prompts: list[str], args: argparse.Namespace) -> list[Mapping[str, Any]]:
     """Answer prompts one after the other; return text, tokens, accepted ones, and characters drafted from corpora."""
     model = (await http.get("/v1/models", headers=signed(args.key))).json()["data"][0]["id"]
     salt, found = uuid4().hex, list[Mapping[str, Any]]()
@@ -100,7 +100,7 @@ async def answered(http: httpx.AsyncClient, prompts: list[str], args: argparse.N
 
 async def measure(args: argparse.Namespace, files: Mapping[str, bytes]) -> dict[str, object]:
     asked = edits(args.root, args.prompts)
-    async with httpx.AsyncClient(base_url=args.url, timeout=1200) as http:
+    async with httpx2.AsyncClient(base_url=args.url, timeout=1200) as http:
         before = {kind: await answered(http, prompts, args) for kind, prompts in asked.items()}
         ids = await upload(http, files, args.key)
         held = (await http.get("/admin/corpora", headers=signed(args.key))).json()

@@ -27,7 +27,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TypeVar
 
-import httpx
+import httpx2
 from prometheus_client import CollectorRegistry
 
 from benchmarks.script import keep, options
@@ -292,8 +292,8 @@ async def _traced(config: ServerConfig) -> float:
     context = Context(config=config, client=client, metrics=Metrics(), store=unrecorded(), emit=discard)
     app = build(context, ByteTokenizer(chat_template=None))
     body = {"model": INFO.model, "prompt": [1] * 9, "max_tokens": NUM_TOKENS, "temperature": 0.7}
-    transport = httpx.ASGITransport(app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+    transport = httpx2.ASGITransport(app)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as http:
         async with app.router.lifespan_context(app):
             for _ in range(20):
                 await http.post("/v1/completions", json=body)

@@ -28,7 +28,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import product
 
-import httpx
+import httpx2
 
 from benchmarks.script import keep, options, served
 from prolepsis.adapters.edge.client import EdgeClient
@@ -125,29 +125,29 @@ class Garbage(Proposer):
         return [chain(tokens, self.name) for tokens in drawn]
 
 
-class Far(httpx.AsyncBaseTransport):
+class Far(httpx2.AsyncBaseTransport):
     """A transport to a server that is `seconds` away in each direction; its parts arrive in order and undiminished."""
 
     def __init__(self, seconds: float) -> None:
-        self._inner = httpx.AsyncHTTPTransport()
+        self._inner = httpx2.AsyncHTTPTransport()
         self._seconds = seconds
 
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         await asyncio.sleep(self._seconds)
         reply = await self._inner.handle_async_request(request)
-        assert isinstance(reply.stream, httpx.AsyncByteStream)
+        assert isinstance(reply.stream, httpx2.AsyncByteStream)
         delayed = _Delayed(reply.stream, self._seconds)
         await asyncio.sleep(self._seconds)
-        return httpx.Response(reply.status_code, headers=reply.headers, stream=delayed, extensions=reply.extensions)
+        return httpx2.Response(reply.status_code, headers=reply.headers, stream=delayed, extensions=reply.extensions)
 
     async def aclose(self) -> None:
         await self._inner.aclose()
 
 
-class _Delayed(httpx.AsyncByteStream):
+class _Delayed(httpx2.AsyncByteStream):
     """Reads a stream at once and hands each part on when it would have arrived."""
 
-    def __init__(self, inner: httpx.AsyncByteStream, seconds: float) -> None:
+    def __init__(self, inner: httpx2.AsyncByteStream, seconds: float) -> None:
         self._inner = inner
         self._seconds = seconds
         self._parts: asyncio.Queue[tuple[float, bytes | None]] = asyncio.Queue()
@@ -176,7 +176,7 @@ async def streamed(url: str, body: Mapping[str, object], latency_s: float) -> Se
     asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
     began, first_s, text, num_tokens = time.perf_counter(), 0.0, "", 0
     async with (
-        httpx.AsyncClient(base_url=url, transport=Far(latency_s), timeout=600) as http,
+        httpx2.AsyncClient(base_url=url, transport=Far(latency_s), timeout=600) as http,
         http.stream("POST", "/v1/chat/completions", json=asked) as reply,
     ):
         reply.raise_for_status()

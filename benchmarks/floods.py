@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.synchronize import Event
 
-import httpx
+import httpx2
 
 from benchmarks.script import keep, options, signed
 from prolepsis.control.web.intake import body_limit
@@ -54,15 +54,15 @@ Outcomes = Counter[str]
 
 
 async def _post(target: Target, path: str, body: bytes, at_once: int, outcomes: Outcomes) -> None:
-    limits = httpx.Limits(max_connections=at_once)
-    async with httpx.AsyncClient(base_url=target.url, timeout=600, limits=limits) as http:
+    limits = httpx2.Limits(max_connections=at_once)
+    async with httpx2.AsyncClient(base_url=target.url, timeout=600, limits=limits) as http:
 
         async def one() -> None:
             while True:
                 try:
                     reply = await http.post(path, content=body, headers=signed(target.key))
                     outcomes[str(reply.status_code)] += 1
-                except httpx.HTTPError as error:  # refused before its end, and closed
+                except httpx2.HTTPError as error:  # refused before its end, and closed
                     outcomes[type(error).__name__] += 1
 
         await asyncio.gather(*(one() for _ in range(at_once)))
@@ -104,7 +104,7 @@ async def many_small(max_tokens: int, target: Target, outcomes: Outcomes) -> Non
 
 
 async def tiny_parts(target: Target, outcomes: Outcomes) -> None:
-    url = httpx.URL(target.url)
+    url = httpx2.URL(target.url)
     parts = b"1\r\n \r\n" * 40_000
 
     async def one() -> None:
@@ -169,7 +169,7 @@ class Seen:
     outcomes: Outcomes = field(default_factory=Outcomes)
 
 
-async def gaps(http: httpx.AsyncClient, model: str, key: str) -> list[float]:
+async def gaps(http: httpx2.AsyncClient, model: str, key: str) -> list[float]:
     """Return the seconds between the chunks of one stream, the first included."""
     body = {"model": model, "prompt": PROMPT, "max_tokens": NUM_TOKENS, "stream": True, "ignore_eos": True}
     found, last = [], time.perf_counter()
@@ -187,7 +187,7 @@ async def gaps(http: httpx.AsyncClient, model: str, key: str) -> list[float]:
 async def first_token_s(url: str, model: str, key: str) -> float:
     """Return the seconds from a new connection to the first chunk of its stream, which is read to its end."""
     body = {"model": model, "prompt": PROMPT, "max_tokens": 2, "stream": True, "ignore_eos": True, "temperature": 0}
-    async with httpx.AsyncClient(base_url=url, timeout=600) as http:
+    async with httpx2.AsyncClient(base_url=url, timeout=600) as http:
         began, first = time.perf_counter(), None
         async with http.stream("POST", "/v1/completions", json=body, headers=signed(key)) as reply:
             reply.raise_for_status()
@@ -209,7 +209,7 @@ def summary(rounds: Sequence[Sequence[float]]) -> dict[str, object]:
 
 
 async def measure(args: argparse.Namespace) -> dict[str, object]:
-    async with httpx.AsyncClient(base_url=args.url, timeout=600) as http:
+    async with httpx2.AsyncClient(base_url=args.url, timeout=600) as http:
         listed = (await http.get("/v1/models", headers=signed(args.key))).raise_for_status().json()
         model = listed["data"][0]["id"]
         asked = await http.post("/tokenize", json={"prompt": "Hi", "model": model}, headers=signed(args.key))
@@ -224,7 +224,7 @@ async def measure(args: argparse.Namespace) -> dict[str, object]:
     }
 
 
-async def _ask(http: httpx.AsyncClient, model: str, key: str, seen: Seen) -> None:
+async def _ask(http: httpx2.AsyncClient, model: str, key: str, seen: Seen) -> None:
     seen.gaps.append(await gaps(http, model, key))
     seen.first.append([await first_token_s(str(http.base_url), model, key) for _ in range(NEW_REQUESTS)])
 

@@ -28,7 +28,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 
-import httpx
+import httpx2
 
 from benchmarks.script import keep, options
 from tests.adapters.ray.processes import replica_processes
@@ -88,7 +88,7 @@ def bodies(model: str, number: int, tokens: int) -> list[dict[str, object]]:
     ]
 
 
-async def ask(client: httpx.AsyncClient, body: dict[str, object], begun: asyncio.Semaphore) -> Answer | None:
+async def ask(client: httpx2.AsyncClient, body: dict[str, object], begun: asyncio.Semaphore) -> Answer | None:
     """Return an answer, or None if the stream did not end as it should; `begun` is released at its first chunk."""
     texts: dict[int, str] = {}
     ends: dict[int, str] = {}
@@ -112,7 +112,7 @@ async def ask(client: httpx.AsyncClient, body: dict[str, object], begun: asyncio
                     texts[choice["index"]] = texts.get(choice["index"], "") + said
                     if choice["finish_reason"]:
                         ends[choice["index"]] = choice["finish_reason"]
-    except httpx.HTTPError as error:
+    except httpx2.HTTPError as error:
         print(f"failed: {error!r}", file=sys.stderr)
         return None
     finally:
@@ -133,8 +133,8 @@ async def all_answers(
 ) -> list[Answer | None]:
     """Answer all at once; `act` is called when every stream has begun."""
     begun = asyncio.Semaphore(0)
-    limits = httpx.Limits(max_connections=len(asked))
-    async with httpx.AsyncClient(base_url=url, timeout=WAIT_S, limits=limits) as client:
+    limits = httpx2.Limits(max_connections=len(asked))
+    async with httpx2.AsyncClient(base_url=url, timeout=WAIT_S, limits=limits) as client:
         answers = [asyncio.create_task(ask(client, body, begun)) for body in asked]
         for _ in asked:
             await begun.acquire()
@@ -174,7 +174,7 @@ def wait_for(number: int, url: str) -> None:
 
 def ready_at_front_ends(url: str) -> list[set[int]]:
     """Return the processes of the replicas that each front door shows as ready."""
-    servers = httpx.get(f"{url}/admin/replicas", timeout=WAIT_S).raise_for_status().json()["replicas"]
+    servers = httpx2.get(f"{url}/admin/replicas", timeout=WAIT_S).raise_for_status().json()["replicas"]
     serving = [server["engines"] for server in servers if server["state"] == "ready"]
     return [{int(one["name"].rsplit("-", 2)[1]) for one in engines if one["ready"]} for engines in serving]
 

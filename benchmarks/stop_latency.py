@@ -11,7 +11,7 @@ import random
 import statistics
 import time
 
-import httpx
+import httpx2
 
 from benchmarks.script import keep, options
 
@@ -19,7 +19,7 @@ SCOPE = "rule:stop-latency"
 LONGEST_S = 10.0
 
 
-def turned(here: httpx.Client, there: httpx.Client, *, on: bool) -> float:
+def turned(here: httpx2.Client, there: httpx2.Client, *, on: bool) -> float:
     """Turn the scope at one server; return the seconds until the other follows."""
     began = time.monotonic()
     here.put("/admin/kill", json={"on": on, "scope": SCOPE, "reason": "measured"}).raise_for_status()
@@ -34,7 +34,7 @@ def main() -> None:
     """Measure and print."""
     arguments = options(__doc__, "url", "other", times=50)
     found: list[float] = []
-    with httpx.Client(base_url=arguments.url) as here, httpx.Client(base_url=arguments.other) as there:
+    with httpx2.Client(base_url=arguments.url) as here, httpx2.Client(base_url=arguments.other) as there:
         for _ in range(arguments.times):
             found.append(turned(here, there, on=True))
             turned(here, there, on=False)

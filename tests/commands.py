@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-import httpx
+import httpx2
 
 END_S = 30.0
 """A command that goes on so long after it is told to end is killed."""
@@ -75,15 +75,15 @@ def wait_until_ready(
 ) -> None:
     """Wait until a URL answers with status 200; raises TimeoutError, early if its server has ended."""
     end = time.monotonic() + wait_s
-    with httpx.Client(verify=trusting(certificate)) as http:
+    with httpx2.Client(verify=trusting(certificate)) as http:
         while time.monotonic() < end and not has_ended():
-            with suppress(httpx.TransportError):
-                if http.get(url).status_code == httpx.codes.OK:
+            with suppress(httpx2.TransportError):
+                if http.get(url).status_code == httpx2.codes.OK:
                     return
             time.sleep(0.02)
     raise TimeoutError(f"{url} did not answer")
 
 
 def trusting(certificate: Path | None) -> ssl.SSLContext | bool:
-    """Return what httpx verifies servers with."""
+    """Return what httpx2 verifies servers with."""
     return ssl.create_default_context(cafile=str(certificate)) if certificate else True

@@ -11,7 +11,7 @@ from email import message_from_bytes
 from email.message import Message
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 from build import ProjectBuilder
 from pyproject_hooks import quiet_subprocess_runner
@@ -121,8 +121,8 @@ def test_the_wheel_serves_an_answer(installed: Path, tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     with serving(command, f"{url}/health/ready", tmp_path / "log", environment):
         body = {"model": Path(model).name, "prompt": "hello", "max_tokens": 4, "ignore_eos": True}
-        reply = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
-        pages = httpx.get(f"{url}/console/runbooks", timeout=60)
+        reply = httpx2.post(f"{url}/v1/completions", json=body, timeout=60)
+        pages = httpx2.get(f"{url}/console/runbooks", timeout=60)
     assert reply.json()["usage"]["completion_tokens"] == 4, reply.text
     assert pages.status_code == 200
     assert pages.text.count("<tr>") > 10

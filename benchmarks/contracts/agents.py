@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 
 from benchmarks.script import keep, options
 
@@ -67,7 +67,7 @@ class Server:
     """A server that nothing else asks."""
 
     def __init__(self, url: str) -> None:
-        self._client = httpx.Client(base_url=url, timeout=3600, headers={"authorization": "Bearer none"})
+        self._client = httpx2.Client(base_url=url, timeout=3600, headers={"authorization": "Bearer none"})
         self.model = self._client.get("/v1/models").json()["data"][0]["id"]
 
     def ask(self, agent: str, name: str, path: str, body: Json, most: int) -> tuple[Turn, Json]:

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
-import httpx
+import httpx2
 import openai
 import pytest
 from transformers import AutoConfig, AutoTokenizer
@@ -30,7 +30,7 @@ class RemoteServer:
     """The server at the URL, with the methods of vLLM's class that starts one."""
 
     DUMMY_API_KEY = KEY
-    host, port = httpx.URL(URL).host, httpx.URL(URL).port
+    host, port = httpx2.URL(URL).host, httpx2.URL(URL).port
     url_root = URL
     uds = None
     show_hidden_metrics = False
@@ -122,7 +122,7 @@ def tokenizer(*arguments: object, **settings: object) -> Any:
 
 
 def version() -> str:
-    return str(httpx.get(f"{URL}/version").json().get("version"))
+    return str(httpx2.get(f"{URL}/version").json().get("version"))
 
 
 def known() -> dict[str, dict[str, Any]]:

@@ -2,13 +2,13 @@
 
 from collections.abc import AsyncIterator, Iterator
 
-import httpx
+import httpx2
 import pytest
 
 from prolepsis.core.bounded_replies import async_hooks, hooks
 
 
-class Endless(httpx.AsyncByteStream, httpx.SyncByteStream):
+class Endless(httpx2.AsyncByteStream, httpx2.SyncByteStream):
     """Sends without an end."""
 
     def __init__(self) -> None:
@@ -33,10 +33,10 @@ class Endless(httpx.AsyncByteStream, httpx.SyncByteStream):
 
 def test_a_reply_without_an_end_is_left_at_the_bound() -> None:
     body = Endless()
-    transport = httpx.MockTransport(lambda _: httpx.Response(200, stream=body))
+    transport = httpx2.MockTransport(lambda _: httpx2.Response(200, stream=body))
     with (
-        httpx.Client(transport=transport, event_hooks=hooks(1000)) as http,
-        pytest.raises(httpx.ReadError, match="more than 1000 bytes"),
+        httpx2.Client(transport=transport, event_hooks=hooks(1000)) as http,
+        pytest.raises(httpx2.ReadError, match="more than 1000 bytes"),
     ):
         http.get("http://other/")
     assert (body.num_sent, body.is_closed) == (11, True)
@@ -44,24 +44,24 @@ def test_a_reply_without_an_end_is_left_at_the_bound() -> None:
 
 async def test_so_is_one_that_the_event_loop_reads() -> None:
     body = Endless()
-    transport = httpx.MockTransport(lambda _: httpx.Response(200, stream=body))
-    async with httpx.AsyncClient(transport=transport, event_hooks=async_hooks(1000)) as http:
-        with pytest.raises(httpx.ReadError, match="more than 1000 bytes"):
+    transport = httpx2.MockTransport(lambda _: httpx2.Response(200, stream=body))
+    async with httpx2.AsyncClient(transport=transport, event_hooks=async_hooks(1000)) as http:
+        with pytest.raises(httpx2.ReadError, match="more than 1000 bytes"):
             await http.get("http://other/")
     assert (body.num_sent, body.is_closed) == (11, True)
 
 
 @pytest.mark.parametrize("size", [0, 1000])
 async def test_what_keeps_to_the_bound_is_read(size: int) -> None:
-    transport = httpx.MockTransport(lambda _: httpx.Response(200, content=b"x" * size))
-    async with httpx.AsyncClient(transport=transport, event_hooks=async_hooks(1000)) as http:
+    transport = httpx2.MockTransport(lambda _: httpx2.Response(200, content=b"x" * size))
+    async with httpx2.AsyncClient(transport=transport, event_hooks=async_hooks(1000)) as http:
         assert len((await http.get("http://other/")).content) == size
 
 
 def test_a_compressed_reply_is_refused() -> None:
-    transport = httpx.MockTransport(lambda _: httpx.Response(200, headers={"content-encoding": "gzip"}, content=b""))
+    transport = httpx2.MockTransport(lambda _: httpx2.Response(200, headers={"content-encoding": "gzip"}, content=b""))
     with (
-        httpx.Client(transport=transport, event_hooks=hooks()) as http,
-        pytest.raises(httpx.ReadError, match="encoded as 'gzip'; asked for: identity"),
+        httpx2.Client(transport=transport, event_hooks=hooks()) as http,
+        pytest.raises(httpx2.ReadError, match="encoded as 'gzip'; asked for: identity"),
     ):
         http.get("http://other/")

@@ -43,7 +43,7 @@ def rendered(values: Mapping[str, object]) -> list[dict[str, Any]]:
         done = subprocess.run(command, input=json.dumps(values), capture_output=True, text=True, check=True)
         return [one for one in yaml.safe_load_all(done.stdout) if one]
     library = pytest.importorskip(
-        "helm_python", reason="neither helm nor helm-python-sdk: pip install 'prolepsis[deploy]'"
+        "helm_python", reason="neither helm nor helm-python-sdk: pip install --group deploy"
     )
     with library.Chart.load(str(CHART)) as chart:
         texts = chart.render(dict(values), name="demo", namespace="prod").values()
@@ -70,7 +70,7 @@ def test_the_values_are_settings() -> None:
 
 
 def test_kubernetes_knows_every_object(objects: list[dict[str, Any]]) -> None:
-    schemas = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate: pip install 'prolepsis[deploy]'")
+    schemas = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate: pip install --group deploy")
     ours = [one for one in objects if not one["apiVersion"].startswith("keda.sh/")]
     assert len(ours) == 9
     for one in ours:

@@ -93,6 +93,6 @@ def test_the_entrypoint_links_what_the_image_has_and_becomes_the_command(tmp_pat
 def test_hadolint_finds_nothing() -> None:
     binary = shutil.which("hadolint") or shutil.which("hadolint", path=str(Path(sys.executable).parent))
     if binary is None:
-        pytest.skip("hadolint is not installed: pip install 'prolepsis[deploy]'")
+        pytest.skip("hadolint is not installed: pip install --group deploy")
     done = subprocess.run([binary, "--no-color", str(CONTAINERFILE)], capture_output=True, text=True, check=False)
     assert (done.stdout, done.returncode) == ("", 0)

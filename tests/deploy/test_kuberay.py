@@ -46,7 +46,7 @@ def test_rays_version_is_the_one_that_is_pinned() -> None:
 
 @pytest.mark.parametrize("template", PODS, ids=["head", "workers"])
 def test_kubernetes_knows_the_pods(template: dict[str, Any]) -> None:
-    schemas = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate: pip install 'prolepsis[deploy]'")
+    schemas = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate: pip install --group deploy")
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, "spec": template["spec"]}
     schemas.validate(pod, "1.30", strict=True)
 

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -31,7 +31,7 @@ def url(tiny_family: Callable[[str, str], Path], tmp_path: Path, monkeypatch: py
     config = ServerConfig(store=migrated_setting(tmp_path), controls_file=tmp_path / "controls.json")
     with started(serve_model, config, EngineConfig(model=str(model))) as (_, address):
         monkeypatch.setenv("PROLEPSIS_URL", address)
-        wait_for(lambda: httpx.get(f"{address}/health/ready").status_code == 200)
+        wait_for(lambda: httpx2.get(f"{address}/health/ready").status_code == 200)
         yield address
 
 
@@ -42,11 +42,11 @@ def commands() -> Iterator[list[str]]:
 
 def ask(url: str) -> None:
     """Send requests of users, who declare what they are about."""
-    model = httpx.get(f"{url}/v1/models").json()["data"][0]["id"]
+    model = httpx2.get(f"{url}/v1/models").json()["data"][0]["id"]
     for number in range(12):
         said = [{"role": "user", "content": "abc" * (1 + number % 3)}]
         about = {"metadata": {"domain": KINDS[number % 2]}, "max_tokens": 8}
-        httpx.post(f"{url}/v1/chat/completions", json={"model": model, "messages": said, **about}).raise_for_status()
+        httpx2.post(f"{url}/v1/chat/completions", json={"model": model, "messages": said, **about}).raise_for_status()
 
 
 def expected(words: list[str]) -> set[int]:
@@ -72,7 +72,7 @@ def test_every_command_of_the_page_runs_in_its_order(url: str, tmp_path: Path) -
         if "pilot start --route" in line:
             ask(url)
         if line == "stop --show":
-            assert httpx.get(f"{url}/admin/kill").json()["on"]
+            assert httpx2.get(f"{url}/admin/kill").json()["on"]
     [start] = [result for line, result in done.items() if "pilot start --route" in line]
     for said in ("pilot-chat", "started: pilot-chat"):
         assert said in start.output
@@ -81,8 +81,8 @@ def test_every_command_of_the_page_runs_in_its_order(url: str, tmp_path: Path) -
     assert re.search(r"everything .* odd answers since 9:40", done["stop --show"].stdout)
     [report] = [result for line, result in done.items() if line.startswith("pilot report")]
     assert "Both arms share the engines" in report.stdout
-    policy = httpx.get(f"{url}/admin/policy").json()
+    policy = httpx2.get(f"{url}/admin/policy").json()
     [rule] = [rule for rule in policy["content"]["rules"] if rule["name"] == "chat"]
     assert (rule["match"], rule["rollout"]["holdout"]) == ({"route": ["/v1/chat/completions"]}, 5.0)
     assert not any(name.startswith("pilot-") for name in policy["rules"])
-    assert not httpx.get(f"{url}/admin/kill").json()["on"]
+    assert not httpx2.get(f"{url}/admin/kill").json()["on"]

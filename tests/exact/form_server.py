@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import httpx
+import httpx2
 
 from prolepsis.core.config import EngineConfig, ServerConfig
 from prolepsis.core.telemetry.metrics import Metrics
@@ -60,7 +60,7 @@ async def answer_all(
     client, places = ThreadEngineClient(assemble(config, loaded)), asyncio.Semaphore(at_once)
     app = build(ServerConfig(served_model_names=("tiny",)), client, loaded.tokenizer, Metrics())
 
-    async def one(http: httpx.AsyncClient, number: int, body: Body) -> Answers | str:
+    async def one(http: httpx2.AsyncClient, number: int, body: Body) -> Answers | str:
         async with places:
             try:
                 return await _answers(http, body, loaded.tokenizer, predicts=number % 2 == 1)
@@ -68,13 +68,13 @@ async def answer_all(
                 return str(error)
 
     try:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
+        async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://localhost") as http:
             return await asyncio.gather(*(one(http, number, body) for number, body in enumerate(bodies)))
     finally:
         await client.close()
 
 
-async def _answers(http: httpx.AsyncClient, body: Body, tokenizer: ModelTokenizer, *, predicts: bool) -> Answers:
+async def _answers(http: httpx2.AsyncClient, body: Body, tokenizer: ModelTokenizer, *, predicts: bool) -> Answers:
     (mode, stream), *others = VARIANTS
     first = await _chat(http, body, mode, stream=stream)
     predicted = body
@@ -84,20 +84,20 @@ async def _answers(http: httpx.AsyncClient, body: Body, tokenizer: ModelTokenize
     return Answers(chats, [await _response(http, body, stream=stream) for stream in (False, True)])
 
 
-async def _asked(http: httpx.AsyncClient, path: str, body: Body) -> httpx.Response:
+async def _asked(http: httpx2.AsyncClient, path: str, body: Body) -> httpx2.Response:
     reply = await http.post(path, json={**body, "model": "tiny"}, timeout=300)
     assert reply.status_code == 200, reply.text[:300]
     return reply
 
 
-def _events(reply: httpx.Response) -> list[Any]:
+def _events(reply: httpx2.Response) -> list[Any]:
     lines = [line.partition("data: ")[2] for line in reply.text.split("\n\n") if "data: {" in line]
     events = [json.loads(line) for line in lines]
     assert all("error" not in event for event in events), lines[-1]
     return events
 
 
-async def _chat(http: httpx.AsyncClient, body: Body, mode: Mode, *, stream: bool) -> Answer:
+async def _chat(http: httpx2.AsyncClient, body: Body, mode: Mode, *, stream: bool) -> Answer:
     reply = await _asked(http, "/v1/chat/completions", {**body, "speculation": {"mode": mode}, "stream": stream})
     if not stream:
         choice = reply.json()["choices"][0]
@@ -117,7 +117,7 @@ def _read(parts: Sequence[Mapping[str, Any]], tokens: Sequence[int], finish: str
     return Answer(tuple(tokens), content, reasoning, tuple((name, arguments) for name, arguments in calls), finish)
 
 
-async def _response(http: httpx.AsyncClient, body: Body, *, stream: bool) -> Answer:
+async def _response(http: httpx2.AsyncClient, body: Body, *, stream: bool) -> Answer:
     reply = await _asked(http, "/v1/responses", {**_as_response(body), "stream": stream})
     if not stream:
         items = reply.json()["output"]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from prometheus_client import CollectorRegistry
 
@@ -29,7 +29,7 @@ def text_of(response: Json) -> str:
     return "".join(part["text"] for item in response["output"] for part in item["content"])
 
 
-async def events_of(http: httpx.AsyncClient, method: str, path: str, most: int = 10**6, **more: Any) -> list[Json]:
+async def events_of(http: httpx2.AsyncClient, method: str, path: str, most: int = 10**6, **more: Any) -> list[Json]:
     """Return the first events of a stream, which is left behind them."""
     found: list[Json] = []
     async with http.stream(method, path, **more) as reply:
@@ -41,7 +41,7 @@ async def events_of(http: httpx.AsyncClient, method: str, path: str, most: int =
     return found
 
 
-async def polled(http: httpx.AsyncClient, body: Json, headers: dict[str, str]) -> Json:
+async def polled(http: httpx2.AsyncClient, body: Json, headers: dict[str, str]) -> Json:
     begun: Json = (await http.post(PATH, json={**body, "background": True}, headers=headers)).json()
     while begun["status"] in ("queued", "in_progress"):
         await asyncio.sleep(0.02)
@@ -49,7 +49,7 @@ async def polled(http: httpx.AsyncClient, body: Json, headers: dict[str, str]) -
     return begun
 
 
-async def answers(http: httpx.AsyncClient, body: Json, mode: str) -> list[str]:
+async def answers(http: httpx2.AsyncClient, body: Json, mode: str) -> list[str]:
     headers = {"x-spec-mode": mode}
     whole = (await http.post(PATH, json=body, headers=headers)).json()
     streamed = {**body, "background": True, "stream": True}
@@ -77,7 +77,7 @@ def test_the_background_gives_the_foregrounds_answer(
         try:
             async with (
                 running(app.state.features),
-                httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http,
+                httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://localhost") as http,
             ):
                 asked = {**ASKED, "temperature": temperature}
                 return [await answers(http, asked, mode) for mode in ("off", "always")]

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from prolepsis.core.events import Finished
@@ -41,7 +41,7 @@ def test_the_end_of_a_prompt_is_scored_behind_a_cached_begin(name: str, max_toke
 def test_a_candidate_has_the_log_probability_of_its_echo(tiny_family: Callable[[str, str], Path]) -> None:
     begin, candidates = "hello world " * 20, ["hello", "world", "a longer text"]
 
-    async def work(http: httpx.AsyncClient) -> tuple[dict[str, Any], list[float]]:
+    async def work(http: httpx2.AsyncClient) -> tuple[dict[str, Any], list[float]]:
         asking = Asking(http, "off")
 
         async def tokens(text: str) -> list[int]:

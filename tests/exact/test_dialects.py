@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from jiter import from_json
 
@@ -51,11 +51,11 @@ def as_ollama(chat: dict[str, Any]) -> dict[str, Any]:
 class Asking:
     """Asks one server in one mode."""
 
-    def __init__(self, http: httpx.AsyncClient, mode: str) -> None:
+    def __init__(self, http: httpx2.AsyncClient, mode: str) -> None:
         self._http = http
         self._headers = {"x-spec-mode": mode}
 
-    async def post(self, path: str, body: dict[str, Any]) -> httpx.Response:
+    async def post(self, path: str, body: dict[str, Any]) -> httpx2.Response:
         reply = await self._http.post(path, json={**body, "model": "tiny"}, headers=self._headers, timeout=300)
         assert reply.status_code == 200, reply.text[:300]
         return reply
@@ -80,7 +80,7 @@ class Asking:
         return text, thought, []
 
 
-async def answers(http: httpx.AsyncClient, chat: dict[str, Any]) -> list[Answer]:
+async def answers(http: httpx2.AsyncClient, chat: dict[str, Any]) -> list[Answer]:
     """Return the answers of all dialects in all modes; Ollama's API asks for no call."""
     found = []
     for mode in ("off", "always"):
@@ -93,13 +93,13 @@ async def answers(http: httpx.AsyncClient, chat: dict[str, Any]) -> list[Answer]
     return found
 
 
-async def with_model(path: Path, work: Callable[[httpx.AsyncClient], Any]) -> Any:
+async def with_model(path: Path, work: Callable[[httpx2.AsyncClient], Any]) -> Any:
     config = EngineConfig(model=str(path), max_model_len=8192, strict="off", kv_memory="128MiB")
     loaded = load_model(config)
     client = ThreadEngineClient(assemble(config, loaded))
     app = build(ServerConfig(served_model_names=("tiny",)), client, loaded.tokenizer, Metrics())
     try:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
+        async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://localhost") as http:
             return await work(http)
     finally:
         await client.close()
@@ -107,7 +107,7 @@ async def with_model(path: Path, work: Callable[[httpx.AsyncClient], Any]) -> An
 
 @pytest.mark.parametrize("tools", [False, True])
 def test_every_dialect_gives_the_answer_of_the_chat(tiny_family: Callable[[str, str], Path], tools: bool) -> None:
-    async def work(http: httpx.AsyncClient) -> list[list[Answer]]:
+    async def work(http: httpx2.AsyncClient) -> list[list[Answer]]:
         return [await answers(http, chat_body(tools=tools, temperature=one)) for one in (0, 0.8)]
 
     for found in asyncio.run(with_model(tiny_family("byte-level", "hermes"), work)):
@@ -116,7 +116,7 @@ def test_every_dialect_gives_the_answer_of_the_chat(tiny_family: Callable[[str, 
 
 
 def test_completions_of_llamacpp_are_those_of_openai(tiny_family: Callable[[str, str], Path]) -> None:
-    async def work(http: httpx.AsyncClient) -> list[str]:
+    async def work(http: httpx2.AsyncClient) -> list[str]:
         found = []
         shared = {"prompt": "hello world hello world hello", "temperature": 0.8, "seed": SEED}
         for mode in ("off", "always"):
@@ -137,7 +137,7 @@ def test_completions_of_llamacpp_are_those_of_openai(tiny_family: Callable[[str,
 def test_two_turns_of_claude_code(tiny_family: Callable[[str, str], Path]) -> None:
     """The line for billing differs between the turns, and the second reads the first one's prompt from the cache."""
 
-    async def work(http: httpx.AsyncClient) -> list[dict[str, Any]]:
+    async def work(http: httpx2.AsyncClient) -> list[dict[str, Any]]:
         found = []
         for turn in (first_turn(), second_turn()):
             asked = {**turn, "max_tokens": 16, "temperature": 0}

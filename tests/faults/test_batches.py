@@ -5,7 +5,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from prolepsis.control.store.tables import batch_lines
@@ -24,13 +24,13 @@ def line(number: int, model: str) -> dict[str, Any]:
 def create(url: str, lines: list[dict[str, Any]]) -> str:
     content = "".join(f"{json.dumps(one)}\n" for one in lines).encode()
     form: Any = {"files": {"file": ("in.jsonl", content)}, "data": {"purpose": "batch"}}
-    file = httpx.post(f"{url}/v1/files", **form).raise_for_status().json()
+    file = httpx2.post(f"{url}/v1/files", **form).raise_for_status().json()
     body = {"input_file_id": file["id"], "endpoint": "/v1/completions", "completion_window": "24h"}
-    return str(httpx.post(f"{url}/v1/batches", json=body).raise_for_status().json()["id"])
+    return str(httpx2.post(f"{url}/v1/batches", json=body).raise_for_status().json()["id"])
 
 
 def shown(url: str, batch: str) -> dict[str, Any]:
-    found: dict[str, Any] = httpx.get(f"{url}/v1/batches/{batch}").raise_for_status().json()
+    found: dict[str, Any] = httpx2.get(f"{url}/v1/batches/{batch}").raise_for_status().json()
     return found
 
 
@@ -41,7 +41,7 @@ def has_run(url: str, batch: str, number: int) -> None:
 def answers(url: str, batch: str) -> list[dict[str, Any]]:
     wait_for(lambda: shown(url, batch)["status"] == "completed")
     file = shown(url, batch)["output_file_id"]
-    return [json.loads(one) for one in httpx.get(f"{url}/v1/files/{file}/content").text.splitlines()]
+    return [json.loads(one) for one in httpx2.get(f"{url}/v1/files/{file}/content").text.splitlines()]
 
 
 def text(reply: dict[str, Any]) -> str:
@@ -53,7 +53,7 @@ def test_each_line_runs_once_whatever_is_killed(tmp_path: Path, sqlite: str) -> 
     engine = config_of(save_target(tmp_path))
     config = ServerConfig(store=sqlite, replay_sample=0.0, max_in_engine=8)
     with started(serve_model, config, engine) as (process, url):
-        model = httpx.get(f"{url}/v1/models").json()["data"][0]["id"]
+        model = httpx2.get(f"{url}/v1/models").json()["data"][0]["id"]
         lines = [line(number, model) for number in range(16)]
         batch = create(url, lines)
         has_run(url, batch, 2)
@@ -65,7 +65,7 @@ def test_each_line_runs_once_whatever_is_killed(tmp_path: Path, sqlite: str) -> 
         found = answers(url, batch)
         assert [one["custom_id"] for one in found] == [f"{number}" for number in range(16)]
         for one, asked in zip(found[::5], lines[::5], strict=True):
-            alone = httpx.post(f"{url}/v1/completions", json=asked["body"], timeout=60).raise_for_status().json()
+            alone = httpx2.post(f"{url}/v1/completions", json=asked["body"], timeout=60).raise_for_status().json()
             assert text(one["response"]["body"]) == text(alone)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from prolepsis.core.engine_client import EngineClient
@@ -51,7 +51,7 @@ def answer(url: str, body: dict[str, Any], on_first: threading.Event | None = No
     """Return the text of each sample, and the usage."""
     texts: dict[int, str] = {}
     usage = None
-    with httpx.stream("POST", f"{url}/v1/completions", json=BODY | body | USAGE, timeout=60) as response:
+    with httpx2.stream("POST", f"{url}/v1/completions", json=BODY | body | USAGE, timeout=60) as response:
         for line in response.iter_lines():
             if line.startswith("data: {"):
                 chunk = json.loads(line.removeprefix("data: "))
@@ -78,14 +78,14 @@ def test_streams_go_on_and_readiness_tells(expected: list[tuple[dict[int, str], 
         for first in began:
             assert first.wait(60)
         server.engine.dies = True
-        wait_for(lambda: httpx.get(f"{server.url}/health/ready").status_code == 503)
-        assert "starting the engine again" in httpx.get(f"{server.url}/health/ready").json()["detail"]
-        assert httpx.get(f"{server.url}/health/live").status_code == 200
+        wait_for(lambda: httpx2.get(f"{server.url}/health/ready").status_code == 503)
+        assert "starting the engine again" in httpx2.get(f"{server.url}/health/ready").json()["detail"]
+        assert httpx2.get(f"{server.url}/health/live").status_code == 200
         late = pool.submit(answer, server.url, KINDS[0])
         server.may_start.set()
         assert [stream.result() for stream in streams] == expected
         assert late.result() == expected[0]
-        assert httpx.get(f"{server.url}/health/ready").status_code == 200
+        assert httpx2.get(f"{server.url}/health/ready").status_code == 200
     assert len(server.engines) == 2
     assert server.sample("engine_restarts_total", result="started") == 1
     assert server.sample("requests_total", route="/v1/completions", tier="standard", outcome="finished") == 5

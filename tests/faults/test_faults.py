@@ -5,7 +5,7 @@ import io
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-import httpx
+import httpx2
 import pytest
 
 from prolepsis.core.config import ServerConfig
@@ -24,16 +24,16 @@ PRIVATE = "private thoughts"
 
 
 @contextmanager
-def opened(server: TableServer) -> Iterator[httpx.Client]:
-    with serving(server), httpx.Client(base_url=server.url, timeout=60) as http:
+def opened(server: TableServer) -> Iterator[httpx2.Client]:
+    with serving(server), httpx2.Client(base_url=server.url, timeout=60) as http:
         yield http
 
 
-def ask(http: httpx.Client, **changes: object) -> httpx.Response:
+def ask(http: httpx2.Client, **changes: object) -> httpx2.Response:
     return http.post("/v1/completions", json=BODY | changes)
 
 
-def error_of(response: httpx.Response) -> tuple[int, str]:
+def error_of(response: httpx2.Response) -> tuple[int, str]:
     return response.status_code, response.json()["error"]["code"]
 
 

@@ -4,7 +4,7 @@ import json
 import signal
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from prolepsis.control.store.tables import responses
@@ -17,7 +17,7 @@ from tests.waiting import wait_for
 def events_of(url: str, method: str, path: str, most: int = 10**6, **more: Any) -> list[dict[str, Any]]:
     """Return the first events of a stream."""
     found: list[dict[str, Any]] = []
-    with httpx.stream(method, f"{url}{path}", timeout=60, **more) as reply:
+    with httpx2.stream(method, f"{url}{path}", timeout=60, **more) as reply:
         for line in reply.iter_lines():
             if line.startswith("data: "):
                 found.append(json.loads(line.removeprefix("data: ")))
@@ -40,10 +40,10 @@ def test_a_response_whose_server_ends_has_an_end(sqlite: str, number: signal.Sig
     lapse(sqlite, responses)
     path = f"/v1/responses/{read[0]['response']['id']}"
     with started(serve_fake, config, None, 0.0) as (_, url):
-        wait_for(lambda: httpx.get(f"{url}{path}").json()["status"] not in ("queued", "in_progress"))
+        wait_for(lambda: httpx2.get(f"{url}{path}").json()["status"] not in ("queued", "in_progress"))
         rest = events_of(url, "GET", f"{path}?stream=true&starting_after=4")
         assert [event["sequence_number"] for event in [*read, *rest]] == list(range(len(read) + len(rest)))
         assert rest[-1]["type"] == kind
-        assert rest[-1]["response"] == httpx.get(f"{url}{path}").json()
+        assert rest[-1]["response"] == httpx2.get(f"{url}{path}").json()
         if number == signal.SIGKILL:
             assert "server that ran this response has ended" in rest[-1]["response"]["error"]["message"]

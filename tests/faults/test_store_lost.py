@@ -6,7 +6,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
+import httpx2
 from sqlalchemy import func, select
 
 from prolepsis.control.store.store import Store, opened_store
@@ -24,7 +24,7 @@ SOON_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Door:
-    http: httpx.Client
+    http: httpx2.Client
     store: Store
 
     def ask(self, number: int) -> list[str]:
@@ -32,7 +32,7 @@ class Door:
         replies = [self.http.post("/v1/completions", json=BODY) for _ in range(number)]
         return ["" if reply.status_code == 200 else reply.text for reply in replies]
 
-    def stop(self, scope: str) -> httpx.Response:
+    def stop(self, scope: str) -> httpx2.Response:
         return self.http.put("/admin/kill", json={"on": True, "scope": scope, "reason": "drill"})
 
     @property
@@ -52,7 +52,7 @@ def door(setting: str, folder: Path) -> Iterator[Door]:
     )
     with opened_store(config, Metrics().registry) as store:
         assert store is not None
-        with served(FakeEngine(), config, store=store) as running, httpx.Client(base_url=running.url) as http:
+        with served(FakeEngine(), config, store=store) as running, httpx2.Client(base_url=running.url) as http:
             yield Door(http, store)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-import httpx
+import httpx2
 import pytest
 
 from prolepsis.control.policy import routes
@@ -41,7 +41,7 @@ def test_a_large_policy_is_read_away_from_the_event_loop(
 
     monkeypatch.setattr(module, "usable_policy", slow)
     server = TableServer()
-    with serving(server), httpx.Client(base_url=server.url, timeout=60) as http, ThreadPoolExecutor(1) as other:
+    with serving(server), httpx2.Client(base_url=server.url, timeout=60) as http, ThreadPoolExecutor(1) as other:
         reply = other.submit(http.post, path, json=body)
         assert begun.wait(LIMIT_S)
         asked = {"model": "table", "prompt": "banana", "max_tokens": 2}

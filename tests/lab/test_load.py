@@ -141,7 +141,7 @@ async def answers_when_all_are_there(number: int) -> list[LoadAnswer]:
 
 
 def test_requests_do_not_wait_for_each_other() -> None:
-    """httpx itself would let 100 of them through."""
+    """httpx2 itself would let 100 of them through."""
     answers = asyncio.run(answers_when_all_are_there(120))
     assert not any(answer.error for answer in answers)
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-import httpx
+import httpx2
 import openai
 import pytest
 import uvicorn
@@ -103,6 +103,6 @@ def shared() -> Iterator[Served]:
 
 
 @pytest.fixture
-def client() -> Callable[[FakeEngine], httpx.AsyncClient]:
+def client() -> Callable[[FakeEngine], httpx2.AsyncClient]:
     """Call the application without a network: one client per engine."""
     return lambda engine: Site(engine, steady()).http

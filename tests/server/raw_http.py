@@ -6,14 +6,14 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
-import httpx
+import httpx2
 
 from tests.server.conftest import Served
 
 
 @contextmanager
 def connected(running: Served) -> Iterator[socket.socket]:
-    url = httpx.URL(running.url)
+    url = httpx2.URL(running.url)
     with closing(socket.create_connection((url.host, url.port or 80), timeout=60)) as client:
         yield client
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import openai
 import pytest
 
@@ -25,11 +25,11 @@ def serve(sqlite: str) -> Iterator[Serve]:
         yield start
 
 
-def put(server: Served, text: str | bytes, key: str = "", name: str = "a.py", **form: str) -> httpx.Response:
+def put(server: Served, text: str | bytes, key: str = "", name: str = "a.py", **form: str) -> httpx2.Response:
     content = text.encode() if isinstance(text, str) else text
     headers = {"authorization": f"Bearer {key}"} if key else {}
     form = {"purpose": "corpus", **form}
-    return httpx.post(f"{server.url}/v1/files", data=form, files={"file": (name, content)}, headers=headers)
+    return httpx2.post(f"{server.url}/v1/files", data=form, files={"file": (name, content)}, headers=headers)
 
 
 def ids(*texts: str) -> tuple[bytes, ...]:
@@ -39,7 +39,7 @@ def ids(*texts: str) -> tuple[bytes, ...]:
 
 def listed(server: Served, key: str = "") -> list[dict[str, Any]]:
     headers = {"authorization": f"Bearer {key}"} if key else {}
-    found: list[dict[str, Any]] = httpx.get(f"{server.url}/admin/corpora", headers=headers).json()
+    found: list[dict[str, Any]] = httpx2.get(f"{server.url}/admin/corpora", headers=headers).json()
     return found
 
 
@@ -64,10 +64,10 @@ def test_the_engine_gets_a_tenants_corpora_and_loses_deleted_ones(serve: Serve) 
     ]
     assert server.openai().files.delete(first["id"]).deleted
     assert engine.corpora == {"tenant:": ids("zwei ü")}
-    removed = httpx.delete(f"{server.url}/admin/corpora/{second['id']}")
+    removed = httpx2.delete(f"{server.url}/admin/corpora/{second['id']}")
     assert (removed.json()["id"], removed.json()["tokens"]) == (second["id"], 7)
     assert engine.corpora == {"tenant:": ()}
-    assert httpx.delete(f"{server.url}/admin/corpora/{second['id']}").status_code == 404
+    assert httpx2.delete(f"{server.url}/admin/corpora/{second['id']}").status_code == 404
     assert listed(server) == []
 
 
@@ -85,8 +85,8 @@ def test_each_tenant_has_its_own(serve: Serve, keys: tuple[Keys, dict[str, str]]
     with pytest.raises(openai.NotFoundError):
         acme.files.delete(foreign)
     headers = {"authorization": f"Bearer {key_of['acme']}"}
-    assert httpx.delete(f"{server.url}/admin/corpora/{foreign}", headers=headers).status_code == 403
-    assert httpx.get(f"{server.url}/admin/corpora", headers=headers).status_code == 403
+    assert httpx2.delete(f"{server.url}/admin/corpora/{foreign}", headers=headers).status_code == 403
+    assert httpx2.get(f"{server.url}/admin/corpora", headers=headers).status_code == 403
     assert len(engine.corpora["tenant:other"]) == 1
 
 
@@ -102,7 +102,7 @@ def test_operators_give_a_route_a_corpus(serve: Serve, keys: tuple[Keys, dict[st
     assert engine.corpora == {"route:chat-completions": ids("text")}
     headers = {"authorization": f"Bearer {key_of['acme']}"}
     body = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
-    httpx.post(f"{server.url}/v1/chat/completions", json=body, headers=headers).raise_for_status()
+    httpx2.post(f"{server.url}/v1/chat/completions", json=body, headers=headers).raise_for_status()
     assert engine.requests[-1].traffic_class.partition("/")[0] == "chat-completions", "the name of its owner"
 
 
@@ -140,10 +140,10 @@ def test_acts_are_audited(serve: Serve) -> None:
     server = serve()
     first, second = put(server, "one").json()["id"], put(server, "two").json()["id"]
     server.openai().files.delete(first)
-    httpx.delete(f"{server.url}/admin/corpora/{second}")
+    httpx2.delete(f"{server.url}/admin/corpora/{second}")
 
     def acts() -> set[tuple[str, str]]:
-        entries = httpx.get(f"{server.url}/admin/audit").json()["entries"]
+        entries = httpx2.get(f"{server.url}/admin/audit").json()["entries"]
         about = [entry for entry in entries if entry["action"] in ("corpus.added", "corpus.removed", "file.deleted")]
         return {(entry["action"], entry["details"]["subject"]) for entry in about}
 

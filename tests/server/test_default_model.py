@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-import httpx
+import httpx2
 import jsonschema
 import pytest
 
@@ -66,7 +66,7 @@ def message_of(chunks: list[dict[str, Any]]) -> dict[str, Any]:
     return {"content": content or None, "calls": calls, "finish": finish}
 
 
-async def ask(http: httpx.AsyncClient, body: Mapping[str, Any]) -> dict[str, Any]:
+async def ask(http: httpx2.AsyncClient, body: Mapping[str, Any]) -> dict[str, Any]:
     response = await http.post("/v1/chat/completions", json=body, timeout=60)
     assert response.status_code == 200, response.text
     if body.get("stream"):
@@ -86,7 +86,7 @@ async def answers(
     client = ThreadEngineClient(assemble(engine, loaded))
     app = build(server, client, loaded.tokenizer, Metrics())
     try:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
+        async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://localhost") as http:
             bodies = [{**form, **how} for form in forms.values() for how in (PLAIN, {}, STREAM)]
             replies = await asyncio.gather(*(ask(http, body) for body in bodies))
             return {name: replies[3 * i : 3 * i + 3] for i, name in enumerate(forms)}

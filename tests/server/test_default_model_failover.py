@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from prolepsis.core.config import ServerConfig
@@ -60,7 +60,7 @@ class Fatal(Metrics):
             raise SystemExit("the thread ends")
 
 
-async def stream(http: httpx.AsyncClient, body: Mapping[str, Any]) -> dict[str, Any]:
+async def stream(http: httpx2.AsyncClient, body: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a client makes of a stream: its choices, and the usage."""
     response = await http.post("/v1/chat/completions", json=body, timeout=120)
     assert response.status_code == 200, response.text
@@ -86,7 +86,7 @@ async def answers(loaded: LoadedModel, metrics: Metrics) -> dict[str, Any]:
     client = Engines([Member(start.first(), start.again)], metrics.registry)
     app = build(ServerConfig(max_in_engine=16, replay_sample=0.0, store="none"), client, loaded.tokenizer, metrics)
     try:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
+        async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://localhost") as http:
             found = dict(zip(LOAD, await asyncio.gather(*(stream(http, body) for body in LOAD.values())), strict=True))
             assert (await http.get("/health/ready")).status_code == 200
             return found

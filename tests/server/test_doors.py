@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-import httpx
+import httpx2
 import pytest
 
 from tests.server.batches.conftest import ENDED, chat_line, serving
@@ -85,7 +85,7 @@ def loop_s() -> float:
     return time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
 
 
-def sent(http: httpx.Client, door: str) -> None:
+def sent(http: httpx2.Client, door: str) -> None:
     path, (body, kind) = DOORS[door]
     reply = http.post(path, content=body, headers={"content-type": kind})
     assert reply.status_code < 500, reply.text
@@ -93,7 +93,7 @@ def sent(http: httpx.Client, door: str) -> None:
         ended(http, reply.json()["id"])
 
 
-def ended(http: httpx.Client, file_id: str) -> None:
+def ended(http: httpx2.Client, file_id: str) -> None:
     """Run a file as a batch to its end, if that is not refused at once."""
     asked = {"input_file_id": file_id, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
     for _ in range(3):  # the first line is read each time
@@ -105,10 +105,10 @@ def ended(http: httpx.Client, file_id: str) -> None:
 
 @pytest.mark.parametrize("door", DOORS)
 def test_the_event_loop_is_free_beside_the_largest_input(server: Served, door: str) -> None:
-    with httpx.Client(base_url=server.url, timeout=60.0) as http, ThreadPoolExecutor(1) as pool:
-        httpx.get(f"{server.url}/health/live")
+    with httpx2.Client(base_url=server.url, timeout=60.0) as http, ThreadPoolExecutor(1) as pool:
+        httpx2.get(f"{server.url}/health/live")
         began = loop_s()
         sending = pool.submit(sent, http, door)
-        assert httpx.get(f"{server.url}/health/live").status_code == 200
+        assert httpx2.get(f"{server.url}/health/live").status_code == 200
         sending.result(60.0)
         assert loop_s() - began < MOST_S, loop_s() - began

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from prolepsis.core.errors import ClientDeadlineExceeded, GrammarFailed, ProlepsisError, StepFailed
@@ -92,13 +92,13 @@ class Ending(FakeEngineClient):
         yield Finished(request.request_id, stats)
 
 
-async def ask(route: str, engine: FakeEngineClient, more: dict[str, Any], *, stream: bool) -> httpx.Response:
+async def ask(route: str, engine: FakeEngineClient, more: dict[str, Any], *, stream: bool) -> httpx2.Response:
     output = [loaded(Patterns(stops=True), name="keys")]
     async with Site(engine, output=output).http as http:
         return await http.post(route, json={"model": "tiny", "stream": stream, **BODIES[route], **more})
 
 
-def last_of(reply: httpx.Response, wanted: str) -> Any:
+def last_of(reply: httpx2.Response, wanted: str) -> Any:
     """Return the last value of a member in a reply, or in the events of a stream, however deep."""
     lines = [line.removeprefix("data: ") for line in reply.text.splitlines()]
     found: list[Any] = []
@@ -115,7 +115,7 @@ def last_of(reply: httpx.Response, wanted: str) -> Any:
     return found[-1] if found else None
 
 
-def said(route: str, reply: httpx.Response) -> str | None:
+def said(route: str, reply: httpx2.Response) -> str | None:
     if route == "/v1/responses":
         details = last_of(reply, "incomplete_details")
         assert last_of(reply, "status") in ("completed", "incomplete")

@@ -66,7 +66,7 @@ feature = LongAnswersFeature
 }
 SERVE = """
 import asyncio, json
-import httpx
+import httpx2
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.telemetry.metrics import Metrics
 from tests.server.application import build
@@ -74,7 +74,7 @@ from tests.server.fakes import ByteTokenizer, FakeEngine
 
 async def main():
     app = build(ServerConfig(region="north"), FakeEngine(text="long"), ByteTokenizer(), Metrics())
-    http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost")
+    http = httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://localhost")
     async with app.router.lifespan_context(app), http:
         (await http.post("/v1/completions", json={"model": "tiny", "prompt": "Hi"})).raise_for_status()
         reply = (await http.get("/admin/long-answers")).json()

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 from fastapi import FastAPI
 from starlette.testclient import TestClient
@@ -37,8 +37,8 @@ class Scene:
         config = ServerConfig(served_model_names=(name,), replay_sample=0.0)
         return build(config, engine, ByteTokenizer(), Metrics(), keys=Keys(self.keys), others=others)
 
-    def client(self) -> httpx.AsyncClient:
-        return httpx.AsyncClient(transport=httpx.ASGITransport(self.whole), base_url="http://localhost")
+    def client(self) -> httpx2.AsyncClient:
+        return httpx2.AsyncClient(transport=httpx2.ASGITransport(self.whole), base_url="http://localhost")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 
-import httpx
+import httpx2
 import pytest
 
 from prolepsis.control.store.tenant_files import FileTable, TenantFile
@@ -39,12 +39,12 @@ def refuse(sqlite: str) -> Refuse:
 
 
 def skipped(url: str) -> list[tuple[str, str]]:
-    return [(one["kind"], one["item"]) for one in httpx.get(f"{url}/admin/health").json()["skipped"]]
+    return [(one["kind"], one["item"]) for one in httpx2.get(f"{url}/admin/health").json()["skipped"]]
 
 
 def is_counted(url: str, kind: str) -> bool:
-    assert httpx.get(f"{url}/health/ready").status_code == 200
-    return f'prolepsis_skipped_items{{kind="{kind}"}} 1.0' in httpx.get(f"{url}/metrics").text
+    assert httpx2.get(f"{url}/health/ready").status_code == 200
+    return f'prolepsis_skipped_items{{kind="{kind}"}} 1.0' in httpx2.get(f"{url}/metrics").text
 
 
 @pytest.mark.parametrize(
@@ -98,13 +98,13 @@ def test_a_corpus_that_cannot_be_used_keeps_no_others_from_the_engine(serve: Ser
         FileTable(database).put(old, [b"abc\xff\xff"])
     server = serve(engine := FakeEngine())
     form = {"data": {"purpose": "corpus"}, "files": {"file": ("b", b"valid")}}
-    assert httpx.post(f"{server.url}/v1/files", **form).status_code == 200  # type: ignore[arg-type]
+    assert httpx2.post(f"{server.url}/v1/files", **form).status_code == 200  # type: ignore[arg-type]
     assert list(engine.corpora) == ["tenant:"]
-    listed = {one["id"]: one for one in httpx.get(f"{server.url}/admin/corpora").json()}
+    listed = {one["id"]: one for one in httpx2.get(f"{server.url}/admin/corpora").json()}
     assert "not UTF-8" in listed[old.file_id]["fault"]
     assert [one["fault"] for one in listed.values()].count(None) == 1
     wait_for(lambda: is_counted(server.url, "corpora"))
-    httpx.delete(f"{server.url}/admin/corpora/{old.file_id}").raise_for_status()
+    httpx2.delete(f"{server.url}/admin/corpora/{old.file_id}").raise_for_status()
     wait_for(lambda: skipped(server.url) == [])
 
 
@@ -112,5 +112,5 @@ def test_a_corpus_that_is_refused_was_never_kept(serve: Serve, refuse: Refuse) -
     server = serve()
     refuse("INSERT ON files")
     form = {"data": {"purpose": "corpus"}, "files": {"file": ("b", b"abc\xff")}}
-    reply = httpx.post(f"{server.url}/v1/files", **form)  # type: ignore[arg-type]
+    reply = httpx2.post(f"{server.url}/v1/files", **form)  # type: ignore[arg-type]
     assert (reply.status_code, reply.json()["error"]["code"]) == (400, "invalid_text")

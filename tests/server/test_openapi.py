@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from copy import deepcopy
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 import requests
 import schemathesis
@@ -58,7 +58,7 @@ def test_every_route_is_described() -> None:
 
 
 async def test_the_document_is_served(served_here: Served) -> None:
-    async with httpx.AsyncClient(base_url=served_here.url, timeout=60) as http:
+    async with httpx2.AsyncClient(base_url=served_here.url, timeout=60) as http:
         assert (await http.get("/openapi.json")).json() == json.loads(json.dumps(APP.openapi()))
 
 
@@ -160,6 +160,6 @@ TOOL = {"type": "function", "function": {"name": "f"}}
 )
 def test_full_replies_have_the_described_shape(text: str, route: str, body: dict[str, Any], reply: type[Reply]) -> None:
     with served(FakeEngine(text=text)) as running:
-        response = httpx.post(running.url + route, json=body)
+        response = httpx2.post(running.url + route, json=body)
     assert response.status_code == 200, response.text
     reply.model_validate_json(response.content)

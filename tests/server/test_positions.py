@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 
-import httpx
+import httpx2
 import pytest
 
 from prolepsis.core.errors import TokensOutOfPlace
@@ -11,7 +11,7 @@ from prolepsis.core.requests import GenerateRequest
 from prolepsis.server.text.deltas import Positions
 from tests.server.fakes import FakeEngine
 
-Connect = Callable[[FakeEngine], httpx.AsyncClient]
+Connect = Callable[[FakeEngine], httpx2.AsyncClient]
 Fault = Callable[[Sequence[Event]], Sequence[Event]]
 BODY = {"model": "tiny", "prompt": "Hi", "max_tokens": 12}
 

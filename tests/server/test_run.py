@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -82,7 +82,7 @@ def test_a_server_on_any_free_port_says_which_one(tmp_path: Path) -> None:
     try:
         wait_for(lambda: output.exists() and "listening" in output.read_text())
         url = re.findall(r"http://127\.0\.0\.1:\d+", output.read_text())[0]
-        [here] = httpx.get(f"{url}/admin/replicas").json()["replicas"]
+        [here] = httpx2.get(f"{url}/admin/replicas").json()["replicas"]
     finally:
         running.kill()
         running.wait()
@@ -98,20 +98,20 @@ def test_a_certificate_serves_https(tmp_path: Path) -> None:
     subprocess.run(ask, check=True, capture_output=True)
     made.write_text((tmp_path / "key").read_text() + (tmp_path / "chain").read_text())
     with started(serve_fake, ServerConfig(shutdown_s=5.0, tls_certificate=made), certificate=made) as (_, url):
-        reply = httpx.post(f"{url}/v1/completions", json=STREAM | {"stream": False}, verify=trusting(made))
+        reply = httpx2.post(f"{url}/v1/completions", json=STREAM | {"stream": False}, verify=trusting(made))
         assert reply.status_code == 200
-        with pytest.raises(httpx.ConnectError):
-            httpx.get(f"{url}/health/live")  # an unknown authority
-        with pytest.raises(httpx.TransportError):
-            httpx.get(url.replace("https", "http") + "/health/live")
+        with pytest.raises(httpx2.ConnectError):
+            httpx2.get(f"{url}/health/live")  # an unknown authority
+        with pytest.raises(httpx2.TransportError):
+            httpx2.get(url.replace("https", "http") + "/health/live")
 
 
 def test_an_engine_that_ended_is_started_again_unless_that_is_turned_off() -> None:
     with started(serve_ending, restarts(1)) as (_, url):
-        assert httpx.post(f"{url}/v1/completions", json=STREAM | {"stream": False}).status_code == 200
-        assert 'prolepsis_engine_restarts_total{result="started"} 1.0' in httpx.get(f"{url}/metrics").text
+        assert httpx2.post(f"{url}/v1/completions", json=STREAM | {"stream": False}).status_code == 200
+        assert 'prolepsis_engine_restarts_total{result="started"} 1.0' in httpx2.get(f"{url}/metrics").text
     with started(serve_ending, restarts(0)) as (_, url):
-        reply = httpx.post(f"{url}/v1/completions", json=STREAM | {"stream": False})
+        reply = httpx2.post(f"{url}/v1/completions", json=STREAM | {"stream": False})
         assert (reply.status_code, reply.json()["error"]["code"]) == (503, "engine_dead")
 
 
@@ -127,14 +127,14 @@ def test_a_server_whose_engine_is_gone_for_good_stops_and_says_why() -> None:
 def test_sigterm_lets_an_answer_end_and_takes_no_other_on_the_open_port(tmp_path: Path) -> None:
     output = tmp_path / "output"
     with started(serve_fake, ServerConfig(shutdown_s=60), None, 0.3, output=output) as (running, url):
-        with httpx.stream("POST", f"{url}/v1/completions", json=STREAM, timeout=60) as response:
+        with httpx2.stream("POST", f"{url}/v1/completions", json=STREAM, timeout=60) as response:
             lines = response.iter_lines()
             next(line for line in lines if line.startswith("data: {"))
             running.send_signal(signal.SIGTERM)
-            while (ready := httpx.get(f"{url}/health/ready")).status_code == 200:
+            while (ready := httpx2.get(f"{url}/health/ready")).status_code == 200:
                 time.sleep(0.01)
             assert (ready.status_code, ready.json()["detail"]) == (503, "shutting down")
-            late = httpx.post(f"{url}/v1/completions", json=STREAM)
+            late = httpx2.post(f"{url}/v1/completions", json=STREAM)
             assert (late.status_code, late.json()["error"]["code"]) == (503, "server_draining")
             assert "retry-after" in late.headers
             rest = [line for line in lines if line]
@@ -147,7 +147,7 @@ def test_sigterm_lets_an_answer_end_and_takes_no_other_on_the_open_port(tmp_path
 def test_sigterm_aborts_what_does_not_end_within_the_bound(tmp_path: Path) -> None:
     output = tmp_path / "output"
     with started(serve_fake, ServerConfig(shutdown_s=0.3), 2, output=output) as (running, url):
-        with httpx.stream("POST", f"{url}/v1/completions", json=STREAM, timeout=60) as response:
+        with httpx2.stream("POST", f"{url}/v1/completions", json=STREAM, timeout=60) as response:
             lines = response.iter_lines()
             next(lines)
             running.send_signal(signal.SIGTERM)

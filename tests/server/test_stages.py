@@ -2,7 +2,7 @@
 
 import time
 
-import httpx
+import httpx2
 import pytest
 
 from prolepsis.core.stages import STAGES
@@ -14,7 +14,7 @@ BODY = {"model": "table", "prompt": "banana", "max_tokens": 24, "temperature": 0
 
 def test_answer_metrics_and_console_agree() -> None:
     server = TableServer()
-    with serving(server), httpx.Client(base_url=server.url, timeout=60) as http:
+    with serving(server), httpx2.Client(base_url=server.url, timeout=60) as http:
         began = time.monotonic()
         reply = http.post("/v1/completions", json=BODY | {"speculation": {"metrics": True}})
         took_s = time.monotonic() - began
@@ -36,6 +36,6 @@ def test_answer_metrics_and_console_agree() -> None:
 
 def test_of_several_prompts_there_are_none() -> None:
     server = TableServer()
-    with serving(server), httpx.Client(base_url=server.url, timeout=60) as http:
+    with serving(server), httpx2.Client(base_url=server.url, timeout=60) as http:
         asked = BODY | {"prompt": ["a", "b"], "speculation": {"metrics": True}}
         assert http.post("/v1/completions", json=asked).json()["metrics"]["stages_ms"] is None

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from tests.control.store.databases import cut_off
@@ -15,19 +15,19 @@ from tests.server.fakes import FakeEngine
 
 ODD = "a\x00b"
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
-Ask = Callable[[str], httpx.Response]
+Ask = Callable[[str], httpx2.Response]
 
 
-def upload(url: str, name: bytes = b"a", purpose: bytes = b"batch") -> httpx.Response:
+def upload(url: str, name: bytes = b"a", purpose: bytes = b"batch") -> httpx2.Response:
     head = b'--b\r\nContent-Disposition: form-data; name="'
     form = (
         head + b'purpose"\r\n\r\n' + purpose + b"\r\n" + head + b'file"; filename="' + name + b'"\r\n\r\nx\r\n--b--\r\n'
     )
-    return httpx.post(f"{url}/v1/files", content=form, headers={"content-type": "multipart/form-data; boundary=b"})
+    return httpx2.post(f"{url}/v1/files", content=form, headers={"content-type": "multipart/form-data; boundary=b"})
 
 
 def post(path: str, **body: object) -> Ask:
-    return lambda url: httpx.post(f"{url}{path}", json=body)
+    return lambda url: httpx2.post(f"{url}{path}", json=body)
 
 
 REFUSED: list[tuple[Ask, str | None]] = [
@@ -42,17 +42,17 @@ REFUSED: list[tuple[Ask, str | None]] = [
     (post("/v1/batches", input_file_id=ODD, endpoint="/v1/completions", completion_window="24h"), "input_file_id"),
     (lambda url: upload(url, name=b"a\x00b"), "file"),
     (lambda url: upload(url, purpose=b"a\x00b"), "purpose"),
-    (lambda url: httpx.get(f"{url}/v1/files?after=a%00b"), "after"),
-    (lambda url: httpx.get(f"{url}/v1/files?a%00b=1"), ODD),
-    (lambda url: httpx.get(f"{url}/v1/files/a%00b"), None),
-    (lambda url: httpx.delete(f"{url}/v1/responses/a%00b"), None),
-    (lambda url: httpx.get(f"{url}/v1/models/a%00b"), None),
-    (lambda url: httpx.get(f"{url}/admin/requests/a%00b"), None),
-    (lambda url: httpx.get(f"{url}/admin/audit?tenant=a%00b"), "tenant"),
-    (lambda url: httpx.put(f"{url}/admin/kill", json={"on": False, "reason": ODD}), "reason"),
-    (lambda url: httpx.put(f"{url}/admin/flags", json={"flag": ODD, "value": True, "reason": "r"}), "flag"),
-    (lambda url: httpx.put(f"{url}/admin/policy", json={"text": ODD, "reason": "r"}), "text"),
-    (lambda url: httpx.post(f"{url}/v1/completions", content=b'{"model": "tiny", "user": "\\ud800"}'), None),
+    (lambda url: httpx2.get(f"{url}/v1/files?after=a%00b"), "after"),
+    (lambda url: httpx2.get(f"{url}/v1/files?a%00b=1"), ODD),
+    (lambda url: httpx2.get(f"{url}/v1/files/a%00b"), None),
+    (lambda url: httpx2.delete(f"{url}/v1/responses/a%00b"), None),
+    (lambda url: httpx2.get(f"{url}/v1/models/a%00b"), None),
+    (lambda url: httpx2.get(f"{url}/admin/requests/a%00b"), None),
+    (lambda url: httpx2.get(f"{url}/admin/audit?tenant=a%00b"), "tenant"),
+    (lambda url: httpx2.put(f"{url}/admin/kill", json={"on": False, "reason": ODD}), "reason"),
+    (lambda url: httpx2.put(f"{url}/admin/flags", json={"flag": ODD, "value": True, "reason": "r"}), "flag"),
+    (lambda url: httpx2.put(f"{url}/admin/policy", json={"text": ODD, "reason": "r"}), "text"),
+    (lambda url: httpx2.post(f"{url}/v1/completions", content=b'{"model": "tiny", "user": "\\ud800"}'), None),
 ]
 
 
@@ -76,12 +76,12 @@ def test_what_no_database_holds_is_refused_at_each_door(server: Served) -> None:
 
 
 def test_a_prompt_may_have_any_character_and_its_response_is_stored(server: Served) -> None:
-    reply = httpx.post(f"{server.url}/v1/responses", json={"model": "tiny", "input": ODD}).json()
+    reply = httpx2.post(f"{server.url}/v1/responses", json={"model": "tiny", "input": ODD}).json()
     assert reply["store"] is True
-    items = httpx.get(f"{server.url}/v1/responses/{reply['id']}/input_items").json()["data"]
+    items = httpx2.get(f"{server.url}/v1/responses/{reply['id']}/input_items").json()["data"]
     assert items[0]["content"][0]["text"] == ODD
     nested = {"model": "tiny", "messages": [{"role": "user", "content": "Hi", ODD: 1}]}
-    assert httpx.post(f"{server.url}/v1/chat/completions", content=json.dumps(nested)).status_code == 200
+    assert httpx2.post(f"{server.url}/v1/chat/completions", content=json.dumps(nested)).status_code == 200
 
 
 def test_clients_do_not_see_where_the_store_is(server: Served, setting: str) -> None:
@@ -95,7 +95,7 @@ def test_clients_do_not_see_where_the_store_is(server: Served, setting: str) -> 
 
 def refuse_all(server: Served) -> None:
     for path in ("/v1/files", "/v1/batches", "/v1/responses/resp_a", "/v1/files/a", "/v1/files/a/content"):
-        reply = httpx.get(f"{server.url}{path}")
+        reply = httpx2.get(f"{server.url}{path}")
         assert (reply.status_code, reply.headers["retry-after"]) == (503, "5"), path
         assert reply.json()["error"]["message"] == "The store is busy or cannot be reached; send the request again."
         assert reply.json()["error"]["code"] == "store_unavailable"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from typing import Protocol
 
-import httpx
+import httpx2
 
 from prolepsis.control.audit import chain
 from prolepsis.control.audit.verify import Anchor, ChainEvidence, verify
@@ -57,12 +57,12 @@ def killed_under_load(
 
 
 async def _asked(url: str, running: Killable, seconds: float, num_answers: int) -> tuple[StoreCounts, int]:
-    async with httpx.AsyncClient(base_url=url, timeout=30) as http:
+    async with httpx2.AsyncClient(base_url=url, timeout=30) as http:
         return await _load(http, await _model(http), running, seconds, num_answers)
 
 
 async def _load(
-    http: httpx.AsyncClient, model: str, running: Killable, seconds: float, num_answers: int
+    http: httpx2.AsyncClient, model: str, running: Killable, seconds: float, num_answers: int
 ) -> tuple[StoreCounts, int]:
     """Return what readiness reported last before the kill, and how many answers had come by then."""
     answered = 0
@@ -88,7 +88,7 @@ async def _load(
 
     asking = [asyncio.ensure_future(ask(number)) for number in range(AT_ONCE)]
     await watch()
-    with suppress(httpx.HTTPError):
+    with suppress(httpx2.HTTPError):
         await asyncio.gather(*asking)
     for task in asking:
         task.cancel()
@@ -96,11 +96,11 @@ async def _load(
     return counts, answered
 
 
-async def _model(http: httpx.AsyncClient) -> str:
+async def _model(http: httpx2.AsyncClient) -> str:
     """Return the name of the model once it is served."""
     end = time.monotonic() + 120
     while time.monotonic() < end:
-        with suppress(httpx.HTTPError):
+        with suppress(httpx2.HTTPError):
             ready = (await http.get("/health/ready")).json()
             if ready["ready"]:
                 return str(ready["model"])

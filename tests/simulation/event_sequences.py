@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import httpx
+import httpx2
 
 from prolepsis.control.cost.prices import PriceFile
 from prolepsis.control.rollout.runtime import Rollouts
@@ -217,7 +217,7 @@ class Server:
         policy, prices = folder / "policy.yaml", PriceFile(folder / "prices.yaml")
         self.app = build_app(config, self.client, ByteTokenizer(), self.metrics, policy=policy, prices=prices)
         self.rollouts = feature_of(self.app, Rollouts)
-        self.http = httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://localhost")
+        self.http = httpx2.AsyncClient(transport=httpx2.ASGITransport(self.app), base_url="http://localhost")
         self.ends: Counter[str] = Counter()
         """Requests by the code of their error; empty: they finished."""
         [self.health] = [one for one in self.app.state.features if isinstance(one, ServiceHealth)]

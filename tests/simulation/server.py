@@ -15,7 +15,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 
 from prolepsis.control.controls.flag_file import FlagFile
 from prolepsis.control.rollout.machine import RolloutEvent
@@ -121,7 +121,7 @@ class WatchedClient(ThreadEngineClient):
 class RunningServer:
     """A running server."""
 
-    http: httpx.AsyncClient
+    http: httpx2.AsyncClient
     rollouts: Rollouts | None = None
     store: Store | None = None
     events: list[tuple[float, RolloutEvent]] = field(default_factory=list)
@@ -161,7 +161,7 @@ async def running_server(
     settings |= {"breaker": "off", "drift": "off", "replay_sample": 0.0} if bare else {}
     server = ServerConfig(**(settings | config))
     store = unrecorded() if bare else open_store(f"sqlite:///{folder / 'store.sqlite'}", metrics.registry)
-    made = RunningServer(httpx.AsyncClient(), store=store)
+    made = RunningServer(httpx2.AsyncClient(), store=store)
     file, flags = None, None
     if policy is not None:
         file = folder / "policy.yaml"
@@ -182,7 +182,7 @@ async def running_server(
     try:
         async with (
             app.router.lifespan_context(app),
-            httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as made.http,
+            httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://localhost") as made.http,
         ):
             yield made
     finally:

@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-import httpx
+import httpx2
 
 from prolepsis.control.web.feature import Feature
 from prolepsis.core.config import LimitTerms, ServerConfig
@@ -42,11 +42,13 @@ class Site:
         )
         self.http = self.client()
 
-    def client(self, **headers: str) -> httpx.AsyncClient:
-        return httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://localhost", headers=headers)
+    def client(self, **headers: str) -> httpx2.AsyncClient:
+        return httpx2.AsyncClient(
+            transport=httpx2.ASGITransport(self.app), base_url="http://localhost", headers=headers
+        )
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[httpx.AsyncClient]:
+    async def running(self) -> AsyncIterator[httpx2.AsyncClient]:
         """Yield the client while the features run."""
         async with self.app.router.lifespan_context(self.app), self.http as http:
             yield http
@@ -54,7 +56,7 @@ class Site:
     def feature(self, kind: type[Wanted]) -> Wanted:
         return feature_of(self.app, kind)
 
-    async def post(self, path: str, **body: Any) -> httpx.Response:
+    async def post(self, path: str, **body: Any) -> httpx2.Response:
         reply = await self.http.post(path, json=body)
         assert reply.status_code == 200, reply.text
         return reply

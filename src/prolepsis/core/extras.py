@@ -35,6 +35,7 @@ class Extra:
 
 AGE = Extra("age", "pyrage", "pyrage")
 ENGINE = Extra("engine", "torch", "torch")
+FLAGS = Extra("flags", "flagd's core", "openfeature.contrib.tools.flagd.core")
 GPU = Extra("gpu", "NVIDIA's nvidia-ml-py", "pynvml")
 OTEL = Extra("otel", "OpenTelemetry", "opentelemetry.exporter.otlp.proto.http")
 POSTGRES = Extra("postgres", "psycopg", "psycopg")

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
-import httpx
+import httpx2
 
 from prolepsis.core.errors import ConfigError
 
@@ -28,8 +28,8 @@ def address(given: str, schemes: Collection[str] = HTTP) -> SplitResult | None:
     """Return the parts of a URL with one of the schemes, a host and a usable port, None for any other text."""
     try:
         parts, port = urlsplit(given), urlsplit(given).port
-        has_host = bool(parts.hostname and httpx.URL(given).host)
-    except (ValueError, httpx.InvalidURL):
+        has_host = bool(parts.hostname and httpx2.URL(given).host)
+    except (ValueError, httpx2.InvalidURL):
         return None
     return parts if parts.scheme in schemes and has_host and port != 0 else None
 

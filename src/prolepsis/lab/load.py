@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import httpx
+import httpx2
 import typer
 
 from prolepsis.control.statistics.percentile import percentile
@@ -171,24 +171,24 @@ def arrivals(given: str, seconds: float, max_tokens: int, seed: int) -> list[Tra
 async def send(url: str, key: str | None, requests: Sequence[tuple[float, Body]]) -> list[LoadAnswer]:
     """Send chat requests, each with the seconds at which it is due, in order, and return their answers."""
     headers = {"authorization": f"Bearer {key}"} if key else {}
-    unlimited = httpx.Limits(max_connections=None)  # requests do not wait here for each other
-    async with httpx.AsyncClient(base_url=url, headers=headers, limits=unlimited, timeout=600.0) as http:
+    unlimited = httpx2.Limits(max_connections=None)  # requests do not wait here for each other
+    async with httpx2.AsyncClient(base_url=url, headers=headers, limits=unlimited, timeout=600.0) as http:
         began = asyncio.get_running_loop().time()
         return await arriving((at, partial(_answer, http, body, at, began + at)) for at, body in requests)
 
 
-async def _answer(http: httpx.AsyncClient, body: Body, at: float, due: float) -> LoadAnswer:
+async def _answer(http: httpx2.AsyncClient, body: Body, at: float, due: float) -> LoadAnswer:
     clock = asyncio.get_running_loop().time
     answer = LoadAnswer(at, body["speculation"]["mode"], clock() - due)
     try:
         async with http.stream("POST", "/v1/chat/completions", json=body) as reply:
-            if reply.status_code != httpx.codes.OK:
+            if reply.status_code != httpx2.codes.OK:
                 await reply.aread()
                 raise refusal_of(reply)
             async for line in reply.aiter_lines():
                 if line.startswith("data: {"):
                     _read(json.loads(line.removeprefix("data: ")), answer, clock() - due)
-    except (httpx.HTTPError, ServerError) as error:
+    except (httpx2.HTTPError, ServerError) as error:
         answer.error = f"{type(error).__name__}: {error}"
     answer.total_s = clock() - due
     return answer

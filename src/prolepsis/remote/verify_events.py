@@ -3,7 +3,7 @@
 from collections.abc import AsyncGenerator, AsyncIterable
 from typing import Any
 
-import httpx
+import httpx2
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
@@ -104,7 +104,7 @@ async def read_events(lines: AsyncIterable[str]) -> AsyncGenerator[VerifyEvent, 
     raise ServerError("the stream ended before the answer did", code="stream_cut")
 
 
-def refusal_of(response: httpx.Response) -> ServerError:
+def refusal_of(response: httpx2.Response) -> ServerError:
     """Return why a request was refused, maybe by what stands in front of the server, in words of its own."""
     status = response.status_code
     try:

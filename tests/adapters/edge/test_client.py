@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from prolepsis.adapters.edge.client import EdgeClient, Shown
@@ -63,7 +63,7 @@ def body(seed: int) -> dict[str, Any]:
 def plain(url: str, seed: int) -> tuple[str, list[int], str]:
     """Return what the ordinary route answers without speculation."""
     asked = body(seed) | {"speculation": {"mode": "off"}, "return_token_ids": True}
-    (choice,) = httpx.post(f"{url}/v1/completions", json=asked).json()["choices"]
+    (choice,) = httpx2.post(f"{url}/v1/completions", json=asked).json()["choices"]
     return choice["text"], choice["token_ids"], choice["finish_reason"]
 
 
@@ -86,7 +86,7 @@ async def test_answers_are_those_of_the_ordinary_route(server: TableServer, peri
 
 async def test_a_conversation_is_answered_as_by_the_ordinary_route(server: TableServer) -> None:
     asked = {"model": "table", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 30, "seed": 5}
-    async with httpx.AsyncClient() as http:
+    async with httpx2.AsyncClient() as http:
         reply = await http.post(f"{server.url}/v1/chat/completions", json=asked)
     expected = reply.json()["choices"][0]
     async with EdgeClient(server.url) as client:
@@ -170,7 +170,7 @@ async def test_a_server_that_falls_silent_is_not_waited_for_without_end() -> Non
 
     with answering(answer) as url:
         async with EdgeClient(url, silence_s=0.1) as client:
-            with pytest.raises(httpx.ReadTimeout):
+            with pytest.raises(httpx2.ReadTimeout):
                 await asyncio.wait_for(client.completion({}), 30)
         over.set()
 

@@ -11,7 +11,7 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 import structlog
 
@@ -146,7 +146,7 @@ async def test_the_number_of_replicas_follows_the_load(folder: Path, monkeypatch
 
 
 @pytest.fixture
-def client() -> Iterator[httpx.Client]:
+def client() -> Iterator[httpx2.Client]:
     """Ray, and a client of its proxy on a free port of this machine."""
     import ray
     from ray import serve
@@ -155,7 +155,7 @@ def client() -> Iterator[httpx.Client]:
     ray.init(num_cpus=8, include_dashboard=False, configure_logging=False, _node_ip_address="127.0.0.1")
     try:
         serve.start(http_options={"host": "127.0.0.1", "port": port})
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60.0) as client:
+        with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=60.0) as client:
             yield client
     finally:
         serve.shutdown()
@@ -163,7 +163,7 @@ def client() -> Iterator[httpx.Client]:
 
 
 def test_front_ends_and_engines_of_two_models_are_one_application(
-    folder: Path, tmp_path: Path, client: httpx.Client
+    folder: Path, tmp_path: Path, client: httpx2.Client
 ) -> None:
     from ray import serve
 

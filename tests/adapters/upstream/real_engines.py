@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 from prolepsis.core.config import UpstreamApi
@@ -40,7 +40,7 @@ class Front:
     """Our server in front of two pools."""
 
     api: UpstreamApi
-    http: httpx.Client
+    http: httpx2.Client
     model: str
 
 
@@ -61,7 +61,7 @@ def in_front_of(api: UpstreamApi, folder: Path) -> Iterator[Front]:
             stack.enter_context(serving(command, url, log, _environment(), wait_s=_READY_S))
         url = f"http://127.0.0.1:{ports['front']}"
         stack.enter_context(serving(front, f"{url}/health/ready", folder / "front.log", wait_s=_READY_S))
-        http = stack.enter_context(httpx.Client(base_url=url, timeout=120))
+        http = stack.enter_context(httpx2.Client(base_url=url, timeout=120))
         yield Front(api, http, http.get("/v1/models").json()["data"][0]["id"])
 
 

@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from prolepsis.adapters.upstream.capabilities import server_config
@@ -43,7 +43,7 @@ async def server(plain: FakeUpstream, speculating: FakeUpstream, policy: Path) -
             base_plan=SpecPlan(num_speculative_tokens=DEPTH),
             policy=policy,
         )
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
+        async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://localhost") as http:
             yield http, feature_of(app, Rollouts)
 
 

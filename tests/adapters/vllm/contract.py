@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import httpx
+import httpx2
 
 from prolepsis.adapters.vllm.start import start_vllm
 from prolepsis.core.config import EngineConfig, ServerConfig
@@ -145,7 +145,7 @@ async def over_http(running: Running) -> dict[str, object]:
     }
     app = build(ServerConfig(replay_sample=0.0), running.client, running.tokenizer, Metrics())
     found: dict[str, object] = {}
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
+    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://localhost") as http:
         found["ready"] = (await http.get("/health/ready")).json()["exactness"]
         for name, form in forms.items():
             body = {"model": running.client.info.model, "max_tokens": 200, "seed": 3, **form}

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from tests import commands
@@ -41,7 +41,7 @@ def report_of(script: str, folder: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def serving(folder: Path, *options: str, target: Path | None = None) -> Iterator[httpx.Client]:
+def serving(folder: Path, *options: str, target: Path | None = None) -> Iterator[httpx2.Client]:
     """Run `prolepsis serve --engine vllm` with a model, and yield a client of it once it is ready."""
     target = target or tiny_target(folder / "target")
     url = f"http://127.0.0.1:{(port := free_port())}"
@@ -49,7 +49,7 @@ def serving(folder: Path, *options: str, target: Path | None = None) -> Iterator
     command = prolepsis(*arguments, python=os.environ[VARIABLE])
     with (
         commands.serving(command, f"{url}/health/ready", folder / "log", environment(), wait_s=300),
-        httpx.Client(base_url=url, timeout=60) as http,
+        httpx2.Client(base_url=url, timeout=60) as http,
     ):
         yield http
 

@@ -4,7 +4,7 @@ import asyncio
 import json
 from pathlib import Path
 
-import httpx
+import httpx2
 import jsonschema
 import pytest
 
@@ -23,7 +23,7 @@ def test_calls_and_forms_are_valid_over_vllm(tmp_path: Path) -> None:
         url = str(http.base_url)
 
         async def all_answers() -> list[tuple[str, dict[str, object]]]:
-            async with httpx.AsyncClient(base_url=url, timeout=300) as client:
+            async with httpx2.AsyncClient(base_url=url, timeout=300) as client:
                 forms = tool_forms() | schema_forms()
                 return [
                     (name, await ask(client, form | way)) for name, form in forms.items() for way in (PLAIN, STREAM)

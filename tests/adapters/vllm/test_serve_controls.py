@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from tests.adapters.vllm.other_python import needs_vllm, serving
@@ -39,7 +39,7 @@ class Answer:
 
 
 class Server:
-    def __init__(self, http: httpx.Client) -> None:
+    def __init__(self, http: httpx2.Client) -> None:
         self.http = http
         self.model = http.get("/v1/models").json()["data"][0]["id"]
 
@@ -72,7 +72,7 @@ class Server:
         return answer
 
     def act(self, method: str, path: str, body: dict[str, Any]) -> Any:
-        with httpx.Client(base_url=self.http.base_url, timeout=60) as other:
+        with httpx2.Client(base_url=self.http.base_url, timeout=60) as other:
             reply = other.request(method, path, json=body)
         assert reply.status_code == 200, reply.text
         return reply.json()

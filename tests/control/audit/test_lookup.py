@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from sqlalchemy import update
 from structlog.testing import capture_logs
@@ -26,11 +26,13 @@ ASKED = {"model": "tiny", "prompt": "Say hi", "max_tokens": 40}
 
 
 @pytest.fixture
-def http(store: Store) -> httpx.AsyncClient:
+def http(store: Store) -> httpx2.AsyncClient:
     return Site(config=ServerConfig(audit_sample=1.0), store=store).http
 
 
-async def test_every_name_finds_the_record_and_the_entry(store: Store, http: httpx.AsyncClient, tmp_path: Path) -> None:
+async def test_every_name_finds_the_record_and_the_entry(
+    store: Store, http: httpx2.AsyncClient, tmp_path: Path
+) -> None:
     with capture_logs() as logs:
         reply = await http.post("/v1/completions", json=ASKED, headers=HEADERS)
         await http.post("/v1/completions", json=ASKED)
@@ -56,7 +58,9 @@ async def test_every_name_finds_the_record_and_the_entry(store: Store, http: htt
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_the_names_of_a_retry_find_the_first_request(store: Store, http: httpx.AsyncClient, stream: bool) -> None:
+async def test_the_names_of_a_retry_find_the_first_request(
+    store: Store, http: httpx2.AsyncClient, stream: bool
+) -> None:
     own = {"x-request-id": "retry-8", "traceparent": f"00-{'ab' * 16}-00f067aa0ba902b7-01"}
     body, key = {**ASKED, "stream": stream}, {"idempotency-key": "one"}
     with capture_logs() as logs:
@@ -73,7 +77,7 @@ async def test_the_names_of_a_retry_find_the_first_request(store: Store, http: h
         assert (await http.get(f"/admin/requests/{name}")).json() == expected
 
 
-async def test_the_names_of_retries_go_when_records_are_pruned(store: Store, http: httpx.AsyncClient) -> None:
+async def test_the_names_of_retries_go_when_records_are_pruned(store: Store, http: httpx2.AsyncClient) -> None:
     for name in ("first", "retry-8"):
         headers = {"idempotency-key": "one", "x-request-id": name}
         await http.post("/v1/completions", json=ASKED, headers=headers)
@@ -83,7 +87,7 @@ async def test_the_names_of_retries_go_when_records_are_pruned(store: Store, htt
         assert records.answers_of_retries(connection, ["retry-8"], 10) == set()
 
 
-async def test_the_names_are_forgotten_with_the_tenant(store: Store, http: httpx.AsyncClient) -> None:
+async def test_the_names_are_forgotten_with_the_tenant(store: Store, http: httpx2.AsyncClient) -> None:
     reply = await http.post("/v1/completions", json=ASKED, headers=HEADERS)
     assert store.writer.flush(20.0)
     with store.database.write() as connection:
@@ -95,7 +99,7 @@ async def test_the_names_are_forgotten_with_the_tenant(store: Store, http: httpx
             assert find_request(connection, name) == FoundRequest([], [])
 
 
-async def test_a_name_that_a_client_chose_is_not_in_the_log_of_audits(store: Store, http: httpx.AsyncClient) -> None:
+async def test_a_name_that_a_client_chose_is_not_in_the_log_of_audits(store: Store, http: httpx2.AsyncClient) -> None:
     await http.post("/v1/completions", json=ASKED, headers=HEADERS)
     assert store.writer.flush(20.0)
     shown: Any = (await http.get("/admin/audit/1")).json()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-import httpx
+import httpx2
 import pytest
 
 from prolepsis.control.audit import chain
@@ -57,7 +57,7 @@ def whole(folder: Path) -> bytes:
     return b"".join(file.read_bytes() for file in folder.iterdir())
 
 
-async def ask(store: Store, engine: EngineClient, body: dict[str, Any], **settings: Any) -> httpx.Response:
+async def ask(store: Store, engine: EngineClient, body: dict[str, Any], **settings: Any) -> httpx2.Response:
     config = ServerConfig(**{"audit_sample": 1.0, **settings})
     async with Site(engine, config, store=store).http as http:
         return await http.post("/v1/completions", json=body)
@@ -196,7 +196,7 @@ def connect(tmp_path: Path, store: Store) -> Any:
     """Return a function from an engine and roles to a client of a server."""
     file = KeyFile(tmp_path / "keys.json")
 
-    def client(engine: EngineClient, *roles: str, **settings: Any) -> httpx.AsyncClient:
+    def client(engine: EngineClient, *roles: str, **settings: Any) -> httpx2.AsyncClient:
         record, key = new_key("acme", roles=roles)
         file.add(record)
         config = ServerConfig(**{"audit_sample": 1.0, "audit_content": "tokens", **settings})

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from openfeature.provider import FeatureProvider
 from openfeature.provider.in_memory_provider import InMemoryProvider
@@ -28,7 +28,7 @@ class FlagApp(Site):
         config = ServerConfig(controls_file=folder / "controls.json", limits=LimitTerms(start_drafts=0))
         super().__init__(config=config, folder=folder, policy=policy, flags=source)
 
-    async def ask(self, route: str = "/v1/chat/completions", **body: Any) -> httpx.Response:
+    async def ask(self, route: str = "/v1/chat/completions", **body: Any) -> httpx2.Response:
         return await self.post(route, **(CHAT if route == "/v1/chat/completions" else {"model": "tiny"}) | body)
 
     @property

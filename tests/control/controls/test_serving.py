@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from pydantic import TypeAdapter
 from torch import Tensor
@@ -71,7 +71,7 @@ def server_with(folder: Path, *proposers: Named, **config: Any) -> Iterator[Tabl
 def complete(server: TableServer, prompt: str, **body: Any) -> dict[str, Any]:
     body = {"speculation": {"metrics": True}} | body
     body["speculation"] = {"metrics": True} | body["speculation"]
-    reply = httpx.post(f"{server.url}/v1/completions", json={**BODY, "prompt": prompt, **body}, timeout=30)
+    reply = httpx2.post(f"{server.url}/v1/completions", json={**BODY, "prompt": prompt, **body}, timeout=30)
     assert reply.status_code == 200, reply.text
     return dict(reply.json())
 
@@ -81,7 +81,7 @@ def text_of(reply: dict[str, Any]) -> str:
 
 
 def kill(server: TableServer, **body: Any) -> dict[str, Any]:
-    reply = httpx.put(f"{server.url}/admin/kill", json=body)
+    reply = httpx2.put(f"{server.url}/admin/kill", json=body)
     assert reply.status_code == 200, reply.text
     return dict(reply.json())
 
@@ -94,7 +94,7 @@ def test_the_kill_switch_stops_a_request_in_flight_and_changes_no_token(tmp_path
         metrics: dict[str, Any] = {}
         asked = 0
         body = {**BODY, "prompt": "bcd", "max_tokens": 400, "stream": True, "speculation": {"metrics": True}}
-        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=30) as reply:
+        with httpx2.stream("POST", f"{server.url}/v1/completions", json=body, timeout=30) as reply:
             for line in reply.iter_lines():
                 if not line.startswith("data: {"):
                     continue
@@ -112,14 +112,14 @@ def test_the_kill_switch_stops_a_request_in_flight_and_changes_no_token(tmp_path
         effective = metrics["effective"]
         assert (effective["mode"], effective["reason"]) == ("on", "killed")
         assert server.sample("speculation_killed", source="operator") == 1.0
-        assert httpx.get(f"{server.url}/health").json()["killed_by"] == ["operator"]
+        assert httpx2.get(f"{server.url}/health").json()["killed_by"] == ["operator"]
         reply2 = complete(server, "bcd")
         assert reply2["metrics"]["effective"]["reason"] == "killed"
         assert reply2["metrics"]["speculative_decoding"]["num_spec_steps"] == 0
 
     with server_with(tmp_path, first) as server:  # after a restart
         assert complete(server, "bcd")["metrics"]["effective"]["reason"] == "killed"
-        said = httpx.get(f"{server.url}/admin/kill").json()
+        said = httpx2.get(f"{server.url}/admin/kill").json()
         [stopped] = said["operator"]
         assert (stopped["by"], stopped["reason"]) == ("developer", "drill")
         assert not kill(server, on=False)["on"]
@@ -134,7 +134,7 @@ def test_the_kill_switch_stops_one_scope_and_leaves_others(tmp_path: Path) -> No
         assert complete(server, "bcd")["metrics"]["effective"]["reason"] == "killed"
         assert server.sample("speculation_killed_scopes") == 1.0
         body = {"messages": [{"role": "user", "content": "bcd"}], "max_tokens": 12, "speculation": {"metrics": True}}
-        chat = httpx.post(f"{server.url}/v1/chat/completions", json={**BODY, **body}, timeout=30).json()
+        chat = httpx2.post(f"{server.url}/v1/chat/completions", json={**BODY, **body}, timeout=30).json()
         assert chat["metrics"]["effective"]["reason"] == "speculating"
     with server_with(tmp_path, Named("first")) as server:  # after a restart
         assert complete(server, "bcd")["metrics"]["effective"]["reason"] == "killed"
@@ -145,9 +145,9 @@ def test_the_kill_switch_stops_one_scope_and_leaves_others(tmp_path: Path) -> No
 def test_a_scope_that_nothing_belongs_to_is_refused(tmp_path: Path) -> None:
     with server_with(tmp_path, Named("first")) as server:
         body = {"on": True, "scope": "proposer:sufix"}
-        reply = httpx.put(f"{server.url}/admin/kill", json=body)
+        reply = httpx2.put(f"{server.url}/admin/kill", json=body)
         assert (reply.status_code, reply.json()["error"]["param"]) == (400, "scope")
-        assert httpx.get(f"{server.url}/admin/kill").json()["killed"] == []
+        assert httpx2.get(f"{server.url}/admin/kill").json()["killed"] == []
 
 
 def test_the_file_is_followed_while_serving(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_the_file_is_followed_while_serving(tmp_path: Path) -> None:
         wait_for(lambda: server.sample("speculation_killed", source="operator") == 1.0)
         assert complete(server, "bcd")["metrics"]["effective"]["reason"] == "killed"
         file.path.write_text("{")  # what cannot be read changes nothing
-        wait_for(lambda: httpx.get(f"{server.url}/admin/kill").json()["fault"])
+        wait_for(lambda: httpx2.get(f"{server.url}/admin/kill").json()["fault"])
         assert complete(server, "bcd")["metrics"]["effective"]["reason"] == "killed"
         kill(server, on=False)
         assert complete(server, "bcd")["metrics"]["effective"]["reason"] == "speculating"
@@ -180,7 +180,7 @@ def test_a_switch_that_cannot_be_stored_still_holds_and_says_so(tmp_path: Path) 
 
 
 def breakers(server: TableServer) -> dict[tuple[str, str], str]:
-    shown = httpx.get(f"{server.url}/admin/health").json()["breakers"]["breakers"]
+    shown = httpx2.get(f"{server.url}/admin/health").json()["breakers"]["breakers"]
     return {(one["proposer"], one["traffic_class"]): one["state"] for one in shown}
 
 
@@ -199,7 +199,7 @@ def test_a_damaged_proposer_is_left_out_of_the_traffic_class_where_it_is_damaged
             for prompt in prompts:
                 assert text_of(complete(server, prompt)) == expected[prompt]
             chat = {**BODY, "messages": [{"role": "user", "content": "bcd"}]}
-            assert httpx.post(f"{server.url}/v1/chat/completions", json=chat, timeout=30).status_code == 200
+            assert httpx2.post(f"{server.url}/v1/chat/completions", json=chat, timeout=30).status_code == 200
             return breakers(server).get(("damaged", TEXT)) != "open"
 
         wait_for(lambda: not still_drafting())
@@ -227,19 +227,19 @@ def test_a_breaker_set_by_hand_holds_from_the_next_step_on(tmp_path: Path) -> No
     with server_with(tmp_path, Named("only")) as server:
         url = f"{server.url}/admin/health"
         body = {"proposer": "only", "traffic_class": TEXT, "state": "forced_open"}
-        assert TypeAdapter(BreakerSetReply).validate_python(httpx.put(url, json=body).json()).state == "forced_open"
+        assert TypeAdapter(BreakerSetReply).validate_python(httpx2.put(url, json=body).json()).state == "forced_open"
         reply = complete(server, "bcd")
         assert reply["metrics"]["effective"]["reason"] == "breaker_open"
         assert text_of(reply) == text_of(complete(server, "bcd", **PLAIN))
-        assert httpx.put(url, json={**body, "state": "closed"}).json()["state"] == "closed"
+        assert httpx2.put(url, json={**body, "state": "closed"}).json()["state"] == "closed"
         assert complete(server, "bcd")["metrics"]["effective"]["reason"] == "speculating"
-        assert httpx.put(url, json=body).json()["not_saved"] is None
+        assert httpx2.put(url, json=body).json()["not_saved"] is None
         for wrong, param in (
             ({"proposer": "gone"}, "proposer"),
             ({"traffic_class": "chat"}, "traffic_class"),
             ({"state": "broken"}, "state"),
         ):
-            refused = httpx.put(url, json=body | wrong)
+            refused = httpx2.put(url, json=body | wrong)
             assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
 
     with server_with(tmp_path, Named("only")) as server:  # after a restart
@@ -255,11 +255,11 @@ def test_a_breaker_that_cannot_be_stored_still_holds_and_says_so(tmp_path: Path)
     with server_with(tmp_path, Named("only")) as server:
         assert complete(server, "bcd")["metrics"]["effective"]["reason"] == "speculating"
         url, body = f"{server.url}/admin/health", {"proposer": "only", "traffic_class": TEXT, "state": "forced_open"}
-        assert httpx.put(url, json=body).json()["not_saved"] is None
+        assert httpx2.put(url, json=body).json()["not_saved"] is None
         (tmp_path / "controls.json").unlink()
         (tmp_path / "controls.json").mkdir()
         (tmp_path / "controls.json" / "x").touch()
-        said = httpx.put(url, json={**body, "state": "forced_closed"}).json()
+        said = httpx2.put(url, json={**body, "state": "forced_closed"}).json()
         assert "cannot be written" in said["not_saved"]
         assert breakers(server)["only", TEXT] == "forced_closed"
         assert complete(server, "bcd")["metrics"]["effective"]["reason"] == "speculating"
@@ -271,9 +271,9 @@ def test_breakers_may_be_off_or_only_measure(tmp_path: Path, breaker: str) -> No
         complete(server, "bcd")
         complete(server, "efg")
         if breaker == "off":
-            assert httpx.get(f"{server.url}/admin/health").json()["breakers"] == {"enabled": False, "breakers": []}
+            assert httpx2.get(f"{server.url}/admin/health").json()["breakers"] == {"enabled": False, "breakers": []}
             body = {"proposer": "damaged", "traffic_class": TEXT, "state": "forced_open"}
-            assert httpx.put(f"{server.url}/admin/health", json=body).json()["error"]["code"] == "breakers_off"
+            assert httpx2.put(f"{server.url}/admin/health", json=body).json()["error"]["code"] == "breakers_off"
         else:
             labels = {"proposer": "damaged", "traffic_class": TEXT, "reason": "acceptance"}
             both = {"before": "metrics_only", "after": "metrics_only"}

@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from msgspec import structs
 from typer.testing import CliRunner, Result
@@ -345,7 +345,7 @@ def run(url: str, *words: str) -> Result:
 
 
 def ask(url: str, prompt: str, num_replayed: int) -> None:
-    with httpx.Client(base_url=url) as http:
+    with httpx2.Client(base_url=url) as http:
         http.post("/v1/completions", json={"model": "tiny", "prompt": prompt}).raise_for_status()
         while sum(http.get("/admin/health").json()["correctness"]["outcomes"].values()) < num_replayed:
             pass

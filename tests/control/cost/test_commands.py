@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -49,7 +49,7 @@ def test_show_has_money_where_there_is_a_book(here: Path) -> None:
     for book in (None, PriceFile(here / "prices.yaml")):
         with served(Charging(), prices=book) as running:
             for _ in range(2):
-                assert httpx.post(f"{running.url}/v1/completions", json=BODY).status_code == 200
+                assert httpx2.post(f"{running.url}/v1/completions", json=BODY).status_code == 200
             result = ran("show", "cost", "--url", running.url)
             document = json.loads(ran("show", "cost", "--url", running.url, "--json").stdout)
         assert result.exit_code == 0, result.output

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-import httpx
+import httpx2
 import pytest
 from msgspec import structs
 from prometheus_client import CollectorRegistry
@@ -71,7 +71,7 @@ def served(folder: Path, *, book: str = "", **parts: Any) -> Site:
     return Site(Charging(), ServerConfig(controls_file=folder / "controls.json"), folder=folder, **parts)
 
 
-async def costs_of(http: httpx.AsyncClient) -> Any:
+async def costs_of(http: httpx2.AsyncClient) -> Any:
     """Return what /admin/cost replies; its fields are attributes."""
     return json.loads((await http.get("/admin/cost")).text, object_hook=lambda fields: SimpleNamespace(**fields))
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from prolepsis.control.drafts.heads import DraftHeads, HeadSwapBody
@@ -45,11 +45,11 @@ def engine() -> FakeEngine:
 
 
 @pytest.fixture
-def http(engine: FakeEngine, tmp_path: Path) -> httpx.AsyncClient:
+def http(engine: FakeEngine, tmp_path: Path) -> httpx2.AsyncClient:
     return Site(engine, ServerConfig(controls_file=tmp_path / "controls.json")).http
 
 
-async def test_heads_are_shown_and_swapped_by_any_of_their_names(http: httpx.AsyncClient) -> None:
+async def test_heads_are_shown_and_swapped_by_any_of_their_names(http: httpx2.AsyncClient) -> None:
     before = (await http.get("/admin/heads")).json()
     assert (before["draft_head"], before["candidate_head"]) == (None, None)
     assert before["draft_head_reason"] == "no head is recorded for these weights (00ff)"
@@ -77,7 +77,7 @@ async def test_heads_are_shown_and_swapped_by_any_of_their_names(http: httpx.Asy
     ],
 )
 async def test_an_unusable_head_leaves_the_old_one_in_place(
-    http: httpx.AsyncClient, engine: FakeEngine, body: dict[str, str], status: int, code: str
+    http: httpx2.AsyncClient, engine: FakeEngine, body: dict[str, str], status: int, code: str
 ) -> None:
     reply = await http.put("/admin/heads", json=body)
     assert (reply.status_code, engine.swaps) == (status, [])
@@ -85,7 +85,7 @@ async def test_an_unusable_head_leaves_the_old_one_in_place(
         assert reply.json()["error"]["code"] == code
 
 
-async def test_a_damaged_file_of_aliases_is_not_the_callers_fault(http: httpx.AsyncClient, engine: FakeEngine) -> None:
+async def test_a_damaged_file_of_aliases_is_not_the_callers_fault(http: httpx2.AsyncClient, engine: FakeEngine) -> None:
     engine.heads_error = ConfigError("head aliases aliases.json is damaged: mine: input should be an object")
     for reply in (await http.get("/admin/heads"), await http.put("/admin/heads", json={"head": "mine"})):
         error = reply.json()["error"]

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from prolepsis.control.cost.prices import PriceFile
@@ -234,7 +234,7 @@ class EligibilityApp(Site):
         super().__init__(parts.pop("engine", None), config, folder=folder, policy=policy, **parts)
         self.features = [one for one in self.app.state.features if one.name in ("policy", "health", "learned")]
 
-    async def ask(self, **speculation: object) -> httpx.Response:
+    async def ask(self, **speculation: object) -> httpx2.Response:
         asked = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "speculation": speculation}
         return await self.post("/v1/chat/completions", **asked)
 

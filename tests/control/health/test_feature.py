@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-import httpx
+import httpx2
 import pytest
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
@@ -149,12 +149,12 @@ def engine() -> FakeEngine:
     return FakeEngine(counts=(TrafficClassCounts("draft_head", TRAFFIC_CLASS, num_judged=100, num_right=60),))
 
 
-Connect = Callable[..., tuple[httpx.AsyncClient, HealthFeature]]
+Connect = Callable[..., tuple[httpx2.AsyncClient, HealthFeature]]
 
 
 @pytest.fixture
 def connect(engine: FakeEngine) -> Connect:
-    def make(**config: Any) -> tuple[httpx.AsyncClient, HealthFeature]:
+    def make(**config: Any) -> tuple[httpx2.AsyncClient, HealthFeature]:
         site = Site(engine, ServerConfig(**config))
         return site.http, site.feature(HealthFeature)
 

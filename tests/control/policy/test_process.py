@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from prolepsis.core.config import ServerConfig
@@ -37,11 +37,11 @@ def own_postgresql() -> Iterator[str]:
 
 
 def in_use(url: str) -> Any:
-    return httpx.get(url, timeout=30).json()["version"]
+    return httpx2.get(url, timeout=30).json()["version"]
 
 
 def apply(url: str, text: str, expect: int) -> int:
-    return httpx.put(url, json={"text": text, "expect": expect}, timeout=30).status_code
+    return httpx2.put(url, json={"text": text, "expect": expect}, timeout=30).status_code
 
 
 def test_replicas_follow_each_other_and_a_restart_changes_nothing(own_postgresql: str) -> None:
@@ -56,7 +56,7 @@ def test_replicas_follow_each_other_and_a_restart_changes_nothing(own_postgresql
             texts = ("default: {mode: on}", "default: {mode: shadow}")
             statuses = list(both.map(apply, (one, other), texts, (1, 1)))
         assert sorted(statuses) == [200, 409]
-        shown = httpx.get(f"{one}/versions/2").json()["text"]
+        shown = httpx2.get(f"{one}/versions/2").json()["text"]
         assert shown == texts[statuses.index(200)]
     with processes(own_postgresql, 1) as (again,):
         assert in_use(again) == 2

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from prolepsis.control.audit import chain
@@ -36,7 +36,7 @@ class Server(Site):
         super().__init__(keys=keys, **parts)
         self.policies = self.feature(Policies)
 
-    async def apply(self, text: str, expect: int, reason: str = "") -> httpx.Response:
+    async def apply(self, text: str, expect: int, reason: str = "") -> httpx2.Response:
         return await self.http.put("/admin/policy", json={"text": text, "expect": expect, "reason": reason})
 
     async def mode(self) -> tuple[str | None, bool]:

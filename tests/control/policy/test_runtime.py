@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from prolepsis.control.policy.runtime import Policies
@@ -43,7 +43,7 @@ class PolicyApp:
     def write(self, text: str) -> None:
         (self.folder / "policy.yaml").write_text(text)
 
-    def open(self, tenant: str = "acme", roles: tuple[str, ...] = ("client",), budget: str = "") -> httpx.AsyncClient:
+    def open(self, tenant: str = "acme", roles: tuple[str, ...] = ("client",), budget: str = "") -> httpx2.AsyncClient:
         file = KeyFile(self.folder / "keys.json")
         record, key = new_key(tenant, roles=roles, budget=budget)
         file.add(record)
@@ -64,7 +64,7 @@ def policy_app(tmp_path: Path) -> PolicyApp:
     return made
 
 
-async def ask(http: httpx.AsyncClient, route: str = "/v1/chat/completions", **body: Any) -> httpx.Response:
+async def ask(http: httpx2.AsyncClient, route: str = "/v1/chat/completions", **body: Any) -> httpx2.Response:
     shape = CHAT if route == "/v1/chat/completions" else {"model": "tiny"}
     return await http.post(route, json=shape | body)
 
@@ -150,7 +150,7 @@ async def test_facts_declared_by_requests_and_keys_count(policy_app: PolicyApp) 
     http = policy_app.open()
     by_key = policy_app.open(budget="cheap")
 
-    async def ceiling(http: httpx.AsyncClient, **body: Any) -> int | None:
+    async def ceiling(http: httpx2.AsyncClient, **body: Any) -> int | None:
         assert (await ask(http, **body)).status_code == 200
         return policy_app.last.speculation.num_speculative_tokens
 

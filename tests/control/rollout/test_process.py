@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 
 from prolepsis.core.config import ServerConfig
 from tests.server_process import ServerProcess, serve_fake, started
@@ -27,7 +27,7 @@ def process(folder: Path) -> Iterator[tuple[ServerProcess, str]]:
 
 
 def the_only(url: str) -> dict[str, Any]:
-    [rollout] = httpx.get(url).json()["rollouts"]
+    [rollout] = httpx2.get(url).json()["rollouts"]
     return dict(rollout)
 
 
@@ -37,7 +37,7 @@ def test_a_rollout_survives_kill_9(tmp_path: Path) -> None:
         name = the_only(url)["id"]
         for command in ("start", "promote"):
             body = {"reason": "test", "force": command == "promote"}
-            assert httpx.post(f"{url}/{name}/{command}", json=body).status_code == 200
+            assert httpx2.post(f"{url}/{name}/{command}", json=body).status_code == 200
         before = the_only(url)
         running.send_signal(signal.SIGKILL)
         running.wait()
@@ -45,5 +45,5 @@ def test_a_rollout_survives_kill_9(tmp_path: Path) -> None:
     with process(tmp_path) as (_, url):
         after = the_only(url)
         assert after == before
-        events = httpx.get(f"{url}/{name}").json()["events"]
+        events = httpx2.get(f"{url}/{name}").json()["events"]
         assert [event["kind"] for event in events] == ["started", "promoted"]

@@ -4,7 +4,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from prolepsis.control.rollout.routes import RolloutsReply
@@ -28,7 +28,7 @@ def connect(tmp_path: Path) -> Any:
     keys = Keys(file, clock=count().__next__)  # it looks at the file each time
     site = Site(folder=tmp_path, policy=POLICY, keys=keys)
 
-    def client(*roles: str) -> httpx.AsyncClient:
+    def client(*roles: str) -> httpx2.AsyncClient:
         record, key = new_key("acme", roles=roles)
         file.add(record)
         return site.client(**{"authorization": f"Bearer {key}", "x-key": record.id})

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from prolepsis.control.rollout.shadow import ShadowEvidence, TrafficClassEvidence
@@ -123,7 +123,7 @@ def test_requests_belong_to_the_heads_and_the_policy_that_they_began_with() -> N
 
 def ask(server: TableServer, mode: str, prompt: str = "bcd") -> str:
     body: dict[str, Any] = {"model": "table", "prompt": prompt, "seed": 3, "ignore_eos": True, "max_tokens": 60}
-    reply = httpx.post(f"{server.url}/v1/completions", json=body | {"speculation": {"mode": mode}}, timeout=30)
+    reply = httpx2.post(f"{server.url}/v1/completions", json=body | {"speculation": {"mode": mode}}, timeout=30)
     assert reply.status_code == 200, reply.text
     return str(reply.json()["choices"][0]["text"])
 
@@ -132,11 +132,11 @@ def test_shadow_says_what_speculation_would_bring(tmp_path: Path) -> None:
     setup = EngineSetup(max_model_len=512, num_pages=256, proposers=[Named("first")], model=Slow())
     with serving(TableServer(config=ServerConfig(controls_file=tmp_path / "controls.json"), setup=setup)) as server:
         plain = ask(server, "off")
-        assert httpx.get(f"{server.url}/admin/shadow").json()["traffic_classes"] == [], "nobody was in shadow"
+        assert httpx2.get(f"{server.url}/admin/shadow").json()["traffic_classes"] == [], "nobody was in shadow"
         assert ask(server, "shadow") == plain
         for prompt in ("bce", "bcf"):
             ask(server, "shadow", prompt)
-        [one] = httpx.get(f"{server.url}/admin/shadow").json()["traffic_classes"]
+        [one] = httpx2.get(f"{server.url}/admin/shadow").json()["traffic_classes"]
         assert (one["traffic_class"], one["num_requests"], one["num_tokens"]) == (TRAFFIC_CLASS, 3, 180)
         [first] = one["proposers"]
         assert first["proposer"] == "first"
@@ -146,7 +146,7 @@ def test_shadow_says_what_speculation_would_bring(tmp_path: Path) -> None:
         assert 0.0 < first["saved"]["estimate"] < drafted, "less what its rows and its time cost"
         assert one["expected_speedup"]["estimate"] > 1.3
         ask(server, "auto")
-        assert httpx.get(f"{server.url}/admin/shadow").json()["traffic_classes"] == [one], (
+        assert httpx2.get(f"{server.url}/admin/shadow").json()["traffic_classes"] == [one], (
             "what is verified is not shadow's"
         )
         server.check_ended_once()

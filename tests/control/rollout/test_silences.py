@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 import yaml
 from prometheus_client import CollectorRegistry
@@ -321,7 +321,7 @@ async def test_a_real_alertmanager_mutes_a_ticket_and_not_a_page(tmp_path: Path)
         assert [replica.counted(result) for result in ("posted", "expired", "failed")] == [2.0, 2.0, 0.0]
 
 
-async def muted(http: httpx.AsyncClient) -> set[str]:
+async def muted(http: httpx2.AsyncClient) -> set[str]:
     """Return the alerts that a silence mutes; one that another alert inhibits is not among them."""
     alerts = (await http.get("/api/v2/alerts")).raise_for_status().json()
     assert {one["labels"]["alertname"] for one in alerts} >= {"ticket", "page"}
@@ -329,7 +329,7 @@ async def muted(http: httpx.AsyncClient) -> set[str]:
 
 
 @asynccontextmanager
-async def real_alertmanager(folder: Path) -> AsyncIterator[httpx.AsyncClient]:
+async def real_alertmanager(folder: Path) -> AsyncIterator[httpx2.AsyncClient]:
     """Run the binary with the file that the package ships."""
     assert ALERTMANAGER is not None
     (folder / "alertmanager.yaml").write_text(shipped("alertmanager.yaml"))
@@ -337,7 +337,7 @@ async def real_alertmanager(folder: Path) -> AsyncIterator[httpx.AsyncClient]:
     options = ["--cluster.listen-address=", f"--storage.path={folder / 'data'}"]
     files = [f"--config.file={folder / 'alertmanager.yaml'}", f"--web.listen-address=127.0.0.1:{port}"]
     with serving([ALERTMANAGER, *files, *options], f"{url}/-/ready", folder / "log"):
-        async with httpx.AsyncClient(base_url=url) as http:
+        async with httpx2.AsyncClient(base_url=url) as http:
             yield http
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-import httpx
+import httpx2
 
 from prolepsis.control.traffic.timeline import Timeline
 from tests.clock import Clock
@@ -10,7 +10,7 @@ from tests.ops.console.scene import CHAT, Scene
 
 
 async def test_requests_count_for_their_traffic_class(
-    open_scene: Scene, browse: Callable[[Scene], httpx.AsyncClient]
+    open_scene: Scene, browse: Callable[[Scene], httpx2.AsyncClient]
 ) -> None:
     http = browse(open_scene)
     for path, asked in (

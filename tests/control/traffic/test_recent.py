@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-import httpx
+import httpx2
 
 from prolepsis.control.store.store import unrecorded
 from prolepsis.control.traffic.recent import MAX_LISTED_ROUNDS, MAX_RECENT, RecentFeature
@@ -22,7 +22,7 @@ def test_rounds_of_every_request_are_kept() -> None:
 
 
 async def test_no_more_requests_than_the_bound_are_kept(
-    open_scene: Scene, browse: Callable[[Scene], httpx.AsyncClient]
+    open_scene: Scene, browse: Callable[[Scene], httpx2.AsyncClient]
 ) -> None:
     http = browse(open_scene)
     assert (await http.post("/v1/chat/completions", json=CHAT)).status_code == 200
@@ -34,7 +34,7 @@ async def test_no_more_requests_than_the_bound_are_kept(
 
 
 async def test_a_reply_has_a_bound_and_says_which_requests_come_without_rounds(
-    open_scene: Scene, browse: Callable[[Scene], httpx.AsyncClient]
+    open_scene: Scene, browse: Callable[[Scene], httpx2.AsyncClient]
 ) -> None:
     http = browse(open_scene)
     await http.post("/v1/chat/completions", json=CHAT)

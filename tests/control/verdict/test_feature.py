@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 import yaml
 from typer.testing import CliRunner
@@ -50,7 +50,7 @@ def test_one_verdict_in_the_same_words_everywhere(
     configure_logs("error")
     (tmp_path / "policy.yaml").write_text(POLICY)
     with served(Charging(), policy=PolicyFile(tmp_path / "policy.yaml"), store=store) as site:
-        http = httpx.Client(base_url=site.url)
+        http = httpx2.Client(base_url=site.url)
         wait_for(lambda: http.get("/admin/rollouts").json()["rollouts"][0]["phase"] == "running")
         for _ in range(160):
             assert http.post("/v1/completions", json=BODY).status_code == 200

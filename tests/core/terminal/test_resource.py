@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -28,10 +28,10 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     configure_logs("error")  # the server runs in this process: its lines would be among the command's
     engine = FakeEngine(counts=(TrafficClassCounts("draft_head", TRAFFIC_CLASS, num_judged=100, num_right=60),))
     with served(engine, output=[loaded(Repetition(), name="again")]) as running:
-        wait_for(lambda: httpx.get(f"{running.url}/admin/health").json()["drift"]["streams"])
+        wait_for(lambda: httpx2.get(f"{running.url}/admin/health").json()["drift"]["streams"])
         body = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
-        httpx.post(f"{running.url}/v1/chat/completions", json=body)
-        httpx.post(f"{running.url}/v1/chat/completions", json=body | {"speculation": {"mode": "shadow"}})
+        httpx2.post(f"{running.url}/v1/chat/completions", json=body)
+        httpx2.post(f"{running.url}/v1/chat/completions", json=body | {"speculation": {"mode": "shadow"}})
         yield lambda *words: CliRunner().invoke(app, [*words, "--url", running.url])
 
 

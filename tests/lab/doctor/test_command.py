@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 import uvicorn
 from typer.testing import CliRunner, Result
@@ -54,7 +54,7 @@ def served(here: Path) -> Iterator[tuple[str, str]]:
         running(uvicorn.Config(made, log_config=None, lifespan="on"), listener),
     ):
         path = f"{url}/admin/audit?action=server.started"
-        wait_for(lambda: httpx.get(path, headers=headers).json()["entries"])
+        wait_for(lambda: httpx2.get(path, headers=headers).json()["entries"])
         yield url, key
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 import uvicorn
 from typer.testing import CliRunner
@@ -200,10 +200,10 @@ def test_a_drill_drafts_under_any_default_or_says_why_it_cannot(
     modelled: str, default: str, killed: bool, status: int, result: str
 ) -> None:
     """Faults are noticed also where the policy keeps requests plain that do not insist."""
-    [newest, *_] = httpx.get(f"{modelled}/admin/policy/versions").json()["versions"] or [{"version": 0}]
+    [newest, *_] = httpx2.get(f"{modelled}/admin/policy/versions").json()["versions"] or [{"version": 0}]
     policy = {"text": f"version: drilled\ndefault: {default}\n", "reason": "a drill", "expect": newest["version"]}
-    assert httpx.put(f"{modelled}/admin/policy", json=policy).status_code == 200
-    assert httpx.put(f"{modelled}/admin/kill", json={"on": killed}).status_code == 200
+    assert httpx2.put(f"{modelled}/admin/policy", json=policy).status_code == 200
+    assert httpx2.put(f"{modelled}/admin/kill", json={"on": killed}).status_code == 200
     given, reply = run("proposer-raise", "--drain", "--url", modelled)
     assert (given, reply["results"][0]["result"]) == (status, result), reply
 

@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 from prolepsis.control.audit import chain
@@ -42,13 +42,13 @@ class Bench:
             record, self.keys[name] = new_key(name, roles=(role,))
             file.add(record)
         app = build(self.config, self.engine, ByteTokenizer(), Metrics(), keys=Keys(file), store=self.store)
-        self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost")
+        self.http = httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://localhost")
         self.gate = app.state.admission
         self.drills = feature_of(app, Drills)
         self.clock = Clock()
         self.drills._clock = self.clock
 
-    async def hold(self, by: str = "ann", **body: object) -> httpx.Response:
+    async def hold(self, by: str = "ann", **body: object) -> httpx2.Response:
         return await self.http.put("/admin/drills", json=RAISE | body, headers=bearer(self.keys[by]))
 
     async def refusal(self, by: str = "ann", **body: object) -> tuple[int, str]:

@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from rich import progress
 from typer.testing import CliRunner
@@ -172,14 +172,14 @@ def test_an_audited_request_that_is_recorded_keeps_both_kinds_of_drafts() -> Non
 @asynccontextmanager
 async def connected(
     client: EngineClient, tokenizer: Tokenizer, config: ServerConfig | None = None
-) -> AsyncIterator[httpx.AsyncClient]:
+) -> AsyncIterator[httpx2.AsyncClient]:
     application = build(config or ServerConfig(replay_sample=0.0), client, tokenizer, Metrics())
-    transport = httpx.ASGITransport(application)
-    async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60.0) as http:
+    transport = httpx2.ASGITransport(application)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://localhost", timeout=60.0) as http:
         yield http
 
 
-async def completion(http: httpx.AsyncClient, **body: object) -> None:
+async def completion(http: httpx2.AsyncClient, **body: object) -> None:
     reply = await http.post("/v1/completions", json={"model": "tiny", "prompt": "Hi", "max_tokens": 9, **body})
     assert reply.status_code == 200, reply.text
 
@@ -279,9 +279,9 @@ def record_command(url: str, file: Path, *more: str) -> Any:
 
 
 def ask_once_it_records(url: str) -> None:
-    while not httpx.get(f"{url}/admin/recording").json()["remaining_s"]:
+    while not httpx2.get(f"{url}/admin/recording").json()["remaining_s"]:
         pass
-    httpx.post(f"{url}/v1/completions", json={"model": "tiny", "prompt": "Hi", "max_tokens": 9})
+    httpx2.post(f"{url}/v1/completions", json={"model": "tiny", "prompt": "Hi", "max_tokens": 9})
 
 
 def test_the_command_records_until_the_requests_are_there(tmp_path: Path) -> None:
@@ -294,7 +294,7 @@ def test_the_command_records_until_the_requests_are_there(tmp_path: Path) -> Non
         assert result.exit_code == 0, result.stderr
         assert len(read_trace(file).lines) == 1
         assert file.stat().st_mode & 0o077 == 0, "for its owner only"
-        assert httpx.get(f"{server.url}/admin/recording/file").status_code == 404, "the server has forgotten it"
+        assert httpx2.get(f"{server.url}/admin/recording/file").status_code == 404, "the server has forgotten it"
 
 
 def test_an_interrupted_command_keeps_what_there_is_and_stops_the_recording(
@@ -310,7 +310,7 @@ def test_an_interrupted_command_keeps_what_there_is_and_stops_the_recording(
         result = record_command(server.url, tmp_path / "a.jsonl.gz")
         assert result.exit_code == INTERRUPTED
         assert len(read_trace(tmp_path / "a.jsonl.gz").lines) == 1
-        assert httpx.get(f"{server.url}/admin/recording").json()["remaining_s"] == 0.0
+        assert httpx2.get(f"{server.url}/admin/recording").json()["remaining_s"] == 0.0
 
 
 def test_a_name_that_no_trace_can_have_is_refused_before_anything_is_recorded(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -46,7 +46,7 @@ def test_a_server_tells_of_its_last_requests() -> None:
     with served(FakeEngine()) as running:
         for _ in range(3):
             body = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
-            httpx.post(f"{running.url}/v1/chat/completions", json=body).raise_for_status()
+            httpx2.post(f"{running.url}/v1/chat/completions", json=body).raise_for_status()
         found = json.loads(run_command("--url", running.url, "--json").stdout)
     assert found["num_requests"] == 3
     assert found["classes"][0]["traffic_class"] == "chat-completions/standard/free/short"

@@ -1,7 +1,7 @@
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 from prolepsis.core.telemetry.logs import configure_logs
@@ -27,13 +27,13 @@ def keyed_scene(tmp_path: Path) -> Iterator[Scene]:
 
 
 @pytest.fixture
-async def browse() -> AsyncIterator[Callable[[Scene], httpx.AsyncClient]]:
+async def browse() -> AsyncIterator[Callable[[Scene], httpx2.AsyncClient]]:
     """Give clients that keep cookies, as browsers do."""
-    clients: list[httpx.AsyncClient] = []
+    clients: list[httpx2.AsyncClient] = []
 
-    def connect(site: Scene) -> httpx.AsyncClient:
-        transport = httpx.ASGITransport(site.app)
-        clients.append(httpx.AsyncClient(transport=transport, base_url="http://localhost:8000"))
+    def connect(site: Scene) -> httpx2.AsyncClient:
+        transport = httpx2.ASGITransport(site.app)
+        clients.append(httpx2.AsyncClient(transport=transport, base_url="http://localhost:8000"))
         return clients[-1]
 
     yield connect

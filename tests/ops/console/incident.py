@@ -7,7 +7,7 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 
-import httpx
+import httpx2
 from fastapi import FastAPI
 
 from prolepsis.control.store.store import Store, open_store
@@ -45,7 +45,7 @@ class Incident:
     app: FastAPI
     store: Store
     keys: KeyFile
-    http: httpx.Client
+    http: httpx2.Client
     """Of a client and operator, who is the one to make the mistake."""
 
     def key(self, *roles: Role) -> str:
@@ -79,7 +79,7 @@ def incident(folder: Path) -> Iterator[Incident]:
     looked = Keys(keys, clock=count().__next__)
     app = build(config, _engine(folder), ByteTokenizer(), metrics, keys=looked, base_plan=DEEP, store=store)
     headers = {"authorization": f"Bearer {key}"}
-    with served(app) as url, httpx.Client(base_url=url, headers=headers, timeout=30.0) as http:
+    with served(app) as url, httpx2.Client(base_url=url, headers=headers, timeout=30.0) as http:
         yield Incident(url, app, store, keys, http)
     store.close()
 

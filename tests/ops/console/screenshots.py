@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import httpx
+import httpx2
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from prolepsis.control.replicas.registry import ReplicaRegistry
@@ -29,7 +29,7 @@ def an_hour(url: str, site: Scene) -> None:
     [feature] = [one for one in site.app.state.features if isinstance(one, TrafficFeature)]
     feature.all = Timeline(15.0, 240, lambda: feature.now())  # noqa: PLW0108  # it changes
     start = time.time() - 3600.0
-    with httpx.Client(base_url=url) as http:
+    with httpx2.Client(base_url=url) as http:
         for number in range(241):
             feature.now = partial(float, start + 15.0 * number)
             rate = 2 + round(math.sin(number / 40) + math.sin(number / 9))
@@ -43,7 +43,7 @@ def an_hour(url: str, site: Scene) -> None:
 
 def a_rollout(url: str, site: Scene) -> str:
     """Start the rollout and serve as much as its evidence needs; return its page."""
-    with httpx.Client(base_url=url) as http:
+    with httpx2.Client(base_url=url) as http:
         [rollout] = http.get("/admin/rollouts").json()["rollouts"]
         for command, force in (("start", False), ("promote", True), ("promote", True)):
             body = {"reason": "evidence of the last quarter", "force": force}
@@ -55,7 +55,7 @@ def a_rollout(url: str, site: Scene) -> str:
 def a_request(url: str, site: Scene) -> str:
     """Serve a request that speculates and takes the time that the engine's figures say; return its page."""
     path, asked = ASKED[0]
-    with httpx.Client(base_url=url) as http:
+    with httpx2.Client(base_url=url) as http:
         site.engine.step_s = STEP_S
         http.post(path, json={"model": "tiny", "max_tokens": 64, **asked}).raise_for_status()
         site.engine.step_s = 0.0
@@ -112,7 +112,7 @@ def three_flags(url: str) -> None:
         "defaultVariant": "off",
         "targeting": {"if": [{"==": [{"var": "tenant"}, "bank"]}, "on", "off"]},
     }
-    with httpx.Client(base_url=url) as http:
+    with httpx2.Client(base_url=url) as http:
         for flag, what, reason in (
             ("speculation.enabled", {"value": True}, "the night's test is over"),
             ("long-answers", {"value": False}, "slower since Monday, see the review"),

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
+import httpx2
 import uvicorn
 from fastapi import FastAPI
 
@@ -35,7 +35,7 @@ def served_scene(folder: Path, *, with_keys: bool) -> Iterator[tuple[str, Scene]
 def traffic(url: str, site: Scene, number: int) -> None:
     """Serve so many pairs of requests, and wait until the store has them."""
     headers = {"authorization": f"Bearer {key_with(site, 'client')}"}
-    with httpx.Client(base_url=url, headers=headers) as http:
+    with httpx2.Client(base_url=url, headers=headers) as http:
         for _ in range(number):
             for path, asked in ASKED:
                 http.post(path, json={"model": "tiny", "max_tokens": 64, **asked}).raise_for_status()

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable
 
-import httpx
+import httpx2
 import pytest
 
 from prolepsis.control.audit import chain
@@ -11,7 +11,7 @@ from prolepsis.control.audit.entry import AuditEntry
 from tests.ops.console.browser import press, sign_in, token_of
 from tests.ops.console.scene import Scene, key_with
 
-Browse = Callable[[Scene], httpx.AsyncClient]
+Browse = Callable[[Scene], httpx2.AsyncClient]
 
 
 def entries(site: Scene, action: str) -> list[AuditEntry]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-import httpx
+import httpx2
 import pytest
 
 from prolepsis.ops.console.alerts import MOST_BYTES, AlertsFeature, AlertsReply
@@ -17,8 +17,8 @@ FIRES = {
 }
 
 
-async def asked(reply: Callable[[httpx.Request], httpx.Response]) -> AlertsReply:
-    feature = AlertsFeature("http://alertmanager:9093", httpx.MockTransport(reply))
+async def asked(reply: Callable[[httpx2.Request], httpx2.Response]) -> AlertsReply:
+    feature = AlertsFeature("http://alertmanager:9093", httpx2.MockTransport(reply))
     await feature.tick()
     return feature.shown()
 
@@ -26,9 +26,9 @@ async def asked(reply: Callable[[httpx.Request], httpx.Response]) -> AlertsReply
 async def test_alerts_that_fire_are_listed() -> None:
     asked_for: list[str] = []
 
-    def reply(request: httpx.Request) -> httpx.Response:
+    def reply(request: httpx2.Request) -> httpx2.Response:
         asked_for.append(str(request.url))
-        return httpx.Response(200, json=[FIRES])
+        return httpx2.Response(200, json=[FIRES])
 
     found = await asked(reply)
     assert asked_for == ["http://alertmanager:9093/api/v2/alerts?active=true&silenced=false&inhibited=false"]
@@ -41,28 +41,28 @@ async def test_alerts_that_fire_are_listed() -> None:
 @pytest.mark.parametrize(
     "reply",
     [
-        httpx.Response(500),
-        httpx.Response(200, text="hello"),
-        httpx.Response(200, json=[{"labels": {"a": 1}}]),
-        httpx.Response(200, text=" " * (MOST_BYTES + 1)),
+        httpx2.Response(500),
+        httpx2.Response(200, text="hello"),
+        httpx2.Response(200, json=[{"labels": {"a": 1}}]),
+        httpx2.Response(200, text=" " * (MOST_BYTES + 1)),
     ],
 )
-async def test_an_alertmanager_that_says_nothing_of_use_is_a_fault(reply: httpx.Response) -> None:
+async def test_an_alertmanager_that_says_nothing_of_use_is_a_fault(reply: httpx2.Response) -> None:
     found = await asked(lambda _: reply)
     assert (found.watched, found.alerts) == (True, [])
     assert "in vain" in found.fault
 
 
 async def test_an_alertmanager_that_is_gone_is_asked_again() -> None:
-    replies: list[httpx.Response | Exception] = [httpx.ConnectError("no"), httpx.Response(200, json=[FIRES])]
+    replies: list[httpx2.Response | Exception] = [httpx2.ConnectError("no"), httpx2.Response(200, json=[FIRES])]
 
-    def reply(request: httpx.Request) -> httpx.Response:
+    def reply(request: httpx2.Request) -> httpx2.Response:
         one = replies.pop(0)
         if isinstance(one, Exception):
             raise one
         return one
 
-    feature = AlertsFeature("http://alertmanager:9093", httpx.MockTransport(reply))
+    feature = AlertsFeature("http://alertmanager:9093", httpx2.MockTransport(reply))
     await feature.tick()
     assert feature.shown().fault == "Alertmanager was asked in vain (ConnectError)"
     await feature.tick()

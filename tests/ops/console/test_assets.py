@@ -5,7 +5,7 @@ from collections.abc import Callable
 from hashlib import sha256
 from importlib.resources import files
 
-import httpx
+import httpx2
 
 from prolepsis.ops.console.assets import Assets
 from tests.ops.console.scene import Scene
@@ -28,7 +28,7 @@ def test_each_script_of_ours_is_short() -> None:
 
 
 async def test_files_are_served_for_good_and_others_are_not_found(
-    open_scene: Scene, browse: Callable[[Scene], httpx.AsyncClient]
+    open_scene: Scene, browse: Callable[[Scene], httpx2.AsyncClient]
 ) -> None:
     http, assets = browse(open_scene), Assets()
     reply = await http.get(assets.url("console.js"))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import httpx
+import httpx2
 import pytest
 
 from prolepsis.control.traffic.feature import TrafficFeature
@@ -27,10 +27,10 @@ from tests.ops.console.test_alerts import FIRES
 from tests.paths import ROOT
 
 SHIPPED = ROOT / "src" / "prolepsis" / "ops" / "monitoring" / "dashboards"
-Browse = Callable[[Scene], httpx.AsyncClient]
+Browse = Callable[[Scene], httpx2.AsyncClient]
 
 
-async def serve(http: httpx.AsyncClient, **headers: str) -> None:
+async def serve(http: httpx2.AsyncClient, **headers: str) -> None:
     """Serve a chat that speculates and a completion that is plain."""
     for path, asked in (
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}),
@@ -40,7 +40,7 @@ async def serve(http: httpx.AsyncClient, **headers: str) -> None:
         assert reply.status_code == 200, reply.text
 
 
-async def pages_of(http: httpx.AsyncClient) -> list[str]:
+async def pages_of(http: httpx2.AsyncClient) -> list[str]:
     return re.findall(r'<li><a href="([^"]+)"', (await http.get("/console")).text)
 
 
@@ -390,14 +390,14 @@ async def test_alerts_that_fire_are_on_the_overview(open_scene: Scene, browse: B
     http, alerts = browse(open_scene), feature_of(open_scene, "alerts")
     assert "the setting <code>alertmanager</code>" in (await http.get("/console")).text
     others = {**FIRES, "labels": {"alertname": "DiskOfOthers", "severity": "page"}}
-    reply = httpx.Response(200, json=[FIRES, others])
-    alerts._url, alerts._transport = "http://alertmanager:9093", httpx.MockTransport(lambda _: reply)
+    reply = httpx2.Response(200, json=[FIRES, others])
+    alerts._url, alerts._transport = "http://alertmanager:9093", httpx2.MockTransport(lambda _: reply)
     await alerts.tick()
     page = (await http.get("/console")).text
     assert "a:8000 cannot write its store (instance a:8000). It began" in page
     assert 'Alert StoreDown:</span> <a href="/console/runbooks/store">runbook</a>' in page
     assert "DiskOfOthers" not in page
-    alerts._transport = httpx.MockTransport(lambda _: httpx.Response(503))
+    alerts._transport = httpx2.MockTransport(lambda _: httpx2.Response(503))
     await alerts.tick()
     assert "It is not known which alerts fire" in (await http.get("/console")).text
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-import httpx
+import httpx2
 import pytest
 
 from prolepsis.control.audit import chain
@@ -11,7 +11,7 @@ from prolepsis.ops.console.pages import HEADERS
 from tests.ops.console.browser import press, sign_in, token_of
 from tests.ops.console.scene import Scene, key_with
 
-Browse = Callable[[Scene], httpx.AsyncClient]
+Browse = Callable[[Scene], httpx2.AsyncClient]
 OPEN_TO_ALL = {"/console/sign-in", "/console/static/{name}"}
 
 

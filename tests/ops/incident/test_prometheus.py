@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 
-import httpx
+import httpx2
 import pytest
 
 from prolepsis.core.errors import ConfigError
@@ -17,11 +17,11 @@ LABELS = {"alertname": "AcceptanceFell", "severity": "page"}
 
 def replying(series: Mapping[str, object]) -> Prometheus:
     document = {"status": "success", "data": {"resultType": "matrix", "result": [series]}}
-    return asked(lambda _: httpx.Response(200, json=document))
+    return asked(lambda _: httpx2.Response(200, json=document))
 
 
-def asked(reply: Callable[[httpx.Request], httpx.Response]) -> Prometheus:
-    return Prometheus("http://prometheus:9090/", httpx.MockTransport(reply))
+def asked(reply: Callable[[httpx2.Request], httpx2.Response]) -> Prometheus:
+    return Prometheus("http://prometheus:9090/", httpx2.MockTransport(reply))
 
 
 def test_an_alert_that_paused_fired_twice() -> None:
@@ -48,14 +48,14 @@ def test_an_alert_from_before_the_period_says_so() -> None:
 
 def test_an_alert_that_fires_now_has_no_end_where_the_period_lies_ahead() -> None:
     """With --to an hour ahead each alert that fired got an end, five minutes from now."""
-    asked_for: list[httpx.URL] = []
+    asked_for: list[httpx2.URL] = []
 
-    def reply(request: httpx.Request) -> httpx.Response:
+    def reply(request: httpx2.Request) -> httpx2.Response:
         asked_for.append(request.url)
         series = {"metric": {"__name__": "ALERTS", **LABELS}, "values": [[START + 600, "1"], [START + 615, "1"]]}
-        return httpx.Response(200, json={"data": {"result": [series]}})
+        return httpx2.Response(200, json={"data": {"result": [series]}})
 
-    ahead = Prometheus("http://prometheus:9090/", httpx.MockTransport(reply), now=lambda: START + 620)
+    ahead = Prometheus("http://prometheus:9090/", httpx2.MockTransport(reply), now=lambda: START + 620)
     assert ahead.firing(HOUR) == [Firing(LABELS, START + 600, None)]
     assert float(asked_for[0].params["end"]) == START + 620
     later = Period(HOUR.end, HOUR.end + timedelta(hours=1))
@@ -81,12 +81,12 @@ def test_lines_have_a_value_for_each_time_or_none() -> None:
 def test_a_long_period_has_no_more_points_than_a_short_one() -> None:
     day = times_of(Period(HOUR.start, HOUR.start + timedelta(days=1)))
     assert (day.step_s, day.number) == (360.0, 241)
-    asked_for: list[httpx.URL] = []
+    asked_for: list[httpx2.URL] = []
 
-    def reply(request: httpx.Request) -> httpx.Response:
+    def reply(request: httpx2.Request) -> httpx2.Response:
         asked_for.append(request.url)
         values = [[START + 86_400.0, "1"]]
-        return httpx.Response(200, json={"data": {"result": [{"metric": {}, "values": values}]}})
+        return httpx2.Response(200, json={"data": {"result": [{"metric": {}, "values": values}]}})
 
     [line] = asked(reply).lines("x", day)
     assert line.values[-1] == 1.0
@@ -97,20 +97,22 @@ def test_a_long_period_has_no_more_points_than_a_short_one() -> None:
     }
 
 
-def unreachable(request: httpx.Request) -> httpx.Response:
-    raise httpx.ConnectError("refused", request=request)
+def unreachable(request: httpx2.Request) -> httpx2.Response:
+    raise httpx2.ConnectError("refused", request=request)
 
 
 @pytest.mark.parametrize(
     ("reply", "message"),
     [
         (unreachable, "no Prometheus answers at http://prometheus:9090: refused"),
-        (lambda _: httpx.Response(200, text="<html>"), "no Prometheus answers"),
-        (lambda _: httpx.Response(400, json={"status": "error", "error": "bad query"}), "400 bad query"),
-        (lambda _: httpx.Response(200, json=[1]), "did not reply as Prometheus does: 200"),
+        (lambda _: httpx2.Response(200, text="<html>"), "no Prometheus answers"),
+        (lambda _: httpx2.Response(400, json={"status": "error", "error": "bad query"}), "400 bad query"),
+        (lambda _: httpx2.Response(200, json=[1]), "did not reply as Prometheus does: 200"),
     ],
 )
-def test_a_server_that_cannot_be_asked_is_named(reply: Callable[[httpx.Request], httpx.Response], message: str) -> None:
+def test_a_server_that_cannot_be_asked_is_named(
+    reply: Callable[[httpx2.Request], httpx2.Response], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         asked(reply).firing(HOUR)
 

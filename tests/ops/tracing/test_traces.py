@@ -8,7 +8,7 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from prolepsis.core.config import ServerConfig
@@ -81,7 +81,7 @@ class Traced:
         trace_id, asked = new_trace_id(), {"messages": [{"role": "user", "content": PROMPT}]}
         body = BODY | (asked if path == "chat/completions" else {}) | changes
         headers = {"traceparent": f"00-{trace_id}-{CALLER}-{sampled:02x}", "x-request-id": "from-ann@example.org"}
-        httpx.post(f"{self.server.url}/v1/{path}", json=body, headers=headers, timeout=60)
+        httpx2.post(f"{self.server.url}/v1/{path}", json=body, headers=headers, timeout=60)
         return trace_id
 
 
@@ -188,7 +188,7 @@ def test_a_client_that_leaves_is_not_an_error(traced: Traced) -> None:
         headers = {"traceparent": f"00-{trace_id}-{CALLER}-01"}
         body = BODY | {"stream": True, "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 400}
         traced.verifier.closes_after = 20
-        with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, headers=headers) as reply:
+        with httpx2.stream("POST", f"{server.url}/v1/chat/completions", json=body, headers=headers) as reply:
             lines = reply.iter_lines()
             while not re.search('"content": ?"[a-z]', next(lines)):
                 pass
@@ -211,7 +211,7 @@ def test_a_request_that_never_reached_the_engine_is_one_span(traced: Traced) -> 
         refused = traced.ask(temperature=7)
         elsewhere, unseen = new_trace_id(), new_trace_id()
         for path, trace_id in (("/v1/models", elsewhere), ("/health/ready", unseen)):
-            httpx.get(server.url + path, headers={"traceparent": f"00-{trace_id}-{CALLER}-01"})
+            httpx2.get(server.url + path, headers={"traceparent": f"00-{trace_id}-{CALLER}-01"})
     [span] = traced.receiver.trace(refused)
     assert (span.name, span.attributes["http.response.status_code"]) == ("POST /v1/chat/completions", 400)
     [span] = traced.receiver.trace(elsewhere)
@@ -234,7 +234,7 @@ def test_a_trace_of_its_own_is_begun_and_named_in_the_reply(traced: Traced) -> N
     config = traced.server.config.model_copy(update={"trace_sample": 1.0})
     server = TableServer(config, EngineSetup(max_model_len=512, num_pages=256))
     with serving(server):
-        reply = httpx.post(f"{server.url}/v1/completions", json=BODY | {"prompt": [1, 2, 3]})
+        reply = httpx2.post(f"{server.url}/v1/completions", json=BODY | {"prompt": [1, 2, 3]})
     [_, trace_id, span_id, flags] = reply.headers["traceparent"].split("-")
     [own] = [span for span in traced.receiver.trace(trace_id) if span.kind == "server"]
     assert (own.span_id, own.parent_id, flags) == (span_id, "", "01")
@@ -270,7 +270,7 @@ def test_latencies_have_sampled_traces_as_exemplars(traced: Traced) -> None:
     with serving(traced.server) as server:
         trace_id, _ = traced.ask(), traced.ask(sampled=False)
         shown = {
-            accept: httpx.get(f"{server.url}/metrics", headers={"accept": accept})
+            accept: httpx2.get(f"{server.url}/metrics", headers={"accept": accept})
             for accept in ("application/openmetrics-text; version=1.0.0", "text/plain", "*/*")
         }
     openmetrics, plain, _ = (reply.text for reply in shown.values())

@@ -1,6 +1,6 @@
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 from fastapi import FastAPI
 
@@ -29,7 +29,7 @@ class KeyedApp:
 
     def open(
         self, engine: EngineClient, config: ServerConfig | None = None, tokenizer: ByteTokenizer | None = None
-    ) -> httpx.AsyncClient:
+    ) -> httpx2.AsyncClient:
         """Return a client of a new application; keys must have been made before."""
         site = Site(engine, steady(config or ServerConfig()), tokenizer=tokenizer, keys=Keys(self.file))
         self.app, self.metrics = site.app, site.metrics

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 
-import httpx
+import httpx2
 import pytest
 from starlette.requests import HTTPConnection
 
@@ -36,12 +36,12 @@ def waits(gate: AdmissionController, number: int) -> bool:
     return gate.num_waiting == number
 
 
-def ask(http: httpx.AsyncClient, key: str = "", **changes: object) -> "asyncio.Task[httpx.Response]":
+def ask(http: httpx2.AsyncClient, key: str = "", **changes: object) -> "asyncio.Task[httpx2.Response]":
     headers = bearer(key) if key else {}
     return asyncio.create_task(http.post("/v1/completions", json=BODY | changes, headers=headers))
 
 
-async def end_all(engine: FakeEngine, tasks: "list[asyncio.Task[httpx.Response]]") -> list[httpx.Response]:
+async def end_all(engine: FakeEngine, tasks: "list[asyncio.Task[httpx2.Response]]") -> list[httpx2.Response]:
     """Release held answers one after the other until all tasks have theirs."""
     while not all(task.done() for task in tasks):
         for request in engine.requests:

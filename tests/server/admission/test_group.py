@@ -3,7 +3,7 @@
 import asyncio
 from dataclasses import replace
 
-import httpx
+import httpx2
 import pytest
 from msgspec import structs
 
@@ -70,7 +70,7 @@ CACHING = ServerConfig(response_cache_bytes=100_000)
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "temperature": 0}
 
 
-async def ask(http: httpx.AsyncClient, key: str = "", **changes: object) -> httpx.Response:
+async def ask(http: httpx2.AsyncClient, key: str = "", **changes: object) -> httpx2.Response:
     headers = bearer(key) if key else {}
     response = await http.post("/v1/chat/completions", json=BODY | changes, headers=headers)
     assert response.status_code == 200

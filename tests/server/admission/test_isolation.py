@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 from prolepsis.core.config import ServerConfig
@@ -38,17 +38,17 @@ class Tenants:
     def __init__(self, server: TableServer, keys: dict[str, str], index: Watched) -> None:
         self.server, self.keys, self.index = server, keys, index
 
-    def ask(self, tenant: str, salt: str | None = None) -> httpx.Response:
+    def ask(self, tenant: str, salt: str | None = None) -> httpx2.Response:
         body = {"model": "table", "prompt": PROMPT, "max_tokens": 40, "temperature": 0, "ignore_eos": True}
         if salt is not None:
             body["cache_salt"] = salt
         url = f"{self.server.url}/v1/completions"
-        response = httpx.post(url, json=body, headers=bearer(self.keys[tenant]), timeout=10)
+        response = httpx2.post(url, json=body, headers=bearer(self.keys[tenant]), timeout=10)
         assert response.status_code == 200
         return response
 
 
-def cached(response: httpx.Response) -> int:
+def cached(response: httpx2.Response) -> int:
     return int(response.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
 
 

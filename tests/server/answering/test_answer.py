@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from prolepsis.core.errors import ContextTooLong, DeadlineExceeded, EngineDead, EngineError, GrammarFailed
@@ -17,7 +17,7 @@ from tests.server.conftest import served
 from tests.server.fakes import FakeEngine
 from tests.waiting import until, wait_for
 
-Connect = Callable[[FakeEngine], httpx.AsyncClient]
+Connect = Callable[[FakeEngine], httpx2.AsyncClient]
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
 
@@ -26,7 +26,7 @@ CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_disconnect_aborts(stream: bool, hold_after: int) -> None:
     with served(FakeEngine(hold_after=hold_after)) as running:
-        async with httpx.AsyncClient(timeout=60) as http:
+        async with httpx2.AsyncClient(timeout=60) as http:
             body = CHAT | {"stream": stream}
             asking = asyncio.create_task(http.post(f"{running.url}/v1/chat/completions", json=body))
             await until(running.engine.held.is_set)

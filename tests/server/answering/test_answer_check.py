@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from prolepsis.control.policy.decision import SpeculationRequest, decide_alone
@@ -76,7 +76,7 @@ ASKED: dict[str, dict[str, Any]] = {
 }
 
 
-async def post(route: str, text: str, **more: object) -> httpx.Response:
+async def post(route: str, text: str, **more: object) -> httpx2.Response:
     async with Site(FakeEngine(info=replace(INFO, max_model_len=4096), text=text)).http as http:
         return await http.post(route, json={"model": "tiny", "stream": False, **ASKED[route], **more})
 

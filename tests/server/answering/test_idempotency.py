@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 from prometheus_client import CollectorRegistry
 from starlette.requests import Request
@@ -41,13 +41,13 @@ LIMITED = ServerConfig(
 
 
 @asynccontextmanager
-async def clients(running: Served, number: int = 1) -> AsyncIterator[httpx.AsyncClient]:
-    limits = httpx.Limits(max_connections=number)
-    async with httpx.AsyncClient(base_url=running.url, timeout=60, limits=limits) as http:
+async def clients(running: Served, number: int = 1) -> AsyncIterator[httpx2.AsyncClient]:
+    limits = httpx2.Limits(max_connections=number)
+    async with httpx2.AsyncClient(base_url=running.url, timeout=60, limits=limits) as http:
         yield http
 
 
-async def retried(http: httpx.AsyncClient, body: Mapping[str, object]) -> httpx.Response:
+async def retried(http: httpx2.AsyncClient, body: Mapping[str, object]) -> httpx2.Response:
     """Return the reply to the first retry that the running attempt does not refuse."""
     while True:
         reply = await http.post("/v1/completions", json=body, headers=ONE)
@@ -56,7 +56,7 @@ async def retried(http: httpx.AsyncClient, body: Mapping[str, object]) -> httpx.
         await asyncio.sleep(0.02)
 
 
-def replayed(response: httpx.Response) -> bool:
+def replayed(response: httpx2.Response) -> bool:
     return "idempotency-replayed" in response.headers
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import openai
 import pytest
 from sqlalchemy import update
@@ -335,7 +335,7 @@ def test_a_deleted_response_stops_and_is_gone(serve: Serve, sqlite: str) -> None
     server = serve(FakeEngine(hold_after=2))
     client: Any = server.openai().responses
     begun = next(iter(client.create(model="tiny", input="Hi", background=True, stream=True)))
-    reply = httpx.delete(f"{server.url}/v1/responses/{begun.response.id}")
+    reply = httpx2.delete(f"{server.url}/v1/responses/{begun.response.id}")
     assert reply.json() == {"id": begun.response.id, "object": "response", "deleted": True}
     wait_for(lambda: server.engine.aborted)
     with pytest.raises(openai.NotFoundError):

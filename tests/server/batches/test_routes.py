@@ -3,7 +3,7 @@
 from contextlib import closing
 from pathlib import Path
 
-import httpx
+import httpx2
 import openai
 import pytest
 
@@ -250,8 +250,10 @@ def test_without_a_store_no_file_is_taken() -> None:
 def test_a_wrong_form_is_refused_by_name(serve: Serve, form: bytes, what: str) -> None:
     server = serve()
     headers = {"content-type": "multipart/form-data; boundary=b"}
-    reply = httpx.post(f"{server.url}/v1/files", content=form, headers=headers)
+    reply = httpx2.post(f"{server.url}/v1/files", content=form, headers=headers)
     assert reply.status_code == 400
     assert what in reply.json()["error"]["message"]
-    assert httpx.get(f"{server.url}/v1/files").json()["data"] == []
-    assert httpx.post(f"{server.url}/v1/files", content=form, headers={"content-type": "text/plain"}).status_code == 400
+    assert httpx2.get(f"{server.url}/v1/files").json()["data"] == []
+    assert (
+        httpx2.post(f"{server.url}/v1/files", content=form, headers={"content-type": "text/plain"}).status_code == 400
+    )

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-import httpx
+import httpx2
 import msgspec
 import pytest
 from typer.testing import CliRunner
@@ -70,9 +70,9 @@ def test_origins_stand_in_whole_answers_where_they_are_asked_for(server: Served,
             "messages": [{"role": "user", "content": "hi"}],
         }
     )
-    [plain] = httpx.post(f"{server.url}/v1/{path}", json=body).json()["choices"]
+    [plain] = httpx2.post(f"{server.url}/v1/{path}", json=body).json()["choices"]
     assert "origins" not in plain
-    [choice] = httpx.post(f"{server.url}/v1/{path}", json={**body, "speculation": {"origins": True}}).json()["choices"]
+    [choice] = httpx2.post(f"{server.url}/v1/{path}", json={**body, "speculation": {"origins": True}}).json()["choices"]
     assert choice["origins"][:3] == [
         {"text": "a", "drafted_by": "suffix"},
         {"text": "b", "drafted_by": "head"},

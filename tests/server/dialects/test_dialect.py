@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from prolepsis.control.web.caller import DEVELOPER
@@ -39,7 +39,7 @@ TYPES = {
 every = pytest.mark.parametrize("path", BODIES)
 
 
-def check_error(path: str, reply: httpx.Response, status: int) -> str:
+def check_error(path: str, reply: httpx2.Response, status: int) -> str:
     """Check that an error has the dialect's shape, and return its message."""
     assert reply.status_code == status, reply.text
     error = reply.json()["error"]
@@ -53,9 +53,9 @@ def check_error(path: str, reply: httpx.Response, status: int) -> str:
     return str(error["message"])
 
 
-def post(running: Served, path: str, more: Mapping[str, object] | None = None, **headers: str) -> httpx.Response:
+def post(running: Served, path: str, more: Mapping[str, object] | None = None, **headers: str) -> httpx2.Response:
     given = {name.replace("_", "-"): value for name, value in headers.items()}
-    return httpx.post(running.url + path, json={**BODIES[path], **(more or {})}, headers=given, timeout=60)
+    return httpx2.post(running.url + path, json={**BODIES[path], **(more or {})}, headers=given, timeout=60)
 
 
 @every
@@ -141,7 +141,7 @@ def test_without_a_limit_an_answer_may_fill_the_context_and_nothing_is_warned_of
     path: str, body: dict[str, object]
 ) -> None:
     with served(FakeEngine()) as running:
-        reply = httpx.post(running.url + path, json=body)
+        reply = httpx2.post(running.url + path, json=body)
         [asked] = running.engine.requests
     assert (reply.status_code, reply.headers.get("warning")) == (200, None)
     assert asked.params.max_tokens == running.engine.info.max_model_len - len(asked.prompt_token_ids)
@@ -150,7 +150,7 @@ def test_without_a_limit_an_answer_may_fill_the_context_and_nothing_is_warned_of
 @every
 async def test_a_client_that_leaves_ends_its_request(path: str) -> None:
     with served(FakeEngine(hold_after=1)) as running:
-        async with httpx.AsyncClient(timeout=60) as http:
+        async with httpx2.AsyncClient(timeout=60) as http:
             asked = asyncio.create_task(http.post(running.url + path, json=BODIES[path]))
             await until(lambda: bool(running.engine.requests))
             asked.cancel()

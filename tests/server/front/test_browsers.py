@@ -4,7 +4,7 @@ import gzip
 import json
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 from prolepsis.core.config import ServerConfig
@@ -20,7 +20,7 @@ PAGE = "https://chat.example"
 BODY = {"model": "tiny", "prompt": "ab", "max_tokens": 2}
 
 
-def http(config: ServerConfig | None = None, keys: Keys | None = None) -> httpx.AsyncClient:
+def http(config: ServerConfig | None = None, keys: Keys | None = None) -> httpx2.AsyncClient:
     return Site(FakeEngine(), config or ServerConfig(), keys=keys).http
 
 
@@ -84,7 +84,7 @@ async def test_head_is_get_without_the_body() -> None:
 
 
 def test_head_over_http_leaves_the_connection_usable() -> None:
-    with served(FakeEngine()) as server, httpx.Client(base_url=server.url) as client:
+    with served(FakeEngine()) as server, httpx2.Client(base_url=server.url) as client:
         for _ in range(2):
             assert client.head("/v1/models").status_code == 200
         assert client.get("/v1/models").json()["data"]
@@ -112,7 +112,7 @@ async def test_the_playground_has_the_models() -> None:
 
 
 class TestCompressedBodies:
-    async def answer(self, raw: bytes, config: ServerConfig | None = None) -> httpx.Response:
+    async def answer(self, raw: bytes, config: ServerConfig | None = None) -> httpx2.Response:
         async with http(config) as client:
             return await client.post("/v1/completions", content=raw, headers={"content-encoding": "gzip"})
 
@@ -139,6 +139,6 @@ class TestCompressedBodies:
         raw = gzip.compress(json.dumps(BODY).encode())
         with served(FakeEngine()) as server:
             headers = {"content-encoding": "gzip", "content-type": "application/json"}
-            assert httpx.post(f"{server.url}/v1/completions", content=raw, headers=headers).status_code == 200
-            answer = httpx.post(f"{server.url}/v1/completions", content=raw, headers={"content-encoding": "br"})
+            assert httpx2.post(f"{server.url}/v1/completions", content=raw, headers=headers).status_code == 200
+            answer = httpx2.post(f"{server.url}/v1/completions", content=raw, headers={"content-encoding": "br"})
             assert (answer.status_code, answer.headers["accept-encoding"]) == (415, "identity, gzip")

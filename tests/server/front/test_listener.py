@@ -17,7 +17,7 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 from prolepsis.core.config import EngineConfig, LimitTerms, ServerConfig
@@ -47,21 +47,21 @@ def serve_with_few_descriptors(url: Connection) -> None:
 
 
 @contextmanager
-def short_of_descriptors() -> Iterator[httpx.URL]:
+def short_of_descriptors() -> Iterator[httpx2.URL]:
     context = get_context("fork")  # its limit is not this process' limit
     ours, theirs = context.Pipe()
     process = context.Process(target=serve_with_few_descriptors, args=(theirs,))
     process.start()
     theirs.close()  # so that a server which ends before it says where it is does not leave this side waiting
     try:
-        yield httpx.URL(ours.recv())
+        yield httpx2.URL(ours.recv())
     finally:
         process.kill()
         process.join()
         process.close()
 
 
-def replies(url: httpx.URL, stack: ExitStack, *, silent: int) -> Counter[object]:
+def replies(url: httpx2.URL, stack: ExitStack, *, silent: int) -> Counter[object]:
     """Connect all clients, then let all but `silent` ask; return how often each status or code of an error came."""
     clients = [stack.enter_context(socket.create_connection((url.host, url.port or 80))) for _ in range(NUM_CLIENTS)]
     found: Counter[object] = Counter()

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 
-import httpx
+import httpx2
 import pytest
 
 from prolepsis.core.config import LimitTerms, ServerConfig
@@ -80,7 +80,7 @@ def test_a_body_that_trickles_in_ends_with_408_and_then_without_a_connection(imp
 
 def test_a_slow_answer_does_not_count_as_a_slow_client() -> None:
     config = ServerConfig(limits=LimitTerms(header_timeout_s=0.5))
-    with served(FakeEngine(delay_s=0.2), config) as running, httpx.Client(base_url=running.url) as client:
+    with served(FakeEngine(delay_s=0.2), config) as running, httpx2.Client(base_url=running.url) as client:
         for _ in range(2):
             reply = client.post("/v1/completions", json={"model": "tiny", "prompt": "Hi", "max_tokens": 9})
             assert reply.status_code == 200
@@ -105,7 +105,7 @@ def test_one_connection_too_many_is_503_until_another_ends() -> None:
             with connected(running) as silent:
                 assert trickled(silent, b"")[0] == b""
         assert refused(running, "too_many_connections") == 1
-        wait_for(lambda: httpx.get(f"{running.url}/health/live").status_code == 200)
+        wait_for(lambda: httpx2.get(f"{running.url}/health/live").status_code == 200)
 
 
 def test_silent_connections_lock_no_client_out() -> None:

@@ -1,7 +1,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-import httpx
+import httpx2
 
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.telemetry.metrics import Metrics
@@ -13,7 +13,7 @@ from tests.server.application import build
 from tests.server.fakes import ByteTokenizer, FakeEngine
 from tests.world.site import Site
 
-Connect = Callable[[FakeEngine], httpx.AsyncClient]
+Connect = Callable[[FakeEngine], httpx2.AsyncClient]
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
 
@@ -31,7 +31,7 @@ async def test_a_trace_goes_out_with_a_span_of_our_own(client: Connect) -> None:
 
 async def test_a_proxy_that_repeats_the_id_of_a_request_finds_none_to_double() -> None:
     app = behind_repeating_proxy(build(ServerConfig(), FakeEngine(), ByteTokenizer(), Metrics()))
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
+    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://localhost") as http:
         assert "x-request-id" not in (await http.get("/v1/models", headers={"x-request-id": "abc-1"})).headers
         for unfit in ({"x-request-id": "a b"}, {}):
             made = (await http.get("/v1/models", headers=unfit)).headers["x-request-id"]

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from prolepsis.control.web.reply_headers import WARNING
@@ -91,13 +91,13 @@ def running(request: pytest.FixtureRequest) -> Iterator[Served]:
         yield made
 
 
-def asked(running: Served, **changes: object) -> httpx.Response:
-    reply = httpx.post(f"{running.url}/v1/responses", json={**REQUEST, **changes})
+def asked(running: Served, **changes: object) -> httpx2.Response:
+    reply = httpx2.post(f"{running.url}/v1/responses", json={**REQUEST, **changes})
     assert reply.status_code == 200, reply.text
     return reply
 
 
-def events_of(reply: httpx.Response) -> list[Json]:
+def events_of(reply: httpx2.Response) -> list[Json]:
     return [json.loads(line.removeprefix("data: ")) for line in reply.text.splitlines() if line.startswith("data: ")]
 
 
@@ -262,7 +262,7 @@ def test_the_prompt_of_a_custom_tool_shows_its_form() -> None:
 )  # fmt: skip
 def test_refusals_name_the_field(changes: Json, param: str) -> None:
     with running_with("ok") as running:
-        reply = httpx.post(f"{running.url}/v1/responses", json={**REQUEST, **changes})
+        reply = httpx2.post(f"{running.url}/v1/responses", json={**REQUEST, **changes})
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
 
 
@@ -280,7 +280,7 @@ def test_tokens_of_an_input_are_counted() -> None:
             model="tiny", instructions=REQUEST["instructions"], input=REQUEST["input"], tools=[SHELL]
         )
         used = asked(running, tools=[SHELL], stream=False).json()["usage"]["input_tokens"]
-        wrong = httpx.post(f"{running.url}/v1/responses/input_tokens", json={"model": "tiny", "input": 3})
+        wrong = httpx2.post(f"{running.url}/v1/responses/input_tokens", json={"model": "tiny", "input": 3})
     assert (counted.object, counted.input_tokens) == ("response.input_tokens", used)
     assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "input")
     assert len(running.engine.requests) == 1, "counting asks nothing of the engine"

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from prolepsis.core.engine_client import EngineInfo
@@ -42,9 +42,9 @@ class Scoring(FakeEngine):
         yield Finished(request.request_id, self._stats(request, 0))
 
 
-def decide(engine: FakeEngine, **fields: object) -> httpx.Response:
+def decide(engine: FakeEngine, **fields: object) -> httpx2.Response:
     with served(engine) as running:
-        return httpx.post(f"{running.url}/v1/decisions", json={**BODY, **fields})
+        return httpx2.post(f"{running.url}/v1/decisions", json={**BODY, **fields})
 
 
 def test_the_likeliest_text_is_the_choice() -> None:

@@ -4,14 +4,14 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from prolepsis.core.requests import SamplingDefaults
 from tests.fake_client import INFO
 from tests.server.fakes import FakeEngine
 
-Connect = Callable[[FakeEngine], httpx.AsyncClient]
+Connect = Callable[[FakeEngine], httpx2.AsyncClient]
 DEFAULTS = SamplingDefaults(
     temperature=0.2, top_p=0.9, top_k=40, min_p=0.05, repetition_penalty=1.1, source="catalogue"
 )

@@ -6,7 +6,7 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from prolepsis import __version__
@@ -24,7 +24,7 @@ from prolepsis.server.run import bind
 from tests.server.conftest import Served, served
 from tests.server.fakes import END, ByteTokenizer, FakeEngine
 
-Connect = Callable[[FakeEngine], httpx.AsyncClient]
+Connect = Callable[[FakeEngine], httpx2.AsyncClient]
 USER: Any = [{"role": "user", "content": "Hi"}]
 CHAT: dict[str, Any] = {"model": "tiny", "messages": USER}
 
@@ -240,7 +240,7 @@ class WithBegin(ByteTokenizer):
 )
 def test_tokenize_in_the_shapes_of_others(body: dict[str, object], expected: list[object]) -> None:
     with served(FakeEngine(), tokenizer=WithBegin()) as running:
-        assert httpx.post(f"{running.url}/tokenize", json=body).json()["tokens"] == expected
+        assert httpx2.post(f"{running.url}/tokenize", json=body).json()["tokens"] == expected
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from prolepsis.engine.text.answer_formats.table import TOOL_FORMATS
@@ -32,7 +32,7 @@ BODIES: dict[str, dict[str, Any]] = {
 
 async def ask(
     route: str, text: str, *, step: int = 3, form: str = "hermes", engine: FakeEngine | None = None, **more: object
-) -> httpx.Response:
+) -> httpx2.Response:
     tokenizer = ByteTokenizer()
     tokenizer.formats = replace(tokenizer.formats, tools=TOOL_FORMATS[form])
     engine = engine or FakeEngine(text=text, step=step, info=replace(INFO, max_model_len=4096))
@@ -50,7 +50,7 @@ async def message(text: str, **more: Any) -> tuple[str | None, list[tuple[str, A
     return choice["message"]["content"], calls, choice["finish_reason"]
 
 
-def events_of(reply: httpx.Response) -> list[dict[str, Any]]:
+def events_of(reply: httpx2.Response) -> list[dict[str, Any]]:
     lines = [line.removeprefix("data: ") for line in reply.text.splitlines()]
     return [json.loads(line) for line in lines if line.startswith("{")]
 

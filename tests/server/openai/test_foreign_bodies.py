@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-import httpx
+import httpx2
 import openai
 import pytest
 
@@ -34,12 +34,12 @@ def sites() -> dict[bool, Site]:
 
 
 @pytest.fixture
-def http(sites: dict[bool, Site]) -> httpx.AsyncClient:
+def http(sites: dict[bool, Site]) -> httpx2.AsyncClient:
     return sites[False].client()
 
 
 @pytest.fixture
-def strict(sites: dict[bool, Site]) -> httpx.AsyncClient:
+def strict(sites: dict[bool, Site]) -> httpx2.AsyncClient:
     return sites[True].client()
 
 
@@ -88,7 +88,7 @@ def said(message: Body) -> Body:
         (RESPONSES, {"include": ["message.output_text.logprobs"]}),
     ],
 )  # fmt: skip
-async def test_what_is_taken_without_a_word(http: httpx.AsyncClient, route: str, changes: Body) -> None:
+async def test_what_is_taken_without_a_word(http: httpx2.AsyncClient, route: str, changes: Body) -> None:
     reply = await http.post(route, json=BASES[route] | changes)
     assert reply.status_code == 200, reply.text
     assert WARNING not in reply.headers
@@ -133,7 +133,7 @@ async def test_what_is_taken_without_a_word(http: httpx.AsyncClient, route: str,
     ],
 )  # fmt: skip
 async def test_what_changes_nothing_is_named(
-    http: httpx.AsyncClient, strict: httpx.AsyncClient, route: str, changes: Body, named: str
+    http: httpx2.AsyncClient, strict: httpx2.AsyncClient, route: str, changes: Body, named: str
 ) -> None:
     body = BASES[route] | changes
     reply = await http.post(route, json=body)
@@ -160,7 +160,7 @@ async def test_what_changes_nothing_is_named(
     ],
 )
 async def test_a_strict_server_refuses_it_by_name(
-    strict: httpx.AsyncClient, changes: Body, code: str, param: str, named: str
+    strict: httpx2.AsyncClient, changes: Body, code: str, param: str, named: str
 ) -> None:
     reply = await strict.post(CHAT, json=BASES[CHAT] | changes)
     error = reply.json()["error"]
@@ -213,7 +213,7 @@ def test_fields_of_one_endpoint_are_known_where_another_lacks_them() -> None:
         assert set[str]().union(*fields) - mine <= FOREIGN_FIELDS.keys()
 
 
-async def test_operators_bodies_stay_strict(http: httpx.AsyncClient) -> None:
+async def test_operators_bodies_stay_strict(http: httpx2.AsyncClient) -> None:
     reply = await http.post("/admin/policy/explain", json={"request": BASES[CHAT] | {"chat_id": 1}, "tenat": "a"})
     assert (reply.status_code, reply.json()["error"]["code"]) == (400, "unknown_parameter")
     explained = await http.post("/admin/policy/explain", json={"request": BASES[CHAT] | {"chat_id": 1}})

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from prolepsis.engine.text.model_tokenizer import ModelTokenizer
@@ -24,7 +24,7 @@ def said(content: object) -> list[dict[str, Any]]:
     return [USER, {"role": "assistant", "content": content}]
 
 
-async def asked(tokenizer: ModelTokenizer, body: dict[str, Any]) -> tuple[httpx.Response, str, list[int]]:
+async def asked(tokenizer: ModelTokenizer, body: dict[str, Any]) -> tuple[httpx2.Response, str, list[int]]:
     """Return the reply, and the prompt as text and as tokens; /tokenize shows the same for the conversation."""
     engine = FakeEngine()
     async with Site(engine, tokenizer=tokenizer).http as http:

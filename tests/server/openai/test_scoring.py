@@ -3,14 +3,14 @@
 from collections.abc import Callable
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from tests.fake_client import INFO
 from tests.server.conftest import Served
 from tests.server.fakes import FakeEngine
 
-Connect = Callable[[FakeEngine], httpx.AsyncClient]
+Connect = Callable[[FakeEngine], httpx2.AsyncClient]
 PROMPT = "Ö é"
 NUM_BYTES = len(PROMPT.encode())
 BASE: dict[str, Any] = {"model": "tiny", "prompt": PROMPT}
@@ -18,7 +18,7 @@ CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content"
 OF_PROMPT = {"65": {"logprob": -0.5, "rank": 1, "decoded_token": "A"}}
 
 
-async def choice(http: httpx.AsyncClient, **changes: Any) -> dict[str, Any]:
+async def choice(http: httpx2.AsyncClient, **changes: Any) -> dict[str, Any]:
     response = await http.post("/v1/completions", json=BASE | changes)
     assert response.status_code == 200, response.text
     found: dict[str, Any] = response.json()["choices"][0]
@@ -89,7 +89,7 @@ async def test_prompt_logprobs_are_lists_of_maps_by_token_id(client: Connect, n:
     ],
 )
 def test_a_stream_equals_its_twin(shared: Served, options: dict[str, Any]) -> None:
-    with httpx.Client(base_url=shared.url) as http:
+    with httpx2.Client(base_url=shared.url) as http:
         whole = http.post("/v1/completions", json=BASE | options).json()
     create: Any = shared.openai().completions.create
     extra = {name: options[name] for name in ("prompt_logprobs", "speculation") if name in options}
@@ -110,7 +110,7 @@ async def test_a_chats_stream_has_the_prompts_in_its_first_chunk(client: Connect
     whole = (await http.post("/v1/chat/completions", json=asked)).json()
     lines = (await http.post("/v1/chat/completions", json=asked | {"stream": True})).text.split("\n\n")
     chunks = [
-        httpx.Response(200, text=line.removeprefix("data: ")).json() for line in lines if line.startswith("data: {")
+        httpx2.Response(200, text=line.removeprefix("data: ")).json() for line in lines if line.startswith("data: {")
     ]
     assert [chunk["prompt_logprobs"] for chunk in chunks if "prompt_logprobs" in chunk] == [whole["prompt_logprobs"]]
 

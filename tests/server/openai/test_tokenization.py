@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from anyio import to_thread
 
@@ -36,7 +36,7 @@ class Watched(ByteTokenizer):
         return super().apply_chat_template(messages, **options)
 
 
-def connect(tokenizer: ByteTokenizer, text: str = "ok") -> httpx.AsyncClient:
+def connect(tokenizer: ByteTokenizer, text: str = "ok") -> httpx2.AsyncClient:
     engine = FakeEngine(text=text, step=500, info=replace(INFO, max_model_len=1 << 16))
     return Site(engine, tokenizer=tokenizer).http
 

@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from pydantic import BaseModel
 
@@ -299,7 +299,7 @@ def test_reasoning_is_text_where_the_template_knows_no_marks() -> None:
 def test_a_grammar_the_engine_refuses_is_named_as_the_body_calls_it(options: dict[str, Any], param: str) -> None:
     with served(roomy(error=InvalidGrammar("no such keyword"))) as running:
         body = {"model": "tiny", "messages": USER, **options}
-        response = httpx.post(f"{running.url}/v1/chat/completions", json=body)
+        response = httpx2.post(f"{running.url}/v1/chat/completions", json=body)
     assert response.status_code == 400
     assert response.json()["error"] == {
         "message": "no such keyword",

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 from typing import cast
 
-import httpx
+import httpx2
 import pytest
 import regex
 
@@ -124,7 +124,7 @@ def test_the_documented_example_works(tmp_path: Path, monkeypatch: pytest.Monkey
         "policies: [{use: 'acme_moderation:make', timeout_ms: 5000, options: {service: 'http://x'}}]"
     )
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    monkeypatch.setattr(httpx, "post", lambda _, json: httpx.Response(200, json={"bad": "evil" in json["text"]}))
+    monkeypatch.setattr(httpx2, "post", lambda _, json: httpx2.Response(200, json={"bad": "evil" in json["text"]}))
     policies = read_output_policies(tmp_path / "output.yaml")
     delivered = deliver("All is well. Some of it is evil. The end", *policies, step=5)
     assert delivered.text == "All is well."

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from torch import Tensor
 
@@ -38,7 +38,7 @@ def running(request: pytest.FixtureRequest) -> Iterator[tuple[Served, str, str]]
         yield one, "the key " if stops else "the key [SECRET] works", "content_filter" if stops else "stop"
 
 
-def events_of(reply: httpx.Response) -> list[dict[str, Any]]:
+def events_of(reply: httpx2.Response) -> list[dict[str, Any]]:
     lines = [line.removeprefix("data: ") for line in reply.text.splitlines() if line.startswith("data: {")]
     return [json.loads(line) for line in lines]
 
@@ -48,7 +48,7 @@ def test_chat(running: tuple[Served, str, str], stream: bool) -> None:
     server, text, reason = running
     options = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}} if stream else {}
     body = CHAT | {"stream": stream, "logprobs": True, "return_token_ids": True} | options
-    reply = httpx.post(f"{server.url}/v1/chat/completions", json=body)
+    reply = httpx2.post(f"{server.url}/v1/chat/completions", json=body)
     assert KEY[3:11] not in reply.text
     if not stream:
         choice = reply.json()["choices"][0]
@@ -75,7 +75,7 @@ def test_chat(running: tuple[Served, str, str], stream: bool) -> None:
 @pytest.mark.parametrize("stream", [True, False])
 def test_completions(running: tuple[Served, str, str], stream: bool) -> None:
     server, text, reason = running
-    reply = httpx.post(f"{server.url}/v1/completions", json=TEXT | {"stream": stream, "n": 2, "logprobs": 1})
+    reply = httpx2.post(f"{server.url}/v1/completions", json=TEXT | {"stream": stream, "n": 2, "logprobs": 1})
     assert KEY[3:11] not in reply.text
     chunks = events_of(reply) if stream else [reply.json()]
     for index in range(2):
@@ -88,7 +88,7 @@ def test_completions(running: tuple[Served, str, str], stream: bool) -> None:
 @pytest.mark.parametrize("stream", [True, False])
 def test_responses(running: tuple[Served, str, str], stream: bool) -> None:
     server, text, reason = running
-    reply = httpx.post(f"{server.url}/v1/responses", json=INPUT | {"stream": stream})
+    reply = httpx2.post(f"{server.url}/v1/responses", json=INPUT | {"stream": stream})
     assert KEY[3:11] not in reply.text
     response = events_of(reply)[-1]["response"] if stream else reply.json()
     assert response["output"][0]["content"][0]["text"] == text
@@ -101,7 +101,7 @@ def test_responses(running: tuple[Served, str, str], stream: bool) -> None:
 
 def test_a_stop_ends_the_work_of_the_engine(running: tuple[Served, str, str]) -> None:
     server, _, reason = running
-    httpx.post(f"{server.url}/v1/completions", json=TEXT)
+    httpx2.post(f"{server.url}/v1/completions", json=TEXT)
     assert bool(server.engine.aborted) == (reason == "content_filter")
 
 
@@ -116,7 +116,7 @@ def server_with(tmp_path: Path, *output: LoadedPolicy, model: Slow | None = None
 def metrics_of(server: TableServer, **body: Any) -> tuple[str, dict[str, Any]]:
     asked = {"model": "table", "prompt": "bcd", "seed": 3, "ignore_eos": True, "max_tokens": 90, **body}
     asked["speculation"] = {"metrics": True}
-    reply = httpx.post(f"{server.url}/v1/completions", json=asked, timeout=30)
+    reply = httpx2.post(f"{server.url}/v1/completions", json=asked, timeout=30)
     assert reply.status_code == 200, reply.text
     return reply.json()["choices"][0]["text"], reply.json()["metrics"]
 
@@ -136,7 +136,7 @@ def test_acceptance_is_reported_on_both_sides_of_the_boundary(tmp_path: Path) ->
         assert part["num_verified_draft_tokens"] == part["num_delivered_draft_tokens"] + lost
         assert 0 < part["num_delivered_draft_tokens"] <= cut
         assert part["lost"]["stop_string"] >= 2, "of three tokens one at most was the target's own"
-        shown = httpx.get(f"{server.url}/admin/health").json()["delivery"]
+        shown = httpx2.get(f"{server.url}/admin/health").json()["delivery"]
         [one] = shown["delivered"]
         assert (one["proposer"], one["traffic_class"]) == ("first", "completions/standard/free/short")
         verified = whole["num_verified_draft_tokens"] + part["num_verified_draft_tokens"]
@@ -159,7 +159,7 @@ def test_text_cut_off_by_a_policy_counts_as_lost_to_it(tmp_path: Path) -> None:
         delivery = metrics["delivery"]
         assert delivery["num_verified_draft_tokens"] > delivery["num_delivered_draft_tokens"]
         assert delivery["lost"]["policy"] >= 4
-        assert httpx.get(f"{server.url}/admin/health").json()["delivery"]["policies"] == [
+        assert httpx2.get(f"{server.url}/admin/health").json()["delivery"]["policies"] == [
             {"name": "words", "on_fault": "closed", "timeout_ms": 1000.0, "max_held": 4096}
         ]
 

@@ -4,7 +4,7 @@ import json
 import re
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,11 +40,11 @@ def site() -> Site:
 
 
 @pytest.fixture
-def http(site: Site) -> httpx.AsyncClient:
+def http(site: Site) -> httpx2.AsyncClient:
     return site.client()
 
 
-def assert_error(response: httpx.Response, status: int, code: str, param: str | None, *named: str) -> None:
+def assert_error(response: httpx2.Response, status: int, code: str, param: str | None, *named: str) -> None:
     assert response.status_code == status, response.text
     assert list(response.json()) == ["error"]
     error = response.json()["error"]
@@ -71,7 +71,7 @@ def assert_error(response: httpx.Response, status: int, code: str, param: str | 
     ],
 )
 @pytest.mark.parametrize("route", ["/v1/completions", "/v1/chat/completions"])
-async def test_broken_bodies(http: httpx.AsyncClient, route: str, raw: bytes, code: str) -> None:
+async def test_broken_bodies(http: httpx2.AsyncClient, route: str, raw: bytes, code: str) -> None:
     response = await http.post(route, content=raw)
     assert response.status_code == 400
     assert response.json()["error"]["code"] == code
@@ -168,7 +168,7 @@ async def test_broken_bodies(http: httpx.AsyncClient, route: str, raw: bytes, co
     ],
 )  # fmt: skip
 async def test_chat_refusals(
-    http: httpx.AsyncClient, changes: dict[str, object], code: str, param: str, named: list[str]
+    http: httpx2.AsyncClient, changes: dict[str, object], code: str, param: str, named: list[str]
 ) -> None:
     assert_error(await http.post("/v1/chat/completions", json=CHAT | changes), 400, code, param, *named)
 
@@ -199,12 +199,12 @@ async def test_chat_refusals(
     ],
 )
 async def test_completion_refusals(
-    http: httpx.AsyncClient, changes: dict[str, object], code: str, param: str, named: list[str]
+    http: httpx2.AsyncClient, changes: dict[str, object], code: str, param: str, named: list[str]
 ) -> None:
     assert_error(await http.post("/v1/completions", json=TEXT | changes), 400, code, param, *named)
 
 
-async def test_unknown_model_route_method_and_size(http: httpx.AsyncClient) -> None:
+async def test_unknown_model_route_method_and_size(http: httpx2.AsyncClient) -> None:
     response = await http.post("/v1/completions", json=TEXT | {"model": "gpt"})
     assert_error(response, 404, "model_not_found", "model", "gpt", "tiny")
     assert_error(await http.get("/v1/models/gpt"), 404, "model_not_found", "model")
@@ -216,7 +216,7 @@ async def test_unknown_model_route_method_and_size(http: httpx.AsyncClient) -> N
     assert_error(large, 413, "request_too_large", None, "4096")
 
 
-async def test_what_is_not_served_is_not_tried_again(http: httpx.AsyncClient) -> None:
+async def test_what_is_not_served_is_not_tried_again(http: httpx2.AsyncClient) -> None:
     """SDKs retry every 5xx; a 501 stays one."""
     paths = "embedding embeddings rerank v1/embeddings v1/rerank v1/moderations v1/images/generations v1/audio/speech"
     for path in paths.split():
@@ -224,7 +224,7 @@ async def test_what_is_not_served_is_not_tried_again(http: httpx.AsyncClient) ->
         assert_error(refused, 404, "unknown_url", None, f"/{path}", "generates text")
 
 
-async def test_missing_fields_are_named(http: httpx.AsyncClient) -> None:
+async def test_missing_fields_are_named(http: httpx2.AsyncClient) -> None:
     response = await http.post("/v1/completions", json={"model": "tiny"})
     assert_error(response, 400, "missing_required_parameter", "prompt", "prompt")
     response = await http.post("/v1/chat/completions", json={"model": "tiny"})
@@ -232,7 +232,7 @@ async def test_missing_fields_are_named(http: httpx.AsyncClient) -> None:
 
 
 @pytest.mark.parametrize("given", [{}, {"model": None}, {"model": ""}])
-async def test_without_a_name_the_first_model_answers(http: httpx.AsyncClient, given: dict[str, Any]) -> None:
+async def test_without_a_name_the_first_model_answers(http: httpx2.AsyncClient, given: dict[str, Any]) -> None:
     asked = {"/v1/completions": {"prompt": "Hi"}, "/v1/chat/completions": {"messages": CHAT["messages"]},
              "/v1/responses": {"input": "Hi"}}  # fmt: skip
     for path, body in asked.items():

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from prolepsis.core.config import LimitTerms, MovedLine, ServerConfig
@@ -203,10 +203,10 @@ def test_lines_go_behind_a_result_and_not_into_an_answer_that_has_begun() -> Non
     assert moved(later, BOTH) == (later, [])
 
 
-def ask(server: Served, system: str, **headers: str) -> httpx.Response:
+def ask(server: Served, system: str, **headers: str) -> httpx2.Response:
     messages = [{"role": "system", "content": system}, {"role": "user", "content": "Hi"}]
     body = {"model": "tiny", "messages": messages}
-    reply = httpx.post(f"{server.url}/v1/chat/completions", json=body, headers=headers)
+    reply = httpx2.post(f"{server.url}/v1/chat/completions", json=body, headers=headers)
     reply.raise_for_status()
     return reply
 
@@ -240,9 +240,9 @@ def test_hits_are_counted_by_client() -> None:
     with served(FakeEngine()) as server:
         for agent in agents:
             ask(server, "Be brief.", **{"user-agent": agent})
-        found: list[dict[str, Any]] = httpx.get(f"{server.url}/admin/traffic").json()["clients"]
+        found: list[dict[str, Any]] = httpx2.get(f"{server.url}/admin/traffic").json()["clients"]
         assert {one["client"]: one["num_requests"] for one in found} == dict.fromkeys(agents.values(), 1)
         assert all(one["num_cached_tokens"] == 2 < one["num_prompt_tokens"] for one in found)
-        text = httpx.get(f"{server.url}/metrics").text
+        text = httpx2.get(f"{server.url}/metrics").text
         assert 'prolepsis_client_cached_tokens_total{client="claude-code"} 2.0' in text
-        assert "from the prefix cache, by client" in httpx.get(f"{server.url}/console").text
+        assert "from the prefix cache, by client" in httpx2.get(f"{server.url}/console").text

@@ -3,7 +3,7 @@
 import json
 from dataclasses import replace
 
-import httpx
+import httpx2
 import pytest
 
 from prolepsis.core.errors import InvalidParameter
@@ -100,10 +100,10 @@ def test_mistrals_shape_over_http() -> None:
     gap = {"model": "tiny", "prompt": BEFORE, "suffix": AFTER, "random_seed": 7, "min_tokens": 1}
     with served(engine, tokenizer=Filling()) as server:
         url = f"{server.url}/v1/fim/completions"
-        reply, stream = httpx.post(url, json=gap), httpx.post(url, json={**gap, "stream": True})
-        short = httpx.post(url, json={"prompt": BEFORE, "max_tokens": 2, "stop": "+", "temperature": 0}).json()
-        unfit = httpx.post(url, json={"prompt": [1], "suffix": AFTER})
-        nothing = httpx.post(url, json={"prompt": BEFORE, "max_tokens": 0}).json()
+        reply, stream = httpx2.post(url, json=gap), httpx2.post(url, json={**gap, "stream": True})
+        short = httpx2.post(url, json={"prompt": BEFORE, "max_tokens": 2, "stop": "+", "temperature": 0}).json()
+        unfit = httpx2.post(url, json={"prompt": [1], "suffix": AFTER})
+        nothing = httpx2.post(url, json={"prompt": BEFORE, "max_tokens": 0}).json()
     document = reply.json()
     assert (document["object"], document["model"], document["usage"]["prompt_tokens"]) == (
         "chat.completion",
@@ -133,5 +133,5 @@ def test_mistrals_shape_over_http() -> None:
 def test_marks_in_a_middle_are_text() -> None:
     text = '<think>a</think><tool_call>{"name": "f", "arguments": {}}</tool_call>'
     with served(FakeEngine(text), tokenizer=Filling()) as server:
-        reply = httpx.post(f"{server.url}/v1/fim/completions", json={"prompt": "a"})
+        reply = httpx2.post(f"{server.url}/v1/fim/completions", json={"prompt": "a"})
     assert reply.json()["choices"][0]["message"]["content"] == text

@@ -3,7 +3,7 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from pathlib import Path
 
-import httpx
+import httpx2
 
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import EngineDead, NotFinite
@@ -19,7 +19,7 @@ from tests.server.application import build
 from tests.server.fakes import ByteTokenizer, FakeEngine
 from tests.world.site import Site
 
-Connect = Callable[[FakeEngine], httpx.AsyncClient]
+Connect = Callable[[FakeEngine], httpx2.AsyncClient]
 
 
 async def test_live_and_ready(client: Connect) -> None:
@@ -49,7 +49,7 @@ async def test_a_gateway_without_a_key_learns_whether_it_is_ready_and_no_more(tm
     record, key = new_key("acme", roles=("client",), tier="standard")
     file.add(record)
     app = build(ServerConfig(), engine, ByteTokenizer(), Metrics(), keys=Keys(file))
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://10.0.0.7:8000") as http:
+    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://10.0.0.7:8000") as http:
         for route in ("/health", "/health/ready"):
             found = await http.get(route)
             assert (found.status_code, found.json()) == (200, {"ready": True})

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 
-import httpx
+import httpx2
 
 from prolepsis import __version__
 from prolepsis.core.config import ServerConfig
@@ -16,7 +16,7 @@ from tests.core.telemetry.test_requests import ended
 from tests.server.fakes import FakeEngine
 from tests.world.site import Site
 
-Connect = Callable[[FakeEngine], httpx.AsyncClient]
+Connect = Callable[[FakeEngine], httpx2.AsyncClient]
 
 
 async def test_metrics_show_load_and_routes(client: Connect) -> None:

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from msgspec import structs
 from sqlalchemy import Row
@@ -28,7 +28,7 @@ from tests.world.site import Site
 BODY: dict[str, Any] = {"model": "tiny", "prompt": "Hi", "max_tokens": 40}
 
 
-Connect = Callable[..., httpx.AsyncClient]
+Connect = Callable[..., httpx2.AsyncClient]
 
 
 @pytest.fixture

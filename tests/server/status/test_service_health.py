@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import get_args
 
-import httpx
+import httpx2
 import pytest
 
 from prolepsis.core.ended import End
@@ -21,7 +21,7 @@ from tests.clock import Clock
 from tests.ops.tracing.ended import prompt_ended, request_ended
 from tests.server.fakes import FakeEngine
 
-Connect = Callable[[FakeEngine], httpx.AsyncClient]
+Connect = Callable[[FakeEngine], httpx2.AsyncClient]
 BODY = {"model": "tiny", "prompt": "x", "max_tokens": 4}
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from prolepsis.control.web.caller import Caller
@@ -53,14 +53,14 @@ class Waiting(FakeEngine):
 @contextmanager
 def opened(running: Served, body: dict[str, Any], path: str = "completions") -> Iterator[Iterator[dict[str, Any]]]:
     """Yield the events of an answer while it runs."""
-    with httpx.stream("POST", f"{running.url}/v1/verify/{path}", json=body, timeout=30) as response:
+    with httpx2.stream("POST", f"{running.url}/v1/verify/{path}", json=body, timeout=30) as response:
         assert response.status_code == 200, response.read()
         yield (json.loads(line[6:]) for line in response.iter_lines() if line.startswith("data: "))
 
 
-def send(running: Served, stream_id: str, position: int, *tokens: int) -> httpx.Response:
+def send(running: Served, stream_id: str, position: int, *tokens: int) -> httpx2.Response:
     draft = {"position": position, "token_ids": tokens}
-    return httpx.post(f"{running.url}/v1/verify/{stream_id}/drafts", json=draft)
+    return httpx2.post(f"{running.url}/v1/verify/{stream_id}/drafts", json=draft)
 
 
 def test_the_events_of_an_answer_that_its_client_drafts() -> None:
@@ -86,7 +86,7 @@ def test_the_events_of_an_answer_that_its_client_drafts() -> None:
 @pytest.mark.parametrize(("path", "body"), [("completions", BODY), ("chat/completions", CHAT)])
 def test_without_drafts_the_text_is_that_of_the_ordinary_route(path: str, body: dict[str, Any]) -> None:
     with served(FakeEngine(info=WITH_CLIENT)) as running:
-        (choice,) = httpx.post(f"{running.url}/v1/{path}", json=body).json()["choices"]
+        (choice,) = httpx2.post(f"{running.url}/v1/{path}", json=body).json()["choices"]
         with opened(running, body, path) as events:
             found = list(events)
     assert [one["type"] for one in found[:1] + found[-1:]] == ["started", "done"]
@@ -143,7 +143,7 @@ def test_where_drafts_are_not_taken_the_answer_says_so(given: dict[str, Any], re
     with served(FakeEngine("abcdefgh", hold_after=1, info=info), config, output=output) as running:
         if reason == "killed":
             killed = {"on": True, "scope": "proposer:client", "reason": "a test"}
-            assert httpx.put(f"{running.url}/admin/kill", json=killed).status_code == 200
+            assert httpx2.put(f"{running.url}/admin/kill", json=killed).status_code == 200
         with opened(running, BODY | given) as events:
             started = next(events)
             assert started["drafts"] == {"taken": False, "reason": reason, "max_tokens": 64}
@@ -168,7 +168,7 @@ def test_unsupported_parameters_are_refused_by_name(
     shared: Served, path: str, given: dict[str, Any], param: str
 ) -> None:
     body = (BODY if path == "completions" else CHAT) | given
-    reply = httpx.post(f"{shared.url}/v1/verify/{path}", json=body)
+    reply = httpx2.post(f"{shared.url}/v1/verify/{path}", json=body)
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
     assert "allowed" in reply.json()["error"]["message"]
 
@@ -179,7 +179,7 @@ def test_what_refuses_a_request_before_it_runs_is_the_status() -> None:
         url = f"{running.url}/v1/verify/completions"
         with opened(running, BODY | {"max_tokens": 90}) as events:
             assert next(events)["type"] == "started"
-            reply = httpx.post(url, json=BODY)
+            reply = httpx2.post(url, json=BODY)
             assert (reply.status_code, reply.json()["error"]["code"]) == (429, "rate_limit_exceeded")
             assert "retry-after" in reply.headers
 
@@ -190,7 +190,7 @@ def test_a_request_that_waits_in_the_queue_for_too_long_is_a_504() -> None:
     with served(engine, config) as running, opened(running, BODY) as events:
         assert next(events)["type"] == "started"
         late = {"x-request-timeout-ms": "50"}
-        reply = httpx.post(f"{running.url}/v1/verify/completions", json=BODY, headers=late)
+        reply = httpx2.post(f"{running.url}/v1/verify/completions", json=BODY, headers=late)
         assert (reply.status_code, reply.json()["error"]["code"]) == (504, "deadline_exceeded")
 
 

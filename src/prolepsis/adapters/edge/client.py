@@ -11,7 +11,7 @@ from contextlib import aclosing
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
-import httpx
+import httpx2
 from msgspec import to_builtins
 
 from prolepsis.adapters.edge.provisional import ProvisionalAnswer, ProvisionalCounts
@@ -67,16 +67,16 @@ class EdgeClient:
         proposer: Proposer | None = None,
         num_ahead: int = NUM_AHEAD,
         silence_s: float = SILENCE_S,
-        transport: httpx.AsyncBaseTransport | None = None,
+        transport: httpx2.AsyncBaseTransport | None = None,
     ) -> None:
         """`proposer`: what drafts, by default prompt lookup; `num_ahead`: most tokens shown before they are verified.
         `silence_s`: a server that says nothing for so long, while a request waits or is answered, is given up.
 
-        `transport` replaces httpx's own.
+        `transport` replaces httpx2's own.
         """
         headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-        self._http = httpx.AsyncClient(base_url=url, headers=headers, timeout=_REPLY_S, transport=transport)
-        self._timeout = httpx.Timeout(_REPLY_S, read=silence_s)
+        self._http = httpx2.AsyncClient(base_url=url, headers=headers, timeout=_REPLY_S, transport=transport)
+        self._timeout = httpx2.Timeout(_REPLY_S, read=silence_s)
         self._proposer = proposer or PromptLookupProposer()
         self._num_ahead = num_ahead
 
@@ -91,7 +91,7 @@ class EdgeClient:
     ) -> VerifiedAnswer:
         """Return the answer to a body of /v1/chat/completions; `on_change` is called when other text is to be shown.
 
-        Raises `ServerError`, and httpx's errors if the server cannot be reached or falls silent.
+        Raises `ServerError`, and httpx2's errors if the server cannot be reached or falls silent.
         """
         return await self._answer("/v1/verify/chat/completions", body, on_change)
 
@@ -106,7 +106,7 @@ class EdgeClient:
     ) -> VerifiedAnswer:
         began = time.monotonic()
         async with self._http.stream("POST", path, json=body, timeout=self._timeout) as response:
-            if response.status_code != httpx.codes.OK:
+            if response.status_code != httpx2.codes.OK:
                 await response.aread()
                 raise refusal_of(response)
             async with aclosing(read_events(response.aiter_lines())) as events:
@@ -123,7 +123,7 @@ class _EdgeAnswer:
 
     def __init__(
         self,
-        http: httpx.AsyncClient,
+        http: httpx2.AsyncClient,
         started: Started,
         answer: ProvisionalAnswer,
         on_change: Callable[[Shown], object],
@@ -194,10 +194,10 @@ class _EdgeAnswer:
                 continue
             try:
                 reply = await self._http.post(path, json=asdict(draft))
-            except httpx.HTTPError:  # contained: a draft costs speed, never the answer
+            except httpx2.HTTPError:  # contained: a draft costs speed, never the answer
                 self._answer.not_sent()
                 continue
-            if reply.status_code != httpx.codes.OK:
+            if reply.status_code != httpx2.codes.OK:
                 return
             self._num_drafts_sent += 1
             if reply.json()["taken"]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Protocol
 
-import httpx
+import httpx2
 import structlog
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -152,24 +152,24 @@ class Pool:
             async with asyncio.timeout(CHECK_S), self._client(CHECK_S) as http:
                 async with http.stream("GET", f"{self.url}/v1/models") as listed:
                     body = await start_of(listed)
-                if listed.status_code != httpx.codes.OK:
+                if listed.status_code != httpx2.codes.OK:
                     raise _refusal(listed.status_code, body)
                 facts = _facts(body)
                 await self._check_vocabulary(http, facts)
         except TimeoutError as error:
             raise PoolLost(f"does not answer within {CHECK_S:g} s") from error
-        except (httpx.HTTPError, UpstreamFault) as error:
+        except (httpx2.HTTPError, UpstreamFault) as error:
             raise PoolLost(_reason_of(error)) from error
         except (InvalidParameter, PoolBusy) as error:
             raise PoolLost(str(error)) from error
         return facts
 
-    def _client(self, read_s: float | None) -> httpx.AsyncClient:
+    def _client(self, read_s: float | None) -> httpx2.AsyncClient:
         """Return a client that keeps no cookies; what an engine sets would go with the requests of others."""
-        timeout = httpx.Timeout(CONNECT_S, read=read_s)
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+        timeout = httpx2.Timeout(CONNECT_S, read=read_s)
+        limits = httpx2.Limits(max_connections=None, max_keepalive_connections=64)
         none = CookieJar(DefaultCookiePolicy(allowed_domains=()))
-        return httpx.AsyncClient(headers=self._headers, timeout=timeout, limits=limits, cookies=none)
+        return httpx2.AsyncClient(headers=self._headers, timeout=timeout, limits=limits, cookies=none)
 
     async def stream(self, ask: UpstreamCall) -> AsyncGenerator[Chunk, None]:
         """Yield what the pool says; closing it early ends the request there.
@@ -179,7 +179,7 @@ class Pool:
         reader, url = self._api.reader(), f"{self.url}{self._api.path}"
         try:
             async with self._http.stream("POST", url, json=self._api.body(ask)) as response:
-                if response.status_code != httpx.codes.OK:
+                if response.status_code != httpx2.codes.OK:
                     raise _refusal(response.status_code, await start_of(response))
                 async with aclosing(chunks_of(response, reader)) as chunks:
                     async for chunk in chunks:
@@ -188,7 +188,7 @@ class Pool:
             raise PoolMalformed(str(error)) from error
         except UpstreamFault as error:
             raise PoolFault(str(error)) from error
-        except httpx.HTTPError as error:
+        except httpx2.HTTPError as error:
             raise PoolLost(_reason_of(error)) from error
 
     async def is_alive(self) -> bool:
@@ -196,7 +196,7 @@ class Pool:
         try:
             async with asyncio.timeout(CONNECT_S), self._http.stream("GET", f"{self.url}/health") as response:
                 return response.is_success
-        except (httpx.HTTPError, TimeoutError):
+        except (httpx2.HTTPError, TimeoutError):
             return False
 
     async def draft_totals(self) -> dict[str, float]:
@@ -205,19 +205,19 @@ class Pool:
             async with asyncio.timeout(CONNECT_S), self._http.stream("GET", f"{self.url}/metrics") as response:
                 text = await start_of(response, METRICS_BYTES) if response.is_success else b""
             return await asyncio.to_thread(_draft_totals, text)
-        except (httpx.HTTPError, TimeoutError, UpstreamFault, ValueError):
+        except (httpx2.HTTPError, TimeoutError, UpstreamFault, ValueError):
             return {}
 
     async def close(self) -> None:
         await self._http.aclose()
 
-    async def _check_vocabulary(self, http: httpx.AsyncClient, facts: PoolFacts) -> None:
+    async def _check_vocabulary(self, http: httpx2.AsyncClient, facts: PoolFacts) -> None:
         reader = self._api.reader()
         params = SamplingParams(temperature=0.0, max_tokens=_CHECKED_TOKENS, ignore_eos=True)
         ask = UpstreamCall(facts.model, tuple(self._vocabulary.encode(_CHECKED_TEXT)), params)
         chunks: list[Chunk] = []
         async with http.stream("POST", f"{self.url}{self._api.path}", json=self._api.body(ask)) as response:
-            if response.status_code != httpx.codes.OK:
+            if response.status_code != httpx2.codes.OK:
                 raise _refusal(response.status_code, await start_of(response))
             async with aclosing(chunks_of(response, reader)) as said:
                 async for chunk in said:
@@ -270,4 +270,4 @@ def _facts(body: bytes) -> PoolFacts:
 
 
 def _reason_of(error: Exception) -> str:
-    return f"{type(error).__name__} {error}".strip() if isinstance(error, httpx.HTTPError) else str(error)
+    return f"{type(error).__name__} {error}".strip() if isinstance(error, httpx2.HTTPError) else str(error)

@@ -4,9 +4,8 @@ import asyncio
 import math
 from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import aclosing
-from typing import cast
 
-import httpx
+import httpx2
 
 from prolepsis.adapters.upstream.api import Chunk, ChunkReader, UpstreamMalformed, payload
 from prolepsis.core.json_size import size_of
@@ -45,22 +44,18 @@ class Lines:
             raise UpstreamMalformed(f"said a line of more than {LINE_BYTES} bytes")
 
 
-def check_plain(response: httpx.Response) -> None:
+def check_plain(response: httpx2.Response) -> None:
     """Raise `UpstreamMalformed` for a compressed body, which was not asked for."""
     encoding = response.headers.get("content-encoding", "identity")
     if encoding != "identity":
         raise UpstreamMalformed(f"encodes its answer as {encoding[:40]!r}; asked for: identity")
 
 
-def _raw(response: httpx.Response) -> aclosing[AsyncGenerator[bytes, None]]:
-    return aclosing(cast("AsyncGenerator[bytes, None]", response.aiter_raw()))
-
-
-async def chunks_of(response: httpx.Response, reader: ChunkReader) -> AsyncGenerator[Chunk, None]:
+async def chunks_of(response: httpx2.Response, reader: ChunkReader) -> AsyncGenerator[Chunk, None]:
     """Yield what a stream says; raises `UpstreamFault`."""
     check_plain(response)
     lines = Lines()
-    async with _raw(response) as parts:
+    async with aclosing(response.aiter_raw()) as parts:
         async for part in parts:
             for line in lines.feed(part):
                 if (chunk := await _read(reader, line)) is not None:
@@ -118,11 +113,11 @@ def _check_ints(what: str, values: Iterable[object]) -> None:
             raise ValueError(f"{what} hold {value!r:.80}")
 
 
-async def start_of(response: httpx.Response, limit: int = BODY_BYTES) -> bytes:
+async def start_of(response: httpx2.Response, limit: int = BODY_BYTES) -> bytes:
     """Return the first `limit` bytes of a body; the rest is not read."""
     check_plain(response)
     read = bytearray()
-    async with _raw(response) as parts:
+    async with aclosing(response.aiter_raw()) as parts:
         async for part in parts:
             read += part
             if len(read) > limit:

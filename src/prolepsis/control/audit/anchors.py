@@ -12,7 +12,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import get_args
 
-import httpx
+import httpx2
 import structlog
 from prometheus_client import CollectorRegistry
 from pydantic import TypeAdapter
@@ -42,7 +42,7 @@ class AnchorPlace:
     """A second place for signed heads."""
 
     name: str  # for logs and metrics, without secrets
-    keep: Callable[[SignedHead], object]  # writes a head durably; raises `OSError` or `httpx.HTTPError`
+    keep: Callable[[SignedHead], object]  # writes a head durably; raises `OSError` or `httpx2.HTTPError`
     path: Path | None = None  # of a file, whose last heads are looked for in the chains
     turn: str | None = None
     """The turn that a replica takes to write, if all replicas write to one place; None: each writes to its own."""
@@ -73,7 +73,7 @@ def _place(setting: str, default: Path) -> AnchorPlace:
 
 
 def _post(url: str, head: SignedHead) -> None:
-    with httpx.Client(timeout=WEBHOOK_TIMEOUT_S, headers=PLAIN, event_hooks=hooks()) as http:
+    with httpx2.Client(timeout=WEBHOOK_TIMEOUT_S, headers=PLAIN, event_hooks=hooks()) as http:
         http.post(url, json=head.plain()).raise_for_status()
 
 
@@ -182,7 +182,7 @@ class AnchorFeature(Feature):
     def _keep(self, place: AnchorPlace, head: SignedHead) -> None:
         try:
             place.keep(head)
-        except (OSError, httpx.HTTPError) as error:  # tried again at the next tick
+        except (OSError, httpx2.HTTPError) as error:  # tried again at the next tick
             self._failures.labels(place.name).inc()
             log.error("audit_not_anchored", place=place.name, error=type(error).__name__)
             if place.turn is not None:

@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Protocol
 
-import httpx
+import httpx2
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from prolepsis.control.audit.entry import AuditEntry
@@ -78,12 +78,12 @@ class OtlpLogs:
 
         self._url = url
         headers = {**parse_env_headers(_setting("HEADERS"), liberal=True), "content-type": "application/x-protobuf"}
-        self._client = httpx.Client(headers=headers, timeout=TIMEOUT_S, verify=_tls())
+        self._client = httpx2.Client(headers=headers, timeout=TIMEOUT_S, verify=_tls())
 
     def deliver(self, entries: Sequence[AuditEntry]) -> None:
         try:
             reply = self._client.post(self._url, content=_request(entries))
-        except httpx.HTTPError as error:
+        except httpx2.HTTPError as error:
             raise DeliveryFailed(f"{self._url}: {error}") from None
         if not reply.is_success:
             raise DeliveryFailed(f"{self._url} did not take {len(entries)} entries: status {reply.status_code}")

@@ -1,21 +1,20 @@
 """Flags in flagd's format: checked before use, and evaluated in this process by flagd's rules."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime
 from hashlib import sha256
 from math import isinf
 from typing import Annotated, Any, Literal
 
-from openfeature.contrib.tools.flagd.core import FlagdCore
-from openfeature.contrib.tools.flagd.core.targeting.targeting import OPERATORS
 from openfeature.evaluation_context import EvaluationContext
 from openfeature.exception import ErrorCode, OpenFeatureError
-from openfeature.flag_evaluation import Reason
+from openfeature.flag_evaluation import FlagResolutionDetails, Reason
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from prolepsis.core.errors import ConfigError
+from prolepsis.core.extras import FLAGS
 from prolepsis.core.facts import FlagDecision, RequestFacts
 from prolepsis.core.files import LastGood
 from prolepsis.core.validation import first_problem
@@ -26,13 +25,10 @@ KILL = "speculation.kill"  # boolean, evaluated without a request; true: no spec
 DEFAULTS: Mapping[str, bool] = {ENABLED: True, KILL: False}  # the value of a flag that is missing or fails
 
 _LAZY = ("if", "?:", "and", "or", "filter", "map", "reduce", "all", "some", "none")
-_ALLOWED = frozenset({*OPERATORS, *_LAZY} - {"log"})
-"""Operators of targeting rules; `log` would write facts of requests to standard output."""
 _KINDS: Mapping[type, str] = {
     **{bool: "boolean", str: "string", int: "number", float: "number"},
     **{dict: "object", list: "object"},
 }
-_DIGEST_LENGTH = 12
 
 
 class _Flag(BaseModel):
@@ -56,7 +52,7 @@ class _File(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class FlagSet:
-    core: FlagdCore
+    resolve: Callable[[str, bool, EvaluationContext], FlagResolutionDetails[bool]]
     keys: frozenset[str]
     version: str  # `metadata.version` if the file has one, and a digest of the content
     content: Mapping[str, object]  # the file as plain values
@@ -65,7 +61,7 @@ class FlagSet:
         """Return the value of a boolean flag, for a request or for all; where it is missing or fails, its default."""
         default = DEFAULTS.get(key, False)
         try:
-            details = self.core.resolve_boolean_value(key, default, evaluation_context(facts))
+            details = self.resolve(key, default, evaluation_context(facts))
         except OpenFeatureError as error:
             return FlagDecision(key, default, None, Reason.ERROR, self.version, str(error.error_code))
         except Exception:  # contained: a flag decides how a request is served, never whether
@@ -103,8 +99,11 @@ def _plain(fact: object) -> bool | int | float | str | list[str] | dict[str, str
 def parse_flags(text: str, name: str) -> FlagSet:
     """Return the flags that `text`, JSON or YAML, holds; `name` names it in errors.
 
-    Raises `ConfigError` that names the flag, the given value and the allowed ones.
+    Raises `ConfigError` that names the flag, the given value and the allowed ones, or the extra to install.
     """
+    FLAGS.require(f"the evaluation of flags {name}", "flags")
+    from openfeature.contrib.tools.flagd.core import FlagdCore
+
     try:
         document = read_yaml(text).value
     except ValueError as error:
@@ -119,14 +118,14 @@ def parse_flags(text: str, name: str) -> FlagSet:
     if faults:
         raise ConfigError(f"flags {name}: {faults[0]}", param="flags")
     assert isinstance(document, dict), "it has the shape of a file"
-    digest = sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:_DIGEST_LENGTH]
+    digest = sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:12]
     core = FlagdCore()
     try:
         core.set_flags(document)
     except OpenFeatureError as error:
         raise ConfigError(f"flags {name}: {error.error_message}", param="flags") from None
-    version = file.metadata.get("version")
-    return FlagSet(core, frozenset(file.flags), digest if version is None else f"{version}@{digest}", document)
+    version = digest if (given := file.metadata.get("version")) is None else f"{given}@{digest}"
+    return FlagSet(core.resolve_boolean_value, frozenset(file.flags), version, document)
 
 
 def _flag_faults(key: str, flag: _Flag) -> Iterator[str]:
@@ -146,13 +145,16 @@ def _flag_faults(key: str, flag: _Flag) -> Iterator[str]:
 
 def _operators(rule: object) -> Iterator[str]:
     """Yield the faults of the operators in a JsonLogic rule; a mapping with one key is an operation."""
+    from openfeature.contrib.tools.flagd.core.targeting.targeting import OPERATORS
+
+    allowed = {*OPERATORS, *_LAZY} - {"log"}  # it would write facts of requests to standard output
     if isinstance(rule, list):
         for part in rule:
             yield from _operators(part)
     elif isinstance(rule, dict) and len(rule) == 1:
         [(operator, arguments)] = rule.items()
-        if operator not in _ALLOWED and operator != "$ref":
-            yield f"has the operator {operator!r}; allowed: {', '.join(sorted(_ALLOWED))}"
+        if operator not in allowed and operator != "$ref":
+            yield f"has the operator {operator!r}; allowed: {', '.join(sorted(allowed))}"
         yield from _operators(arguments)
     elif isinstance(rule, dict) and rule:
         yield f"has a mapping of {len(rule)} keys; allowed: one, the operator"

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from urllib.parse import quote
 from uuid import uuid4
 
-import httpx
+import httpx2
 import structlog
 from prometheus_client import CollectorRegistry
 from pydantic import BaseModel, Field, TypeAdapter
@@ -105,7 +105,7 @@ class Silences(Feature):
         """
         check_alertmanager(url)
         self._url = url
-        self._tls = httpx.create_ssl_context()  # takes milliseconds, which the event loop must not wait for later
+        self._tls = httpx2.create_ssl_context()  # takes milliseconds, which the event loop must not wait for later
         self._emit = emit
         self._clock = clock
         self._deployment = deployment
@@ -140,15 +140,15 @@ class Silences(Feature):
         """Send a change; return whether it arrived or was given up."""
         try:
             author = author_of(await asyncio.to_thread(self._deployment), due.event.rollout_id)
-            async with httpx.AsyncClient(
+            async with httpx2.AsyncClient(
                 base_url=self._url, verify=self._tls, timeout=TIMEOUT_S, headers=PLAIN, event_hooks=async_hooks()
             ) as http:
                 await self._expire(http, due.event, author)
                 if due.event.kind in BEGINS:
                     await self._post(http, due, author)
-        except (httpx.HTTPError, ValueError, StoreUnavailable) as error:  # contained: a rollout continues without
+        except (httpx2.HTTPError, ValueError, StoreUnavailable) as error:  # contained: a rollout continues without
             due.tries_left -= 1
-            status = error.response.status_code if isinstance(error, httpx.HTTPStatusError) else None
+            status = error.response.status_code if isinstance(error, httpx2.HTTPStatusError) else None
             log.warning(
                 "rollout_not_silenced",
                 rollout=due.event.rollout_id,
@@ -161,7 +161,7 @@ class Silences(Feature):
             return not due.tries_left
         return True
 
-    async def _expire(self, http: httpx.AsyncClient, event: RolloutEvent, author: str) -> None:
+    async def _expire(self, http: httpx2.AsyncClient, event: RolloutEvent, author: str) -> None:
         """End the silences of the rollout, whichever replica posted them."""
         query = {"filter": [f'{label}="{value}"' for label, value in MUTED.items()]}
         reply = await http.get(f"{_PATH}s", params=query)
@@ -171,7 +171,7 @@ class Silences(Feature):
                 self._results.labels("expired").inc()
                 self._record("rollout.silence_expired", event, {"silence": posted.id, "because": event.kind})
 
-    async def _post(self, http: httpx.AsyncClient, due: _Due, author: str) -> None:
+    async def _post(self, http: httpx2.AsyncClient, due: _Due, author: str) -> None:
         labels = {**await asyncio.to_thread(self._labels), "rule": [due.rollout.target.rule]}
         silence = silence_of(due.rollout, self._clock(), author, labels)
         reply = await http.post(f"{_PATH}s", json=silence)

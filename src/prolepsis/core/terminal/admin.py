@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from threading import Timer
 from typing import Annotated, Any
 
-import httpx
+import httpx2
 import typer
 
 from prolepsis.core.errors import ConfigError, InvalidParameter
@@ -84,7 +84,7 @@ def ask(
     *,
     query: Mapping[str, str] | None = None,
     timeout_s: float = _TIMEOUT_S,
-    read: Callable[[httpx.Response], Any] = httpx.Response.json,
+    read: Callable[[httpx2.Response], Any] = httpx2.Response.json,
 ) -> Any:
     """Return what `read` makes of the server's reply; raises `InvalidParameter` with the server's error.
 
@@ -96,9 +96,9 @@ def ask(
     address_of = f"{url.rstrip('/')}{path}"
     try:
         with waiting(f"{method} {address_of.partition('?')[0]}, at most {timeout_s:.0f} s"):
-            reply = httpx.request(method, address_of, json=body, params=query, headers=headers, timeout=timeout_s)
+            reply = httpx2.request(method, address_of, json=body, params=query, headers=headers, timeout=timeout_s)
         document = read(reply) if reply.status_code == 200 else reply.json()
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+    except (httpx2.HTTPError, httpx2.InvalidURL, ValueError) as error:
         raise NoServer(f"no server answers at {url}: {error}", param="url") from None
     if reply.status_code != 200:
         raise InvalidParameter(f"{reply.status_code}: {message_of(document)}")

@@ -8,7 +8,7 @@ from functools import partial
 from itertools import count
 from math import ceil
 
-import httpx
+import httpx2
 
 from prolepsis.core.ask import TimedAnswer, ask
 from prolepsis.core.engine_client import EngineClient
@@ -54,7 +54,7 @@ def engine_answers(client: EngineClient) -> Answer:
     return lambda case, mode, at_once: ask(client, case.request(mode, at_once))
 
 
-def server_answers(http: httpx.AsyncClient, model: str, salt: str) -> Answer:
+def server_answers(http: httpx2.AsyncClient, model: str, salt: str) -> Answer:
     """Return what asks a chat API; `salt` keeps away what earlier checks left in the server's caches."""
 
     async def answer(case: CheckedRequest, mode: SpecMode, at_once: int) -> TimedAnswer:
@@ -68,7 +68,7 @@ def server_answers(http: httpx.AsyncClient, model: str, salt: str) -> Answer:
             "speculation": {"mode": mode, "metrics": True},
         }
         reply = await http.post("/v1/chat/completions", json=body)
-        if reply.status_code != httpx.codes.OK:
+        if reply.status_code != httpx2.codes.OK:
             raise refusal_of(reply)
         seconds, document = time.perf_counter() - began, reply.json()
         tokens, drafts = document["choices"][0]["token_ids"], document["metrics"]["speculative_decoding"]

@@ -13,7 +13,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
-import httpx
+import httpx2
 
 from prolepsis.control.audit.commands.acts import actor, record_act
 from prolepsis.core.audit_event import AuditEvent
@@ -102,7 +102,7 @@ class PilotCheck:
             self.keep(traffic=report(served, "measured on this server")["classes"] if served else [])
         rows = [EncodedPrompt(each.id, each.category, (), text=each.text) for each in load_prompts(self.file)]
         headers = {"authorization": f"Bearer {key}"} if key else {}
-        async with httpx.AsyncClient(base_url=url, headers=headers, timeout=600.0) as http:
+        async with httpx2.AsyncClient(base_url=url, headers=headers, timeout=600.0) as http:
             await self._compare(ComparedAnswers(server_answers(http, models["data"][0]["id"], token_hex(8))), rows)
 
     def _examine(self, facts: Facts) -> None:

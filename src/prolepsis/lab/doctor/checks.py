@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import httpx
+import httpx2
 
 from prolepsis.control.audit.commands.log import opened_log
 from prolepsis.control.audit.entry import AuditEntry
@@ -199,7 +199,7 @@ def _said(path: str, read: Callable[[Any], Found]) -> Test:
 
 
 def _closed(facts: Facts) -> Found:
-    statuses = {path: httpx.get(f"{facts.server.url}{path}").status_code for path in ("/v1/models", "/console")}
+    statuses = {path: httpx2.get(f"{facts.server.url}{path}").status_code for path in ("/v1/models", "/console")}
     finding = ", ".join(f"{path} replies with {status} without a key" for path, status in statuses.items())
     return all(300 <= status < 400 or status in (401, 403) for status in statuses.values()), finding
 
@@ -246,7 +246,7 @@ def _alerts(facts: Facts) -> Found:
 
 def _runbooks(facts: Facts) -> Found:
     urls = {rule.get("annotations", {}).get("runbook_url", "") for rule in facts.rules} - {""}
-    gone = sorted(url for url in urls if httpx.get(url).status_code >= 400)
+    gone = sorted(url for url in urls if httpx2.get(url).status_code >= 400)
     return bool(urls) and not gone, f"of {len(urls)} runbooks, not found: {', '.join(gone) or 'none'}"
 
 

@@ -8,7 +8,7 @@ from functools import partial
 from itertools import cycle, islice
 from typing import Annotated, get_args
 
-import httpx
+import httpx2
 import typer
 
 from prolepsis.core.config import DRAFT_HEAD
@@ -136,7 +136,7 @@ class Site:
 
     def _metrics(self) -> str:
         headers = {"authorization": f"Bearer {self._key}"} if self._key else {}
-        return httpx.get(f"{self._server.rstrip('/')}/metrics", headers=headers, timeout=30.0).text
+        return httpx2.get(f"{self._server.rstrip('/')}/metrics", headers=headers, timeout=30.0).text
 
 
 def drill(

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-import httpx
+import httpx2
 import structlog
 from pydantic import BaseModel, Field, TypeAdapter
 
@@ -58,12 +58,12 @@ class AlertsFeature(Feature):
     name = "alerts"
     period_s = 10.0
 
-    def __init__(self, url: str | None, transport: httpx.AsyncBaseTransport | None = None) -> None:
+    def __init__(self, url: str | None, transport: httpx2.AsyncBaseTransport | None = None) -> None:
         """`url`: of Alertmanager; None: there is none. `transport`: in place of the network."""
         self.routes = shown("/admin/alerts", READERS, "Alerts that fire, by the Alertmanager that is named", self.shown)
         self._url = url
         self._transport = transport
-        self._tls = httpx.create_ssl_context() if url else False
+        self._tls = httpx2.create_ssl_context() if url else False
         self._fault = "not asked yet" if url else ""
         self._alerts: Sequence[FiringAlert] = ()
 
@@ -74,13 +74,13 @@ class AlertsFeature(Feature):
         before = self._fault
         try:
             self._alerts, self._fault = await self._asked(self._url), ""
-        except (httpx.HTTPError, ValueError) as error:  # contained: the pages say that alerts are not known
+        except (httpx2.HTTPError, ValueError) as error:  # contained: the pages say that alerts are not known
             self._alerts, self._fault = (), f"Alertmanager was asked in vain ({type(error).__name__})"
         if self._fault != before:
             log.info("alerts_known") if not self._fault else log.warning("alerts_not_known", error=self._fault)
 
     async def _asked(self, url: str) -> list[FiringAlert]:
-        async with httpx.AsyncClient(
+        async with httpx2.AsyncClient(
             base_url=url,
             verify=self._tls,
             timeout=TIMEOUT_S,

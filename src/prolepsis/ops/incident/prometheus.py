@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
+import httpx2
 from pydantic import BaseModel, ValidationError
 
 from prolepsis.core.errors import ConfigError
@@ -79,7 +79,7 @@ class Prometheus:
     """Raises `ConfigError` for a server that does not answer, and for queries that it refuses."""
 
     def __init__(
-        self, url: str, transport: httpx.BaseTransport | None = None, now: Callable[[], float] = time.time
+        self, url: str, transport: httpx2.BaseTransport | None = None, now: Callable[[], float] = time.time
     ) -> None:
         """`now` is Unix time: nothing is known of what comes after it."""
         self._url = url.rstrip("/")
@@ -122,10 +122,10 @@ class Prometheus:
             message = f"--prometheus is {self._url!r}; allowed: its URL, such as http://127.0.0.1:9090"
             raise ConfigError(message, param="prometheus")
         try:
-            with httpx.Client(transport=self._transport, timeout=_TIMEOUT_S) as client:
+            with httpx2.Client(transport=self._transport, timeout=_TIMEOUT_S) as client:
                 reply = client.get(f"{self._url}/api/v1/{path}", params=query)
             document: Any = reply.json()
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        except (httpx2.HTTPError, httpx2.InvalidURL, ValueError) as error:
             raise ConfigError(f"no Prometheus answers at {self._url}: {error}", param="prometheus") from None
         try:
             return _Reply.model_validate(document).data.result

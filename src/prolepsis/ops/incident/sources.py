@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 
 from prolepsis.core.errors import ConfigError, InvalidParameter
 from prolepsis.ops.incident.period import Period
@@ -36,7 +36,7 @@ PARTS = {
 class Server:
     """A running server; after one request without an answer it is not asked again."""
 
-    def __init__(self, url: str, key: str | None, transport: httpx.BaseTransport | None = None) -> None:
+    def __init__(self, url: str, key: str | None, transport: httpx2.BaseTransport | None = None) -> None:
         self.url = url.rstrip("/")
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
         self._transport = transport
@@ -53,13 +53,13 @@ class Server:
         """Return the text of a reply; raises `ConfigError` without an answer, `InvalidParameter` for a refusal."""
         return self.reply(path).text
 
-    def reply(self, path: str) -> httpx.Response:
+    def reply(self, path: str) -> httpx2.Response:
         if self._fault:
             raise ConfigError(self._fault, param="url")
         try:
-            with httpx.Client(transport=self._transport, timeout=_TIMEOUT_S) as client:
+            with httpx2.Client(transport=self._transport, timeout=_TIMEOUT_S) as client:
                 reply = client.get(f"{self.url}{path}", headers=self._headers)
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
+        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             self._fault = f"no server answers at {self.url}: {error or type(error).__name__}"
             raise ConfigError(self._fault, param="url") from None
         if reply.is_success or path.startswith("/health"):

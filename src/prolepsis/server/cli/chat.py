@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Annotated, Any
 
-import httpx
+import httpx2
 import typer
 from rich.console import Console
 from rich.text import Text
@@ -19,7 +19,7 @@ from prolepsis.core.terminal.output import note, print_error, stdout
 COLOURS = ("green", "cyan", "magenta", "yellow", "blue", "bright_red")
 """Of proposers, in the order in which they first draft."""
 COMMANDS = "/plain: without speculation, /draft: with it, /new: a new conversation, /quit"
-_TIMEOUT = httpx.Timeout(10.0, read=600.0)
+_TIMEOUT = httpx2.Timeout(10.0, read=600.0)
 
 
 @dataclass(slots=True)
@@ -74,7 +74,7 @@ class ChatSession:
         headers = {"authorization": f"Bearer {self.key}"} if self.key else {}
         address = f"{self.url.rstrip('/')}/v1/chat/completions"
         try:
-            with httpx.stream("POST", address, json=given, headers=headers, timeout=_TIMEOUT) as reply:
+            with httpx2.stream("POST", address, json=given, headers=headers, timeout=_TIMEOUT) as reply:
                 if reply.status_code != 200:
                     raise InvalidParameter(_refusal(reply.read()))
                 for line in reply.iter_lines():
@@ -84,7 +84,7 @@ class ChatSession:
                         if "error" in chunk:
                             raise InvalidParameter(message_of(chunk))
                         yield chunk
-        except httpx.HTTPError as error:
+        except httpx2.HTTPError as error:
             raise NoServer(f"no server answers at {self.url}: {error}", param="url") from None
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from pyrage.x25519 import Identity
 from typer.testing import CliRunner, Result
@@ -158,7 +158,7 @@ def test_a_request_without_tokens_is_not_proven_and_says_what_keeps_them(digeste
 def test_with_the_default_settings_nothing_can_be_replayed(store: Store) -> None:
     """The audit log keeps nothing of requests unless it is told to."""
     with served(FakeEngine(text="ok"), ServerConfig(), store=store) as running:
-        answer_id = httpx.post(f"{running.url}/v1/completions", json=ASKED).raise_for_status().json()["id"]
+        answer_id = httpx2.post(f"{running.url}/v1/completions", json=ASKED).raise_for_status().json()["id"]
         assert store.writer.flush(20.0)
     for words in (("bundle", answer_id, "-o", "request.json"), ("replay", answer_id)):
         done = run(*words, start=small())
@@ -216,7 +216,7 @@ def url(store: Store) -> Iterator[str]:
     """A server on the store, with three requests on record."""
     config = ServerConfig(audit_sample=1.0, audit_content="tokens")
     with served(FakeEngine(text="ok"), config, store=store) as running:
-        with httpx.Client(base_url=running.url) as http:
+        with httpx2.Client(base_url=running.url) as http:
             for _ in range(3):
                 http.post("/v1/completions", json=ASKED).raise_for_status()
         assert len(kept(store)) == 3

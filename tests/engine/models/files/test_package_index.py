@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 from prolepsis.core.errors import FetchError
@@ -37,7 +37,7 @@ class Site:
     """A server of wheels, and a folder for what comes from it."""
 
     web: Web
-    client: httpx.Client
+    client: httpx2.Client
     folder: Path
 
     @property
@@ -56,7 +56,7 @@ class Site:
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
-    with serve(Web(pages={"/model": BODY})) as running, httpx.Client(timeout=5.0) as client:
+    with serve(Web(pages={"/model": BODY})) as running, httpx2.Client(timeout=5.0) as client:
         yield Site(running, client, tmp_path)
 
 

@@ -5,7 +5,7 @@ import tarfile
 from pathlib import Path
 from urllib.parse import parse_qsl, urlsplit
 
-import httpx
+import httpx2
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -114,7 +114,7 @@ def test_a_server_adds_its_metrics_and_states(store: Store, tmp_path: Path) -> N
     out = tmp_path / "it.tar.gz"
     with served(FakeEngine(), store=store) as running:
         body = {"model": "tiny", "prompt": "Tell me of Ann", "max_tokens": 4}
-        assert httpx.post(f"{running.url}/v1/completions", json=body).status_code == 200
+        assert httpx2.post(f"{running.url}/v1/completions", json=body).status_code == 200
         result = incident("--url", running.url, "-o", str(out))
     assert result.exit_code == 0, result.output
     files = files_of(out)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -45,7 +45,7 @@ def url(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
         for domain in ("code", "code", "chat"):
             said = [{"role": "user", "content": "Hi"}]
             body = {"model": "tiny", "messages": said, "metadata": {"domain": domain}}
-            httpx.post(f"{running.url}/v1/chat/completions", json=body).raise_for_status()
+            httpx2.post(f"{running.url}/v1/chat/completions", json=body).raise_for_status()
         yield running.url
 
 
@@ -54,11 +54,11 @@ def run(*words: str) -> Result:
 
 
 def rules(url: str) -> list[str]:
-    return [str(name) for name in httpx.get(f"{url}/admin/policy").json()["rules"]]
+    return [str(name) for name in httpx2.get(f"{url}/admin/policy").json()["rules"]]
 
 
 def phases(url: str) -> dict[str, str]:
-    return {row["rule"]: row["phase"] for row in httpx.get(f"{url}/admin/rollouts").json()["rollouts"]}
+    return {row["rule"]: row["phase"] for row in httpx2.get(f"{url}/admin/rollouts").json()["rollouts"]}
 
 
 def test_a_pilot_starts_on_what_a_check_found_and_ends_without_a_trace_in_the_policy(url: str) -> None:
@@ -84,13 +84,13 @@ def test_a_pilot_starts_on_what_a_check_found_and_ends_without_a_trace_in_the_po
 
 def test_a_pilot_that_harm_took_back_starts_again_and_is_kept(url: str) -> None:
     run("start")
-    [rollout] = httpx.get(f"{url}/admin/rollouts").json()["rollouts"]
-    httpx.post(f"{url}/admin/rollouts/{rollout['id']}/rollback", json={}).raise_for_status()
+    [rollout] = httpx2.get(f"{url}/admin/rollouts").json()["rollouts"]
+    httpx2.post(f"{url}/admin/rollouts/{rollout['id']}/rollback", json={}).raise_for_status()
     assert json.loads(run("start", "--json").stdout) == {"started": ["pilot-code"]}
     assert phases(url) == {"pilot-code": "running"}
     assert run("stop", "--keep", "--reason", "it pays").exit_code == 0
     assert rules(url) == ["code"]
-    assert "until" not in str(httpx.get(f"{url}/admin/policy").json()["content"])
+    assert "until" not in str(httpx2.get(f"{url}/admin/policy").json()["content"])
 
 
 @pytest.mark.parametrize(

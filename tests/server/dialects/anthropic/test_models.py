@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from prolepsis.core.config import ServerConfig
@@ -16,7 +16,7 @@ NAMES = ("a", "b", "c", "d")
 
 
 def listed(running: Served, query: str, status: int = 200) -> dict[str, Any]:
-    reply = httpx.get(f"{running.url}/v1/models?{query}", headers=VERSION)
+    reply = httpx2.get(f"{running.url}/v1/models?{query}", headers=VERSION)
     assert reply.status_code == status, reply.text
     return dict(reply.json())
 
@@ -48,9 +48,9 @@ def test_one_model_and_its_name() -> None:
     engine = FakeEngine(info=replace(INFO, model="Tiny"))
     with served(engine, ServerConfig(served_model_names=("org/a",))) as running:
         url = f"{running.url}/v1/models"
-        model, missing = (httpx.get(f"{url}/{name}", headers=VERSION) for name in ("org/a", "x"))
-        assert httpx.get(f"{url}/org/a").json()["object"] == "model"
-        assert httpx.get(url).json()["object"] == "list"
+        model, missing = (httpx2.get(f"{url}/{name}", headers=VERSION) for name in ("org/a", "x"))
+        assert httpx2.get(f"{url}/org/a").json()["object"] == "model"
+        assert httpx2.get(url).json()["object"] == "list"
     assert (missing.status_code, missing.json()["error"]["type"]) == (404, "not_found_error")
     assert model.json().pop("created_at").endswith("+00:00")
     assert {**model.json(), "created_at": ""} == {
@@ -66,4 +66,4 @@ def test_one_model_and_its_name() -> None:
 
 @pytest.mark.parametrize("query", ["", "?limit=1"])
 def test_without_the_header_the_shape_is_openais(shared: Served, query: str) -> None:
-    assert httpx.get(f"{shared.url}/v1/models{query}").json()["object"] == "list"
+    assert httpx2.get(f"{shared.url}/v1/models{query}").json()["object"] == "list"

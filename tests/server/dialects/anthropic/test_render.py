@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from jiter import from_json
 
@@ -19,7 +19,7 @@ TOOL = {"name": "weather", "input_schema": {"type": "object", "properties": {"ci
 BODY: dict[str, Any] = {"model": "tiny", "max_tokens": 999, "messages": [{"role": "user", "content": "Hi"}]}
 
 
-def events_of(reply: httpx.Response) -> list[dict[str, Any]]:
+def events_of(reply: httpx2.Response) -> list[dict[str, Any]]:
     """Return the events of a stream, each under its own name."""
     events = []
     for part in reply.text.rstrip("\n").split("\n\n"):
@@ -81,8 +81,8 @@ def test_the_stream_tells_what_its_twin_shows(
 ) -> None:
     with served(FakeEngine(text=text, step=step, info=ROOMY), tokenizer=ByteTokenizer(THINKS)) as running:
         url = f"{running.url}/v1/messages?beta=true"
-        whole = httpx.post(url, json={**BODY, **options}).json()
-        events = events_of(httpx.post(url, json={**BODY, **options, "stream": True}))
+        whole = httpx2.post(url, json={**BODY, **options}).json()
+        events = events_of(httpx2.post(url, json={**BODY, **options, "stream": True}))
     assert plain(put_together(events)) == plain(whole)
     assert [block["type"] for block in whole["content"]] == kinds
     assert whole["stop_reason"] == (reason or "tool_use")
@@ -103,16 +103,16 @@ def test_the_stream_tells_what_its_twin_shows(
 def test_arguments_that_were_cut_are_closed() -> None:
     cut = {**BODY, "tools": [TOOL], "max_tokens": len(CALL[: CALL.index("ln")].encode())}
     with served(FakeEngine(text=CALL, info=ROOMY), tokenizer=ByteTokenizer(THINKS)) as running:
-        reply = httpx.post(f"{running.url}/v1/messages", json=cut).json()
+        reply = httpx2.post(f"{running.url}/v1/messages", json=cut).json()
     [block] = reply["content"]
     assert (block["name"], block["input"], reply["stop_reason"]) == ("weather", {}, "max_tokens")
 
 
 def test_more_tokens_than_the_context_has_are_cut_to_its_room() -> None:
     with served(FakeEngine(text="x" * 9000, info=ROOMY)) as running:
-        reply = httpx.post(f"{running.url}/v1/messages", json={**BODY, "max_tokens": 32000}).json()
+        reply = httpx2.post(f"{running.url}/v1/messages", json={**BODY, "max_tokens": 32000}).json()
         too_long = {**BODY, "messages": [{"role": "user", "content": "x" * 5000}]}
-        refused = httpx.post(f"{running.url}/v1/messages", json=too_long)
+        refused = httpx2.post(f"{running.url}/v1/messages", json=too_long)
     assert reply["stop_reason"] == "model_context_window_exceeded"
     assert reply["usage"]["output_tokens"] == 4096 - len("user:Hi\n")
     assert refused.status_code == 400

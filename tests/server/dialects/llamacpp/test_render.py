@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from prolepsis.engine.text.named_tokens import FillMarks
@@ -21,7 +21,7 @@ class Filling(ByteTokenizer):
     fill_marks = FillMarks(253, 254, 255)
 
 
-def events(reply: httpx.Response) -> list[dict[str, Any]]:
+def events(reply: httpx2.Response) -> list[dict[str, Any]]:
     parts = reply.text.split("\n\n")
     assert parts[-1] == ""
     return [json.loads(part.removeprefix("data: ")) for part in parts[:-1]]
@@ -51,8 +51,8 @@ def test_the_stream_tells_what_its_twin_shows(
 ) -> None:
     engine = FakeEngine(text=TEXT, step=step, info=replace(INFO, max_model_len=4096))
     with served(engine, tokenizer=Filling()) as running:
-        whole = httpx.post(f"{running.url}/{path}", json={**body, "return_tokens": True}).json()
-        parts = events(httpx.post(f"{running.url}/{path}", json={**body, "stream": True}))
+        whole = httpx2.post(f"{running.url}/{path}", json={**body, "return_tokens": True}).json()
+        parts = events(httpx2.post(f"{running.url}/{path}", json={**body, "stream": True}))
     last = parts[-1]
     assert [part["stop"] for part in parts] == [*[False] * (len(parts) - 1), True]
     for name in ("content", "tokens"):
@@ -69,7 +69,7 @@ def test_the_stream_tells_what_its_twin_shows(
 
 def test_counts_times_and_probabilities() -> None:
     with served(FakeEngine()) as running:
-        reply = httpx.post(f"{running.url}/completion", json={**PROMPT, "n_probs": 1}).json()
+        reply = httpx2.post(f"{running.url}/completion", json={**PROMPT, "n_probs": 1}).json()
     times = reply["timings"]
     assert (times["prompt_ms"], times["predicted_ms"]) == (pytest.approx(100), pytest.approx(300))
     assert times["cache_n"] + times["prompt_n"] == 2
@@ -91,9 +91,9 @@ def test_a_limit_of_time_ends_the_answer_with_its_line(step: int, stream: bool) 
     body = {**PROMPT, "t_max_predict_ms": 1e-9, "stream": stream}
     engine = FakeEngine(text=LINES, step=step)
     with served(engine) as running:
-        reply = httpx.post(f"{running.url}/completion", json=body)
-        late = httpx.post(f"{running.url}/completion", json={**PROMPT, "t_max_predict_ms": 3.6e6}).json()
-        unbounded = httpx.post(f"{running.url}/completion", json={**PROMPT, "t_max_predict_ms": -1}).json()
+        reply = httpx2.post(f"{running.url}/completion", json=body)
+        late = httpx2.post(f"{running.url}/completion", json={**PROMPT, "t_max_predict_ms": 3.6e6}).json()
+        unbounded = httpx2.post(f"{running.url}/completion", json={**PROMPT, "t_max_predict_ms": -1}).json()
     last = events(reply)[-1] if stream else reply.json()
     text = "".join(part["content"] for part in events(reply)) if stream else last["content"]
     expected = LINES if step == 500 else "one\n"  # what has ended with its last step is shown as a whole
@@ -105,9 +105,9 @@ def test_a_limit_of_time_ends_the_answer_with_its_line(step: int, stream: bool) 
 def test_only_the_fields_that_are_asked_for_are_shown() -> None:
     fields = ["content", "timings/prompt_n", "timings/none", "none", "content/x"]
     with served(FakeEngine()) as running:
-        whole = httpx.post(f"{running.url}/completion", json={**PROMPT, "response_fields": fields}).json()
-        every = httpx.post(f"{running.url}/completion", json={**PROMPT, "response_fields": []}).json()
-        stream = httpx.post(f"{running.url}/completion", json={**PROMPT, "response_fields": ["stop"], "stream": True})
+        whole = httpx2.post(f"{running.url}/completion", json={**PROMPT, "response_fields": fields}).json()
+        every = httpx2.post(f"{running.url}/completion", json={**PROMPT, "response_fields": []}).json()
+        stream = httpx2.post(f"{running.url}/completion", json={**PROMPT, "response_fields": ["stop"], "stream": True})
     assert whole == {"content": "Grüße, world! 👋 done", "timings/prompt_n": 0}
     assert "generation_settings" in every
     assert (events(stream)[-1], "index" in events(stream)[0]) == ({"stop": True}, True)

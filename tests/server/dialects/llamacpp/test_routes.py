@@ -1,6 +1,6 @@
 """What llama.cpp's clients ask about the server, and gaps that a model cannot fill."""
 
-import httpx
+import httpx2
 
 from tests.server.admission.conftest import KeyedApp, bearer
 from tests.server.conftest import Served
@@ -27,14 +27,14 @@ async def test_without_a_name_the_first_model_of_the_key_answers(keyed_app: Keye
 
 def test_messages_become_a_prompt(shared: Served) -> None:
     messages = [{"role": "user", "content": "Hi"}]
-    reply = httpx.post(f"{shared.url}/apply-template", json={"messages": messages}).json()
-    tokens = httpx.post(f"{shared.url}/tokenize", json={"messages": messages}).json()["tokens"]
+    reply = httpx2.post(f"{shared.url}/apply-template", json={"messages": messages}).json()
+    tokens = httpx2.post(f"{shared.url}/tokenize", json={"messages": messages}).json()["tokens"]
     assert reply == {"prompt": "user:Hi\n"}
     assert list(reply["prompt"].encode()) == tokens
 
 
 def test_a_model_without_marks_fills_no_gap(shared: Served) -> None:
-    reply = httpx.post(f"{shared.url}/infill", json={"input_prefix": "a", "input_suffix": "b"})
+    reply = httpx2.post(f"{shared.url}/infill", json={"input_prefix": "a", "input_suffix": "b"})
     assert reply.status_code == 400
     assert reply.json()["error"]["param"] == "input_suffix"
     assert "no marks to fill a middle by" in reply.json()["error"]["message"]

@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from tests.fake_client import INFO
@@ -19,7 +19,7 @@ PROMPT: dict[str, Any] = {"model": "tiny", "prompt": "Hi"}
 WITHOUT = ("created_at", "total_duration", "message", "response", "thinking", "logprobs")
 
 
-def lines(reply: httpx.Response) -> list[dict[str, Any]]:
+def lines(reply: httpx2.Response) -> list[dict[str, Any]]:
     return [json.loads(line) for line in reply.text.splitlines()]
 
 
@@ -50,8 +50,8 @@ def test_the_stream_tells_what_its_twin_shows(
 ) -> None:
     tokenizer = ByteTokenizer("roles, text, tools and <think></think>")
     with served(FakeEngine(text=text, step=step, info=ROOMY), tokenizer=tokenizer) as running:
-        whole = httpx.post(f"{running.url}/api/{path}", json={**body, "stream": False}).json()
-        parts = lines(httpx.post(f"{running.url}/api/{path}", json=body))
+        whole = httpx2.post(f"{running.url}/api/{path}", json={**body, "stream": False}).json()
+        parts = lines(httpx2.post(f"{running.url}/api/{path}", json=body))
     assert read(parts) == read([whole])
     last = parts[-1]
     assert [part["done"] for part in parts] == [*[False] * (len(parts) - 1), True]
@@ -67,7 +67,7 @@ def test_the_stream_tells_what_its_twin_shows(
 
 def test_times_are_nanoseconds() -> None:
     with served(FakeEngine()) as running:
-        reply = httpx.post(f"{running.url}/api/chat", json={**CHAT, "stream": False}).json()
+        reply = httpx2.post(f"{running.url}/api/chat", json={**CHAT, "stream": False}).json()
     assert (reply["prompt_eval_duration"], reply["eval_duration"], reply["load_duration"]) == (10**8, 3 * 10**8, 0)
     assert reply["total_duration"] >= 5 * 10**8
     assert (reply["prompt_eval_count"], reply["eval_count"]) == (len("user:Hi\n"), 26)
@@ -80,7 +80,7 @@ def test_without_a_question_nothing_is_generated(keep_alive: object, reason: str
             ("chat", {"message": {"role": "assistant", "content": ""}}),
             ("generate", {"response": ""}),
         ):
-            reply = httpx.post(f"{running.url}/api/{path}", json={"model": "tiny", "keep_alive": keep_alive}).json()
+            reply = httpx2.post(f"{running.url}/api/{path}", json={"model": "tiny", "keep_alive": keep_alive}).json()
             assert reply == {"model": "tiny", "created_at": reply["created_at"], **shown, "done": True} | {
                 "done_reason": reason
             }

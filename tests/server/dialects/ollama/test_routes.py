@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-import httpx
+import httpx2
 import pytest
 
 from prolepsis.core.model_files import ModelFiles
@@ -54,8 +54,8 @@ def test_a_model_is_described_as_its_files_have_it() -> None:
         fill_marks = FillMarks(253, 254, 255)
 
     with served(FakeEngine(info=replace(INFO, files=FILES)), tokenizer=Filling()) as running:
-        [listed] = httpx.get(f"{running.url}/api/tags").json()["models"]
-        shown = httpx.post(f"{running.url}/api/show", json={"name": "tiny"}).json()
+        [listed] = httpx2.get(f"{running.url}/api/tags").json()["models"]
+        shown = httpx2.post(f"{running.url}/api/show", json={"name": "tiny"}).json()
     details = {"parent_model": "", "format": "gguf", "family": "qwen2", "families": ["qwen2"]}
     assert listed["details"] == shown["details"] == details | {"parameter_size": "1.5B", "quantization_level": "Q4_K_M"}
     assert (listed["size"], listed["digest"], listed["modified_at"]) == (
@@ -69,7 +69,7 @@ def test_a_model_is_described_as_its_files_have_it() -> None:
 
 @pytest.mark.parametrize(("stream", "kind"), [(None, "application/x-ndjson"), (False, "application/json")])
 def test_a_model_that_is_served_is_there(shared: Served, stream: bool | None, kind: str) -> None:
-    reply = httpx.post(f"{shared.url}/api/pull", json={"model": "tiny:latest", "stream": stream})
+    reply = httpx2.post(f"{shared.url}/api/pull", json={"model": "tiny:latest", "stream": stream})
     assert (reply.status_code, reply.headers["content-type"], reply.json()) == (200, kind, {"status": "success"})
     assert "warning" not in reply.headers
 
@@ -88,11 +88,11 @@ def test_a_model_that_is_served_is_there(shared: Served, stream: bool | None, ki
     ],
 )
 def test_what_is_not_there_says_why(shared: Served, method: str, path: str, what: str) -> None:
-    reply = httpx.request(method, f"{shared.url}/api/{path}", json={"model": "llama3"})
+    reply = httpx2.request(method, f"{shared.url}/api/{path}", json={"model": "llama3"})
     assert (reply.status_code, list(reply.json())) == (404, ["error"])
     assert what in reply.json()["error"]
 
 
 def test_the_version_is_one_that_clients_can_compare(shared: Served) -> None:
-    version = httpx.get(f"{shared.url}/api/version").json()["version"]
+    version = httpx2.get(f"{shared.url}/api/version").json()["version"]
     assert [int(part) for part in version.split(".")] > [0, 30]

