@@ -16,8 +16,8 @@ from prometheus_client.registry import Collector
 from prolepsis.core.extras import GPU
 from prolepsis.core.figures import FaultCount, Figure, RequestDone, StepDone
 from prolepsis.core.rounds import RemoteRounds
-from prolepsis.core.telemetry.declare import LabelUse, MetricsRegistry, counter, info
 from prolepsis.core.telemetry.container import ContainerCollector
+from prolepsis.core.telemetry.declare import LabelUse, MetricsRegistry, counter, info
 from prolepsis.core.telemetry.device import DeviceCollector
 from prolepsis.core.telemetry.engine import EngineLoad, Startup, TokenCounts
 from prolepsis.core.telemetry.requests import NONE, RequestMetrics
