@@ -50,6 +50,7 @@ CANNOT_RUN = {
     "export": "a setting of the next lines, which need a cluster of Ray",
     "serve": "needs a cluster of Ray; tests/adapters/ray",
     "helm": "needs a cluster",
+    "env": "an edge in front of other servers; tests/deploy/test_haproxy.py",
     "cp": "changes the machine",
     "systemd-run": "changes the machine",
     "systemctl": "changes the machine",

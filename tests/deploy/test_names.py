@@ -15,8 +15,8 @@ from tests.core.telemetry.servers import server_with_everything
 from tests.deploy.written import Written, image_variables, written_files
 
 FILES = written_files()
-RAY_DASHBOARD = "8265"
-"""Where KubeRay reaches Ray."""
+RAY_DASHBOARD, PROPOSE_SERVER = "8265", "8600"
+"""Where KubeRay reaches Ray, and engines reach a propose server."""
 
 
 def unknown_options(words: Sequence[str]) -> list[str]:
@@ -79,4 +79,4 @@ def test_the_port_is_the_servers_own() -> None:
         for one in FILES
         for found in re.findall(r"(?:prolepsis|127\.0\.0\.1|containerPort|EXPOSE|port): ?(8\d\d\d)\b", one.text)
     }
-    assert given == {port, RAY_DASHBOARD}
+    assert given == {port, RAY_DASHBOARD, PROPOSE_SERVER}

@@ -118,6 +118,7 @@ BUDGETS = [
     ),
 ]
 POOL = 'prolepsis_upstream_up{instance="a", pool="plain"}'
+GPU = 'instance="a", device="0"'
 RESTARTS = 'prolepsis_engine_restarts_total{instance="a", result="started"}'
 OTHERS = [
     Case("OutputsDiffer", {STRUCTURAL: "0x10 1x30"}, 15),
@@ -160,6 +161,12 @@ OTHERS = [
     Case("EngineRestarted", {RESTARTS: "1x8"}, 6, ()),
     Case("UpstreamPoolDown", {POOL: "1x5 0x8"}, 9, ({"instance": "a", "pool": "plain"},)),
     Case("UpstreamPoolDown", {POOL: "1x14"}, 9, ()),
+    Case("KilledForMemory", {'prolepsis_memory_kills_total{instance="a"}': "0x4 1x4"}, 6, ({"instance": "a"},)),
+    Case("KilledForMemory", {'prolepsis_memory_kills_total{instance="a"}': "1x8"}, 6, ()),
+    Case("CpuThrottled", {'prolepsis_cpu_throttled_seconds_total{instance="a"}': "0+60x30"}, 25, ({"instance": "a"},)),
+    Case("CpuThrottled", {'prolepsis_cpu_throttled_seconds_total{instance="a"}': "0+6x30"}, 25, ()),
+    Case("GpuThrottled", {f"prolepsis_device_throttled{{{GPU}}}": "1x30"}, 25, ({"instance": "a", "device": "0"},)),
+    Case("GpuThrottled", {f"prolepsis_device_throttled{{{GPU}}}": "0 0 1 0 0 0 0 0x30"}, 25, ()),  # for a moment
     Case("TrafficLost", {TOKENS: f"0+30000x{WEEK} {30000 * WEEK}x6"}, (WEEK + 4) * 30, every="30m"),
     Case("Saturated", {'prolepsis_shed_level{instance="a"}': "2x10"}, 8, ({"instance": "a"},)),
     Case("QueueGrows", {'prolepsis_admission_queue_age_seconds{instance="a"}': "9x10"}, 8, ({"instance": "a"},)),

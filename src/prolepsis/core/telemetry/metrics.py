@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 from prolepsis.core.extras import GPU
 from prolepsis.core.figures import FaultCount, Figure, RequestDone, StepDone
 from prolepsis.core.rounds import RemoteRounds
+from prolepsis.core.telemetry.container import ContainerCollector
 from prolepsis.core.telemetry.declare import LabelUse, MetricsRegistry, counter, info
 from prolepsis.core.telemetry.device import DeviceCollector
 from prolepsis.core.telemetry.engine import EngineLoad, Startup, TokenCounts
@@ -56,6 +57,7 @@ class Metrics:
         self._build = info(self.registry, "build", "What this process serves", tuple(BuildInfo.__dataclass_fields__))
         LabelUse(self.registry)
         ProcessCollector(registry=self.registry)
+        ContainerCollector(self.registry)
         _show_devices(self.registry)
 
     def describe(self, build: BuildInfo) -> None:
