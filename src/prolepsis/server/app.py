@@ -1,6 +1,6 @@
 """Puts the application together: sign-in, the OpenAI surface, dialects, and what the list of features has."""
 
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -68,7 +68,7 @@ def build(
             services.recorder,
             services.speculation.controls.kill_switch,
         ),
-        *_feature_routes(context, services, models.names, lambda: app.openapi()),  # noqa: PLW0108  it is made below
+        *_feature_routes(context, services, models.names, lambda: app),
     )
     rules = RouteRules(routes)
     app = Application(routes, partial(_while_serving, services, runner), admission.metrics.refuse)
@@ -88,7 +88,7 @@ def build(
 
 
 def _feature_routes(
-    context: Context, services: Services, names: Sequence[str], document: Callable[[], Mapping[str, object]]
+    context: Context, services: Services, names: Sequence[str], app: Callable[[], FastAPI]
 ) -> Sequence[Route]:
     client, gate, service = context.client, services.admission, services.service_health
     routes = (
@@ -104,7 +104,8 @@ def _feature_routes(
         observe=gate.metrics.refuse,
         grafana_url=context.config.grafana_url,
         models=names,
-        document=document,
+        document=lambda: app().openapi(),
+        app=app,
         failing=lambda: service.detail,
         emit=context.emit,
     )

@@ -118,7 +118,8 @@ class SceneEngine(FakeEngineClient):
             part = tuple(97 + (position + i) % 26 for i in range(accepted + 1))
             reason: FinishReason | None = "stop" if last else None
             yield self.step_s
-            yield Tokens(request.request_id, 0, part, position, None, reason, proposed=proposed)
+            by = (_proposer(number),) * accepted
+            yield Tokens(request.request_id, 0, part, position, None, reason, proposed=proposed, accepted_by=by)
             position += len(part)
         yield Finished(request.request_id, self._stats(request, position))
 

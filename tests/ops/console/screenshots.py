@@ -11,13 +11,23 @@ from tempfile import TemporaryDirectory
 import httpx2
 from playwright.sync_api import Browser, Page, sync_playwright
 
+from prolepsis.control.cost.prices import PriceFile
 from prolepsis.control.replicas.registry import ReplicaRegistry
+from prolepsis.control.store import records
+from prolepsis.control.store.store import open_store
 from prolepsis.control.traffic.feature import TrafficFeature
 from prolepsis.control.traffic.timeline import Timeline
+from prolepsis.core.telemetry.metrics import Metrics
+from prolepsis.ops.incident.commands.pilot import report
+from tests.control.cost.test_pilot import changed
+from tests.control.cost.test_pilot import traffic as pilot_traffic
+from tests.control.store.databases import migrated_setting
 from tests.ops.console.incident import DAMAGED, Incident, incident
-from tests.ops.console.scene import Scene, add_replica, scene
+from tests.ops.console.scene import PRICES, Scene, add_replica, scene
 from tests.ops.console.served import ASKED, served, served_scene, traffic
 from tests.paths import ROOT
+from tests.server.conftest import served as served_app
+from tests.server.fakes import FakeEngine
 
 IMAGES = ROOT / "docs" / "images" / "console"
 STEP_S = 0.0148
@@ -149,6 +159,23 @@ def pictures_of_an_incident(browser: Browser) -> None:
         keep(page, "incident-entry", f"{site.url}{entry}")
 
 
+def picture_of_a_pilot(browser: Browser) -> None:
+    """Draw that of docs/how-to/savings.md, of requests that are made up: 2,000 in the last week."""
+    with TemporaryDirectory() as folder:
+        began, file = time.time() - 7 * 86400.0, Path(folder) / "pilot.html"
+        (Path(folder) / "prices.yaml").write_text(PRICES)
+        store = open_store(migrated_setting(Path(folder)), Metrics().registry)
+        made = {"rollout_run": "chat@4f0c1d2a#1", "kept_form": True}
+        rows = [changed(one, ended_at=began + 300.0 * i, **made) for i, one in enumerate(pilot_traffic(2000))]
+        with store.database.write() as connection:
+            records.add(connection, rows)
+        with served_app(FakeEngine(), store=store, prices=PriceFile(Path(folder) / "prices.yaml")) as server:
+            report(url=server.url, html=file)
+        store.close()
+        page = browser.new_page(viewport={"width": 1180, "height": 740})
+        keep(page, "../pilot", file.as_uri())
+
+
 def main() -> None:
     IMAGES.mkdir(parents=True, exist_ok=True)
     with sync_playwright() as running:
@@ -156,6 +183,7 @@ def main() -> None:
         pictures_of_the_pages(browser)
         pictures_of_a_fleet(browser)
         pictures_of_an_incident(browser)
+        picture_of_a_pilot(browser)
         browser.close()
 
 

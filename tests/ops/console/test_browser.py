@@ -2,8 +2,9 @@
 
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Literal, get_args
 
 import pytest
 
@@ -20,6 +21,7 @@ from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright 
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt-get install chromium")
+Scheme = Literal["light", "dark"]
 MOST_BYTES = 220_000
 """Of a page with all that it loads."""
 SITE_PAGES = (
@@ -189,6 +191,60 @@ def test_updates_leave_what_a_person_types_and_opened(page: Page) -> None:
     assert page.locator("#page").evaluate("(node, before) => node === before", before)
 
 
+def test_one_prompt_is_asked_with_drafts_and_without(page: Page, site: tuple[str, Scene]) -> None:
+    page.goto("/")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Playground")
+    page.get_by_label("Key of role client").fill(key_with(site[1], "client"))
+    page.get_by_text("System prompt and tools").click()
+    page.get_by_label("System prompt", exact=True).fill("Be short.")
+    page.get_by_role("button", name="Ask").click()
+    expect(page.get_by_role("status").last).to_contain_text("as fast; the answers are the same.")
+    expect(page.locator("#play-off-figures")).to_contain_text(re.compile(r"22 tokens in .* tokens/s$"))
+    expect(page.locator("#play-auto-figures")).to_contain_text("14 of 22 drafted tokens accepted")
+    expect(page.locator("#play-off-text span[class]")).to_have_count(0)
+    expect(page.locator("#play-auto-text")).to_have_text("abcdefghijklmnopqrstuv")
+    expect(page.locator("#play-key-of-colours span")).to_have_text(["suffix", "draft head"])
+    for scheme in get_args(Scheme):
+        page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+        assert faults_of(page) == []
+    assert sorted(one.speculation.enabled for one in site[1].engine.requests[-2:]) == [False, True]
+
+
+def test_stop_aborts_both_requests(page: Page, site: tuple[str, Scene]) -> None:
+    engine = site[1].engine
+    page.goto("/")
+    page.get_by_label("Key of role client").fill(key_with(site[1], "client"))
+    num_requests, num_aborted, engine.step_s = len(engine.requests), len(engine.aborted), 60.0
+    page.get_by_role("button", name="Ask").click()
+    expect(page.get_by_role("button", name="Stop")).to_be_focused()
+    expect(page.locator("#play-off-figures")).to_contain_text("waiting")
+    until(page, lambda: len(engine.requests) == num_requests + 2)
+    page.get_by_role("button", name="Stop").click()
+    expect(page.get_by_role("status").last).to_have_text("Stopped.")
+    expect(page.get_by_role("button", name="Ask")).to_be_visible()
+    until(page, lambda: len(engine.aborted) == num_aborted + 2)
+    engine.step_s = 0.0
+
+
+def until(page: Page, holds: Callable[[], bool]) -> None:
+    """Wait for what the server does, at most 10 s."""
+    for _ in range(200):
+        if holds():
+            return
+        page.wait_for_timeout(50)
+    pytest.fail("it did not come to hold in 10 s")
+
+
+def test_a_snippet_is_copied(page: Page, site: tuple[str, Scene]) -> None:
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.goto("/")
+    page.get_by_text("curl", exact=True).click()
+    page.get_by_role("button", name="Copy: curl").click()
+    expect(page.get_by_role("button", name="Copy: curl")).to_have_text("Copied")
+    copied = page.evaluate("() => navigator.clipboard.readText()")
+    assert copied.startswith(f"curl -N {site[0]}/v1/chat/completions ")
+
+
 def test_signing_out_ends_the_session(page: Page) -> None:
     page.get_by_role("button", name="Sign out").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("Sign in")
@@ -250,6 +306,10 @@ def test_everything_can_be_read_and_done_without_scripts(browser: Browser, tmp_p
         for path in paths(page, scene):
             page.goto(path)
             expect(page.get_by_role("heading", level=1)).to_be_visible()
+        page.goto("/")
+        page.get_by_role("button", name="Ask").click()
+        expect(page.get_by_role("status")).to_contain_text("the answers are the same.")
+        expect(page.locator("#play-auto-text .by0").first).to_have_attribute("title", "drafted by suffix")
         page.goto("/console/kill")
         page.locator("main #reason").fill("no scripts")
         page.locator("main").get_by_role("button", name="Stop speculation").click()

@@ -90,10 +90,10 @@ def test_head_over_http_leaves_the_connection_usable() -> None:
         assert client.get("/v1/models").json()["data"]
 
 
-async def test_a_browser_finds_the_console_and_a_probe_an_answer() -> None:
+async def test_a_browser_finds_the_playground_and_a_probe_an_answer() -> None:
     async with http() as client:
         page = await client.get("/", headers={"accept": "text/html,application/xhtml+xml"})
-        assert (page.status_code, page.headers["location"]) == (307, "/console")
+        assert (page.status_code, page.headers["location"]) == (307, "/console/playground")
         assert (await client.get("/")).text == "Prolepsis is running"
         assert (await client.get("/ping")).status_code == 200
         assert (await client.get("/load")).json() == {"server_load": 3}, "one runs and two wait"

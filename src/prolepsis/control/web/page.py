@@ -69,6 +69,7 @@ class Visit:
     session: Session
     admin: Mapping[tuple[str, str], Route]  # the routes of the features, by method and path pattern
     url: str
+    address: str  # of the server, as the browser names it: http://localhost:8000
     names: Mapping[str, str]  # parts of the path, by name
     query: Mapping[str, str]
     form: Mapping[str, str]

@@ -117,6 +117,7 @@ class Pages:
             session=session,
             admin=self._admin,
             url=_page_of(request),
+            address=str(request.base_url).rstrip("/"),
             names=request.path_params,
             query=dict(request.query_params),
             form=form,

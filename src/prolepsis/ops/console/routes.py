@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from starlette.datastructures import Headers
 from starlette.responses import Response
+from starlette.types import ASGIApp
 
 from prolepsis.control.controls import pages as controls
 from prolepsis.control.controls.kill_switch import KillStatus
@@ -29,6 +30,7 @@ from prolepsis.ops.console.assets import Assets
 from prolepsis.ops.console.changes import recent_changes
 from prolepsis.ops.console.overview import Load, overview_pages
 from prolepsis.ops.console.pages import HOME, Pages
+from prolepsis.ops.console.playground import playground_pages
 from prolepsis.ops.console.proposers import proposer_pages
 from prolepsis.ops.console.render import environment
 from prolepsis.ops.console.runbook import RUNBOOKS, by_alert, runbooks
@@ -55,6 +57,7 @@ class ConsoleParts:
     grafana_url: str
     models: Sequence[str]  # names of the models that are served
     document: Callable[[], Mapping[str, object]]  # makes the OpenAPI document
+    app: Callable[[], ASGIApp]  # the application that the console is a part of
     failing: Callable[[], str] = str  # why the server is not ready by what requests get; empty if it is
 
 
@@ -93,6 +96,7 @@ def _listed(parts: ConsoleParts) -> Sequence[FeaturePages]:
     manual, grafana = runbooks(), parts.grafana_url
     alerts = by_alert(manual)
     return (
+        playground_pages(parts.app, parts.models, asks_for_key=parts.keys.required),
         overview_pages(parts.client, parts.load, parts.store, alerts, failing=parts.failing),
         listed("/console/rollouts", "Rollouts", ROLLOUTS),
         rollout.PAGES,
@@ -112,12 +116,6 @@ def _listed(parts: ConsoleParts) -> Sequence[FeaturePages]:
         ),
         fixed(RUNBOOKS, "Runbooks", "runbooks.html", lambda: {"runbooks": manual.values()}),
         FeaturePages((PageRoute(f"{RUNBOOKS}/{{name}}", "One runbook", _runbook),)),
-        fixed(
-            "/console/playground",
-            "Playground",
-            "playground.html",
-            lambda: {"models": parts.models, "asks_for_key": parts.keys.required},
-        ),
         fixed("/console/api", "API", "api.html", lambda: {"operations": list(operations(parts.document()))}),
     )
 

@@ -105,10 +105,10 @@ def status_routes(
         health = client.health()
         return ServerLoad(server_load=health.num_running + health.num_waiting)
 
-    @routes.get("/", roles=PUBLIC, summary="The console, for a browser", documented=False)
+    @routes.get("/", roles=PUBLIC, summary="The playground, for a browser", documented=False)
     async def root(request: Request) -> Response:
         if "text/html" in request.headers.get("accept", ""):
-            return RedirectResponse("/console")
+            return RedirectResponse("/console/playground")
         return PlainTextResponse("Prolepsis is running")
 
     @routes.get("/docs", roles=PUBLIC, summary="The API in the console", documented=False)

@@ -1,5 +1,5 @@
 "use strict";
-// Pauses updates, and keeps them from what a person types. Pages work without it.
+// Pauses updates, keeps them from what a person types, and copies texts. Pages work without it.
 
 let paused = sessionStorage.getItem("paused") === "yes";
 
@@ -28,5 +28,12 @@ const tell = (text) => { const stale = document.getElementById("stale"); if (sta
 document.addEventListener("htmx:error", () => tell("No answer from the server."));
 document.addEventListener("htmx:response:error", () => tell("The server could not update this page."));
 document.addEventListener("htmx:after:swap", () => { showPause(); tell(""); });
+for (const button of document.querySelectorAll("[data-copy]")) {
+  button.hidden = !navigator.clipboard; // browsers have it over TLS and on the server's own machine
+  button.addEventListener("click", async () => {
+    await navigator.clipboard.writeText(button.closest("details").querySelector("pre").textContent);
+    button.textContent = "Copied";
+  });
+}
 document.querySelector("nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
 showPause();

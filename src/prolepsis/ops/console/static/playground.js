@@ -1,5 +1,5 @@
 "use strict";
-// Asks one prompt twice, without drafts and with them, and colours what was drafted and accepted.
+// Asks one prompt twice at the same moment, without drafts and with them, and colours what was drafted and accepted.
 
 const part = (name) => document.getElementById(`play-${name}`);
 const colours = new Map();
@@ -7,92 +7,89 @@ const colours = new Map();
 function colourOf(proposer) {
   if (!colours.has(proposer)) {
     colours.set(proposer, `by${colours.size % 5}`);
-    const shown = document.createElement("span");
-    shown.className = colours.get(proposer);
-    shown.textContent = proposer.replaceAll("_", " ");
-    part("key-of-colours").append(shown);
+    part("key-of-colours").append(Object.assign(document.createElement("span"), { className: colours.get(proposer), textContent: proposer.replaceAll("_", " ") }));
   }
   return colours.get(proposer);
 }
 
-function show(pane, piece) {
-  const span = document.createElement("span");
-  span.textContent = piece.text;
-  if (piece.drafted_by) Object.assign(span, { className: colourOf(piece.drafted_by), title: `drafted by ${piece.drafted_by}` });
-  pane.append(span);
-}
-
-async function* chunksOf(reply, status) {
-  const before = status.textContent, reader = reply.body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "";
-  for (;;) {
-    const { value, done } = await reader.read();
-    if (done) return;
-    const lines = (rest + value).split("\n");
-    rest = lines.pop();
-    for (const line of lines.filter((line) => line.startsWith("data: {"))) {
-      const chunk = JSON.parse(line.slice(6)), prompt = chunk.speculation?.prompt;
-      if (chunk.error) throw new Error(chunk.error.message);
-      if (prompt) status.textContent = `${before}: ${prompt.read.toLocaleString("en")} of ${prompt.of.toLocaleString("en")} tokens read`;
-      else yield chunk;
+class Pane {
+  constructor(mode) {
+    [this.mode, this.text, this.figures, this.bar] = [mode, part(`${mode}-text`), part(`${mode}-figures`), part(`${mode}-bar`)];
+    this.text.replaceChildren();
+    this.bar.value = this.tokens = 0;
+    this.bar.max = part("tokens").value;
+    [this.began, this.reading, this.more] = [performance.now(), "waiting", ""];
+  }
+  get rate() { return this.tokens / this.seconds; }
+  show() {
+    this.seconds = ((this.ended ?? performance.now()) - this.began) / 1000;
+    this.bar.value = this.tokens;
+    this.figures.textContent = this.tokens ? `${this.tokens} tokens in ${this.seconds.toFixed(2)} s: ${this.rate.toFixed(1)} tokens/s${this.more}` : `${this.reading}, ${this.seconds.toFixed(1)} s`;
+  }
+  take(chunk) {
+    const prompt = chunk.speculation?.prompt, figures = chunk.metrics?.speculative_decoding;
+    if (chunk.error) throw new Error(chunk.error.message);
+    if (prompt) this.reading = `${prompt.read.toLocaleString("en")} of ${prompt.of.toLocaleString("en")} tokens of the prompt read`;
+    if (figures?.num_draft_tokens) this.more = `, ${figures.num_accepted_draft_tokens} of ${figures.num_draft_tokens} drafted tokens accepted`;
+    else if (figures && this.mode !== "off") this.more = `, nothing drafted: ${chunk.metrics.effective.reason.replaceAll("_", " ")}`;
+    this.tokens = chunk.usage?.completion_tokens ?? this.tokens;
+    for (const { text, drafted_by: by } of (chunk.choices ?? []).flatMap((choice) => choice.origins ?? [])) {
+      const span = Object.assign(document.createElement("span"), { textContent: text });
+      if (by) Object.assign(span, { className: colourOf(by), title: `drafted by ${by}` });
+      this.text.append(span);
     }
+  }
+  async ask(request, body, signal) {
+    const sent = { ...body, cache_salt: `playground-${crypto.getRandomValues(new Uint32Array(2)).join("-")}`, speculation: { mode: this.mode, origins: true, metrics: true } };
+    const reply = await fetch("/v1/chat/completions", { ...request, signal, body: JSON.stringify(sent) });
+    if (!reply.ok) throw new Error((await reply.json()).error.message);
+    const reader = reply.body.pipeThrough(new TextDecoderStream()).getReader();
+    for (let rest = ""; ;) {
+      const { value, done } = await reader.read();
+      if (done) break;
+      const lines = (rest + value).split("\n");
+      rest = lines.pop();
+      for (const line of lines) if (line.startsWith("data: {")) this.take(JSON.parse(line.slice(6)));
+    }
+    this.ended = performance.now();
   }
 }
 
-async function ask(mode, seed, tokens) {
-  const headers = { "content-type": "application/json" };
-  if (part("key")) headers.authorization = `Bearer ${part("key").value}`;
+function bodyOf(form) {
+  const messages = [["system", form.system], ["user", form.prompt]].filter(([, content]) => content.trim());
   const body = {
-    model: part("model").value,
-    messages: [{ role: "user", content: part("prompt").value }],
-    max_tokens: tokens, temperature: Number(part("temperature").value), seed,
-    stream: true, stream_options: { include_usage: true },
-    cache_salt: `playground-${crypto.getRandomValues(new Uint32Array(2)).join("-")}`,
-    speculation: { mode, origins: true, metrics: true },
+    model: form.model, messages: messages.map(([role, content]) => ({ role, content })),
+    max_tokens: Number(form.max_tokens), temperature: Number(form.temperature), seed: crypto.getRandomValues(new Uint32Array(1))[0],
+    stream: true, stream_options: { include_usage: true, continuous_usage_stats: true },
   };
-  const reply = await fetch("/v1/chat/completions", { method: "POST", headers, body: JSON.stringify(body) });
-  if (reply.ok) return reply;
-  throw new Error((await reply.json()).error.message);
+  try { return form.tools.trim() ? { ...body, tools: JSON.parse(form.tools) } : body; } catch (error) { throw new Error(`tools is not JSON: ${error.message}.`); }
 }
 
-async function run(mode, seed) {
-  const pane = part(`${mode}-text`), figures = part(`${mode}-figures`), began = performance.now();
-  figures.textContent = "Waiting";
-  let first = null, drafted = 0, usage = null, metrics = null;
-  for await (const chunk of chunksOf(await ask(mode, seed, Number(part("tokens").value)), figures)) {
-    usage = chunk.usage ?? usage;
-    metrics = chunk.metrics ?? metrics;
-    for (const piece of chunk.choices.flatMap((choice) => choice.origins ?? [])) {
-      first ??= performance.now();
-      if (piece.drafted_by) drafted += piece.text.length;
-      show(pane, piece);
-    }
-  }
-  const seconds = (performance.now() - began) / 1000, tokens = usage.completion_tokens;
-  const steps = metrics?.speculative_decoding.num_spec_steps ? `${metrics.speculative_decoding.mean_acceptance_length.toFixed(2)} tokens a pass with a draft, ` : "";
-  const share = mode === "off" ? "" : `, ${steps}${Math.round((100 * drafted) / Math.max(1, pane.textContent.length))} % drafted`;
-  figures.textContent = `${(tokens / seconds).toFixed(1)} tokens/s: ${tokens} in ${seconds.toFixed(2)} s, the first after ${(((first ?? performance.now()) - began) / 1000).toFixed(2)} s${share}`;
-  return tokens / seconds;
-}
-
-document.getElementById("play")?.addEventListener("submit", async (event) => {
+document.getElementById("play").addEventListener("submit", async (event) => {
   event.preventDefault();
-  const button = event.target.querySelector("button"), state = part("state");
-  const seed = crypto.getRandomValues(new Uint32Array(1))[0];
-  button.disabled = true;
+  const form = Object.fromEntries(new FormData(event.target)), state = part("state"), stop = part("stop"), button = event.target.querySelector("button");
+  const request = { method: "POST", headers: { "content-type": "application/json", ...(form.key && { authorization: `Bearer ${form.key}` }) } };
+  const race = new AbortController();
+  stop.onclick = () => race.abort(new Error("stopped"));
+  [button.hidden, stop.hidden] = [true, false];
+  stop.focus();
   colours.clear();
-  for (const name of ["key-of-colours", "off-text", "auto-text", "off-figures", "auto-figures"]) part(name).replaceChildren();
-  state.textContent = "Warming up"; // the first answer after a pause is slower
+  part("key-of-colours").replaceChildren();
+  state.textContent = "Both run…";
+  const panes = [new Pane("off"), new Pane("auto")], show = () => panes.forEach((pane) => pane.show()), timer = setInterval(show, 100);
   try {
-    for await (const _ of chunksOf(await ask("off", seed, 1), state));
-    state.textContent = "Plain decoding runs…";
-    const plain = await run("off", seed);
-    state.textContent = "Speculation runs…";
-    const drafting = await run("auto", seed), same = part("off-text").textContent === part("auto-text").textContent;
-    state.textContent = `With speculation ${(drafting / plain).toFixed(2)}x as fast; the answers ${same ? "are the same" : "differ"}.`;
+    const body = bodyOf(form);
+    await Promise.all(panes.map((pane) => pane.ask(request, body, race.signal)));
+    const [plain, drafting] = panes, same = plain.text.textContent === drafting.text.textContent;
+    state.textContent = `With speculation ${(drafting.rate / plain.rate).toFixed(2)}x as fast; the answers ${same ? "are the same" : "differ"}.`;
   } catch (error) {
-    state.textContent = `Not possible: ${error.message}`;
+    state.textContent = race.signal.aborted ? "Stopped." : `Not possible: ${error.message}`;
+    race.abort(error); // one that failed ends the other
+    panes.forEach((pane) => { pane.reading = "no answer"; });
   } finally {
-    button.disabled = false;
+    clearInterval(timer);
+    show();
+    [button.hidden, stop.hidden] = [false, true];
+    if (document.activeElement === document.body) button.focus({ preventScroll: true });
   }
 });
