@@ -160,3 +160,9 @@ def phase(what: str, total: int | None = None, *, in_bytes: bool = False) -> Ite
         return
     with phases.phase(named):
         yield named
+
+
+def advance(done: int) -> None:
+    """Move the phase under way forward, where what does a part of it does not know it."""
+    if (phases := _watched.get()) is not None:
+        phases.current.done += done

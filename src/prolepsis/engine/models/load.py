@@ -1,10 +1,8 @@
 """Loads a configured model: chooses its forward and device."""
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
 
 import structlog
 import torch
@@ -13,7 +11,7 @@ from prolepsis.core.config import EngineConfig
 from prolepsis.core.errors import ModelLoadError
 from prolepsis.core.files import cache_directory
 from prolepsis.core.model_files import ModelFiles
-from prolepsis.core.phases import Phase, phase
+from prolepsis.core.phases import phase
 from prolepsis.core.requests import SamplingDefaults
 from prolepsis.engine.kv.machine import memory_of
 from prolepsis.engine.kv.memory import MemoryUse, Room
@@ -24,7 +22,7 @@ from prolepsis.engine.models.files.naming import model_name
 from prolepsis.engine.models.files.recommended_sampling import default_sampling
 from prolepsis.engine.models.files.source import ModelSource, open_model
 from prolepsis.engine.models.files.store import resolve
-from prolepsis.engine.models.files.stored import Q4_1, Q8_0, LazyMapping, StoredMatrix, quantised
+from prolepsis.engine.models.files.stored import Q4_1, Q8_0, quantised
 from prolepsis.engine.models.files.tokenizer_files import load_tokenizer
 from prolepsis.engine.models.files.weight_bytes import least_loaded_bytes
 from prolepsis.engine.models.files.weights import open_checkpoint
@@ -78,14 +76,15 @@ def load_model(config: EngineConfig, name: str | None = None) -> LoadedModel:
     name = model_name(given, source, config.model_dir)
     num_bytes = _check_room(source, name, config.weights, device)
     checkpoint = open_checkpoint(source, torch.float32 if config.weights == FLOAT32 else torch.bfloat16)
-    tokenizer = load_tokenizer(source, config)
+    with phase("reading the tokenizer"):
+        tokenizer = load_tokenizer(source, config)
     check_ids(checkpoint, tokenizer)
     rows = checkpoint.config.vocab_size
     checkpoint = replace(checkpoint, ends=tuple(token for token in tokenizer.eos_token_ids if token < rows))
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     with phase("reading weights", num_bytes, in_bytes=True) as reading:
-        model, fallback = pick_forward(_counted(checkpoint, reading), name, config, device)
+        model, fallback = pick_forward(checkpoint, name, config, device)
         reading.done = num_bytes
     if fallback is not None:
         log.warning("slower_forward", model=name, forward=model.info.forward, reason=fallback)
@@ -135,23 +134,6 @@ def _check_room(source: ModelSource, name: str, weights: str, device: torch.devi
     memory = memory_of(str(device))
     Room(memory.place, memory.free).check(MemoryUse(f"weights of {name}", num_bytes, "weights"))
     return num_bytes
-
-
-Value = TypeVar("Value", torch.Tensor, StoredMatrix)
-
-
-def _counted(checkpoint: Checkpoint, reading: Phase) -> Checkpoint:
-    """Return the checkpoint, which counts the bytes that are read."""
-
-    def counted(values: Mapping[str, Value]) -> Mapping[str, Value]:
-        def read(name: str) -> Value:
-            value = values[name]
-            reading.done += (value.data if isinstance(value, StoredMatrix) else value).nbytes
-            return value
-
-        return LazyMapping(values.keys(), read)
-
-    return replace(checkpoint, tensors=counted(checkpoint.tensors), stored=counted(checkpoint.stored))
 
 
 def pick_device(requested: str) -> torch.device:
