@@ -61,7 +61,7 @@ class Phase:
 
 
 class PhaseView(Protocol):
-    """Shows phases. Both methods are called with a lock held: by the thread that loads, and by one that ticks."""
+    """Shows phases: `ended` is called by the thread that loads, `tick` several times a second by another."""
 
     def tick(self, phase: Phase) -> None: ...
 
@@ -90,10 +90,8 @@ class Phases:
     def __init__(self, view: PhaseView | None = None) -> None:
         self.seconds: dict[str, float] = {}
         """What the phases that have ended took, by their words; one inside another is a part of it."""
-        self.broken = _LOADING
-        """The innermost phase that an interrupt or an error ended, in words."""
         self._open = [Phase(_LOADING)]
-        self._view, self._lock = view, threading.Lock()
+        self._view = view
 
     @property
     def current(self) -> Phase:
@@ -104,23 +102,15 @@ class Phases:
         self._open.append(given)
         try:
             yield given
-            self._end(given)
-        except BaseException:
-            self.broken = given.what if self.broken == _LOADING else self.broken
-            raise
         finally:
-            self._open.remove(given)
-
-    def _end(self, phase: Phase) -> None:
-        self.seconds[phase.what] = self.seconds.get(phase.what, 0.0) + phase.seconds
-        if self._view is not None and phase.seconds >= _SHOWN_S:
-            with self._lock:
-                self._view.ended(phase)
+            self._open.pop()
+        self.seconds[given.what] = self.seconds.get(given.what, 0.0) + given.seconds
+        if self._view is not None and given.seconds >= _SHOWN_S:
+            self._view.ended(given)
 
     def tick(self) -> None:
         if self._view is not None:
-            with self._lock:
-                self._view.tick(self.current)
+            self._view.tick(self.current)
 
 
 _watched: ContextVar[Phases | None] = ContextVar("phases", default=None)

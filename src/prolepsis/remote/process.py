@@ -4,6 +4,7 @@ The process is started with one end of a socket pair, and ends with the front en
 """
 
 import asyncio
+import os
 import signal
 import socket
 import subprocess
@@ -113,7 +114,10 @@ def main(connection: socket.socket) -> None:
 
     def report(phases: Phases) -> None:
         now = phases.current
-        write_now(connection, TO_FRONT_END, StartPhase(now.what, now.total, now.in_bytes, now.done))
+        try:
+            write_now(connection, TO_FRONT_END, StartPhase(now.what, now.total, now.in_bytes, now.done))
+        except OSError:  # the front end is gone
+            os._exit(1)
 
     try:
         with watching(Phases(), report):

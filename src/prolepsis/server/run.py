@@ -93,7 +93,7 @@ def serve(
             raise _cannot_listen(server_config, error) from None
         phases = watched_phases() or Phases()
         with (
-            _signals_end_start(),
+            _signals_end_start(phases),
             waiting(listener, server_config, phases) as first,
             application(engine_config, server_config, start_engine) as app,
         ):
@@ -262,13 +262,14 @@ class StoppingServer(uvicorn.Server):
 
 
 @contextmanager
-def _signals_end_start() -> Iterator[None]:
-    """While an engine starts, let SIGINT interrupt and SIGTERM end the process, within a bound."""
+def _signals_end_start(phases: Phases) -> Iterator[None]:
+    """While an engine starts, let SIGINT interrupt and SIGTERM end the process, within a bound and with one line."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def end(number: int, _: FrameType | None) -> None:
+        log.warning("interrupted", phase=phases.current.describe())
         status = 0 if number == signal.SIGTERM else 128 + number
         last = threading.Timer(_LAST_OF_A_START_S, os._exit, (status,))
         last.daemon = True

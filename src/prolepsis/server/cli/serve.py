@@ -12,7 +12,7 @@ from prolepsis.core.errors import ConfigError, EngineDead
 from prolepsis.core.extras import ENGINE, named
 from prolepsis.core.terminal.config import Settings
 from prolepsis.core.terminal.flags import configured
-from prolepsis.core.terminal.output import NOT_SERVED, note, print_error, print_facts, quiet_logs, stderr
+from prolepsis.core.terminal.output import NOT_SERVED, print_error, print_facts, quiet_logs, stderr
 from prolepsis.core.terminal.phases import shown_phases
 
 if TYPE_CHECKING:
@@ -54,16 +54,13 @@ def serve(
 
     try:
         with start:
-            phases = start.enter_context(shown_phases())
+            start.enter_context(shown_phases())
             with loading():
                 from prolepsis.server import run
             if settings.engine.engine == "upstream":
                 server = named("adapters.upstream.capabilities:server_config")(server, settings.origins)
             start_engine = partial(_start_engine, settings, LogSettings(log_level, log_json))
             run.serve(settings.engine, server, start_engine, on_ready)
-    except (KeyboardInterrupt, SystemExit):
-        note(f"interrupted while {phases.broken}")
-        raise
     except (ConfigError, EngineDead) as error:
         if isinstance(error, ConfigError) and error.param not in ADDRESS_FIELDS:
             raise
