@@ -95,7 +95,7 @@ def started(
     running = ServerProcess(serve_it, own, *arguments, output=output)
     url = f"{'https' if certificate else 'http'}://127.0.0.1:{own.port}"
     try:
-        wait_until_ready(f"{url}/health/live", certificate=certificate)
+        wait_until_ready(f"{url}/", certificate=certificate)  # the application is there, and needs no key for it
         yield running, url
     finally:
         running.kill()

@@ -75,7 +75,28 @@ def test_only_the_contexts_that_were_tested_are_claimed() -> None:
 def test_a_large_model_whose_forward_promises_it_is_checked_briefly(promise: str, contexts: str) -> None:
     model = TableModel()
     model.info = replace(model.info, weight_bytes=SMALL, invariant_by=promise)
-    assert decide(model, "auto").reason.endswith(f"at contexts {contexts}")
+    assert decide(model, "auto", fresh=True).reason.endswith(f"at contexts {contexts}")
+
+
+def test_a_check_that_takes_long_is_ended_and_says_so(tmp_path: Path) -> None:
+    """A start without native kernels sat in its self-check for 17 minutes."""
+    model, file = TableModel(), tmp_path / "passed.json"
+    exactness = decide(model, "auto", file, budget_s=0.0)
+    assert exactness.mode == "strict", "the forward promises it"
+    ended = "it was ended after 1 of 256 comparisons in 0 s, between 1 row and 2 at context 1"
+    assert exactness.reason.endswith(ended)
+    assert not file.exists(), "the next start checks again"
+
+
+def test_a_forward_that_promises_nothing_is_not_checked_at_every_start() -> None:
+    model = unproven()
+    exactness = decide(model, "auto")
+    assert exactness.mode == "normal"
+    assert exactness.reason.endswith("no self-check was run, as none could promise them")
+    assert model.num_passes == 1, "whether its logits are numbers"
+    damaged = Damaged()
+    damaged.info = model.info
+    assert decide(damaged, "auto").reason == "self-check: logits are not finite at context 0"
 
 
 def test_a_model_too_short_to_be_tested_is_not_strict() -> None:
@@ -111,8 +132,8 @@ def unproven() -> TableModel:
 
 def test_a_passed_check_alone_is_not_strict(tmp_path: Path) -> None:
     file = tmp_path / "passed.json"
-    for _ in range(2):  # checked, then read from the file
-        exactness = decide(unproven(), "auto", file)
+    for _ in range(2):
+        exactness = decide(unproven(), "auto", file, fresh=True)
         assert exactness.mode == "normal"
         assert "nothing promises the same bits for all rows and contexts of table" in exactness.reason
         assert "bitwise the same logits for 1 row and 2, 3" in exactness.reason

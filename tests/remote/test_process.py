@@ -12,6 +12,7 @@ import pytest
 from prolepsis.core.engine_client import EngineClient
 from prolepsis.core.errors import EngineDead, ModelLoadError
 from prolepsis.core.events import Event, Failed, Finished
+from prolepsis.core.phases import Phases, watching
 from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams
 from prolepsis.engine.start import start_engine
 from prolepsis.remote.process import EngineSpawn
@@ -48,7 +49,10 @@ async def test_answers_equal_those_of_the_thread_and_a_killed_process_is_reporte
     here = start_engine(config_of(folder))
     expected = await answers(here.client)
     await here.client.close()
-    there = EngineSpawn(config_of(folder)).first()
+    phases = Phases()
+    with watching(phases):
+        there = EngineSpawn(config_of(folder)).first()
+    assert "loading libraries" in phases.seconds, "what the other process does is seen here"
     assert await answers(there.client) == expected
     assert there.client.info == here.client.info
     assert there.tokenizer.state == here.tokenizer.state

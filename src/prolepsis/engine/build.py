@@ -20,6 +20,7 @@ from prolepsis.core.engine_client import EngineInfo, InstalledHead
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.figures import EngineObserver
 from prolepsis.core.page_size import PAGE_SIZE
+from prolepsis.core.phases import phase
 from prolepsis.core.plan import AppliedPlan, SpecPlan
 from prolepsis.engine.chunks import ChunkLimit
 from prolepsis.engine.draft_head_slot import DraftHeadSlot
@@ -106,7 +107,8 @@ def build_engine(
         warn_of_other_target(config.draft_model, target, config.model_dir)
     head, reason = None, "the settings let no head draft"
     if names and not config.synthetic:
-        head, reason = chosen_head(config.draft_head, target, config.model_dir)
+        with phase("reading the draft head"):
+            head, reason = chosen_head(config.draft_head, target, config.model_dir)
     log.info("draft_head", head=head.info.name if head else None, reason=reason)
     if head is None and DRAFT_HEAD in names:
         raise ConfigError(f"proposers names {DRAFT_HEAD!r}, but there is none: {reason}", param="draft_head")
@@ -139,12 +141,14 @@ def assemble(
     if EARLY_EXIT in proposer_names(config) and config.early_exit_layer is not None:
         early, exit_sequences = make_exit(model, config.early_exit_layer), min(config.max_requests, EXIT_SEQUENCES)
     loaded = Loaded(info, draft.model.info if draft else None, head.info if head else None, exit_sequences)
-    plan = plan_memory(config, loaded, reserved)
-    num_pages, max_model_len = plan.num_pages, plan.max_model_len
-    cache = model.make_cache(num_pages + SCRATCH_PAGES * exit_sequences)
+    with phase("planning memory"):
+        plan = plan_memory(config, loaded, reserved)
+        num_pages, max_model_len = plan.num_pages, plan.max_model_len
+        cache = model.make_cache(num_pages + SCRATCH_PAGES * exit_sequences)
     slots = _draft_head_slots(config, target, head, find_head, num_pages)
     slot = slots[DRAFT_HEAD]
-    proposers = _proposers(config, target, draft, observer, num_pages)
+    with phase("preparing proposers"):
+        proposers = _proposers(config, target, draft, observer, num_pages)
     if early:
         scratch = {"first_page": num_pages, "max_sequences": exit_sequences, "page_bytes": info.page_bytes}
         proposers.append(EarlyExitProposer(early, cache, **scratch))
@@ -161,7 +165,8 @@ def assemble(
     paging = _paging(config, machine_file(FOLDER, *on_machine).with_suffix(""), num_pages, cache, slots.values())
     log.info("engine_built", model=info.name, forward=info.forward, pages=num_pages, exactness=exactness.mode)
     team = model.team if isinstance(model, ThreadedModel) else None
-    sampler = Sampler(info.vocab_size, info.eos_token_ids, team=team)
+    with phase("preparing the sampler"):
+        sampler = Sampler(info.vocab_size, info.eos_token_ids, team=team)
     parts = EngineParts(
         info=_described(target, max_model_len, exactness, speculation.proposers, slot),
         scheduler=_scheduler(config, target, max_model_len, paging, spec_plan, cost=cost),

@@ -16,6 +16,7 @@ from torch import Tensor
 from prolepsis.core.errors import ModelLoadError, NotFinite
 from prolepsis.core.files import read_cached, write_cached
 from prolepsis.core.page_size import PAGE_SIZE
+from prolepsis.core.phases import phase
 from prolepsis.engine.models.protocol import KVCache, SequenceInput, TargetModel, pack
 from prolepsis.engine.native.processor import machine_file
 
@@ -28,6 +29,9 @@ SEED = 20_011
 SMALL = 64 << 20
 """A model of so few bytes of weights is checked on `NUM_TEXTS` texts: differences of few sums are rare."""
 NUM_TEXTS = 8
+_COMPARISONS = len(ROW_COUNTS) + 3  # of a text at a context
+BUDGET_S = 30.0
+"""Of a self-check. What it does not reach by then is promised by the forward alone, and the reason says so."""
 
 log = structlog.get_logger(__name__)
 
@@ -54,32 +58,52 @@ def passed_file(fingerprint: str, threads: int, build: str) -> Path:
 
 
 def decide(
-    model: TargetModel, setting: Literal["auto", "on", "off"], passed: Path | None = None, *, fresh: bool = False
+    model: TargetModel,
+    setting: Literal["auto", "on", "off"],
+    passed: Path | None = None,
+    *,
+    fresh: bool = False,
+    budget_s: float = BUDGET_S,
 ) -> Exactness:
     """Return the mode for `model`; a check that was passed is kept in `passed` and not repeated, unless `fresh`.
 
+    Where nothing is promised no check makes a forward strict: one pass is looked at, unless `fresh` asks for all.
     Raises `ModelLoadError` if strict is required and the model is not.
     """
     if setting == "off":
         return Exactness("normal", "set in the configuration")
     rows, contexts = ", ".join(map(str, ROW_COUNTS)), ", ".join(map(str, _tested_contexts(model)))
-    checks, fault = f"bitwise the same logits for 1 row and {rows} at contexts {contexts}", None
-    if fresh or passed is None or read_cached(passed) != checks:
-        log.info("checking_exactness", model=model.info.name)
-        fault = invariance_fault(model)
-    if fault is None and passed is not None:
-        write_cached(passed, checks)
-    if fault is None and model.info.invariant_by:
-        return Exactness("strict", f"{model.info.invariant_by}; self-check: {checks}")
+    checks = f"self-check: bitwise the same logits for 1 row and {rows} at contexts {contexts}"
+    fault, promise = None, model.info.invariant_by
+    if not promise and not fresh:
+        fault, checks = _not_finite(model), "no self-check was run, as none could promise them"
+    elif fresh or passed is None or read_cached(passed) != checks:
+        fault, left_out = _check(model, budget_s)
+        if left_out:
+            checks = f"{checks}; {left_out}"
+        elif fault is None and passed is not None:
+            write_cached(passed, checks)
+    if fault is None and promise:
+        return Exactness("strict", f"{promise}; {checks}")
     reason = fault or f"nothing promises the same bits for all rows and contexts of {model.info.forward}"
     if setting == "on":
         raise ModelLoadError(f"strict is 'on', but {reason}; allowed here: auto, off")
-    return Exactness("normal", f"self-check: {fault}" if fault else f"{reason}; self-check: {checks}")
+    return Exactness("normal", f"self-check: {fault}" if fault else f"{reason}; {checks}")
+
+
+def _not_finite(model: TargetModel) -> str | None:
+    """Return what is wrong with the logits of one short pass, or None."""
+    try:
+        _run(model, model.make_cache(1), SequenceInput([0], 0, [0]))
+    except NotFinite as error:
+        log.warning("logits_not_finite", model=model.info.name)
+        return str(error)
+    return None
 
 
 @torch.no_grad()
-def invariance_fault(model: TargetModel) -> str | None:
-    """Return where a row's logits depend on the rest of the pass, or are no numbers; or None.
+def _check(model: TargetModel, budget_s: float) -> tuple[str | None, str]:
+    """Return where a row's logits depend on the rest of the pass, or are no numbers; and what `budget_s` left out.
 
     Compares decoding token by token with chunks of `ROW_COUNTS` rows, with a neighbour in the batch, with the branches
     of a tree and with a cache filled by other chunks, on random tokens at `CONTEXTS`.
@@ -87,23 +111,28 @@ def invariance_fault(model: TargetModel) -> str | None:
     contexts = _tested_contexts(model)
     if not contexts:
         least = min(CONTEXTS) + max(ROW_COUNTS)
-        return f"a context of {model.info.max_positions} tokens is too short for the check, which needs {least}"
-    try:
-        longest = max(contexts) + max(ROW_COUNTS)
-        num_pages = -(-longest // PAGE_SIZE) + 1
-        cache = model.make_cache(2 * num_pages)
-        generator = torch.Generator().manual_seed(SEED)
-        for _ in range(NUM_TEXTS if model.info.weight_bytes < SMALL else 1):
-            tokens = torch.randint(model.info.vocab_size, (longest,), generator=generator).tolist()
-            text = _Text(tokens, list(range(num_pages)))
-            for context in contexts:
-                for place, same in _comparisons(model, cache, text, context, list(range(num_pages, 2 * num_pages))):
-                    if not same:
-                        return f"logits differ {place} at context {context}"
-        return None
-    except NotFinite as error:
-        log.warning("logits_not_finite", model=model.info.name)
-        return str(error)
+        return f"a context of {model.info.max_positions} tokens is too short for the check, which needs {least}", ""
+    longest = max(contexts) + max(ROW_COUNTS)
+    num_pages = -(-longest // PAGE_SIZE) + 1
+    cache, generator = model.make_cache(2 * num_pages), torch.Generator().manual_seed(SEED)
+    num_texts = NUM_TEXTS if model.info.weight_bytes < SMALL else 1
+    with phase("checking exactness", num_texts * len(contexts) * _COMPARISONS) as checking:
+        try:
+            for _ in range(num_texts):
+                tokens = torch.randint(model.info.vocab_size, (longest,), generator=generator).tolist()
+                text = _Text(tokens, list(range(num_pages)))
+                for context in contexts:
+                    for place, same in _comparisons(model, cache, text, context, list(range(num_pages, 2 * num_pages))):
+                        if not same:
+                            return f"logits differ {place} at context {context}", ""
+                        checking.done += 1
+                        if checking.seconds > budget_s and checking.total and checking.done < checking.total:
+                            reached = f"{checking.done} of {checking.total} comparisons in {budget_s:g} s"
+                            return None, f"it was ended after {reached}, {place} at context {context}"
+        except NotFinite as error:
+            log.warning("logits_not_finite", model=model.info.name)
+            return str(error), ""
+    return None, ""
 
 
 def _tested_contexts(model: TargetModel) -> list[int]:
@@ -133,9 +162,9 @@ def _comparisons(
     first = context // 2
     if first:
         _run(model, cache, SequenceInput(text.tokens[:first], 0, spare))
-        _run(model, cache, SequenceInput(text.tokens[first:context], first, spare))
-        again = _run(model, cache, SequenceInput(rows[:2], context, spare, keep_last=2))
-        yield "after a prefill in other chunks", torch.equal(again, alone[:2])
+    _run(model, cache, SequenceInput(text.tokens[first:context], first, spare))
+    again = _run(model, cache, SequenceInput(rows[:2], context, spare, keep_last=2))
+    yield "after a prefill in other chunks", torch.equal(again, alone[:2])
 
 
 def _part(tokens: list[int], cached: int, text: _Text) -> SequenceInput:

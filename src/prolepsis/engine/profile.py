@@ -10,6 +10,7 @@ import torch
 
 from prolepsis.core.files import read_cached, write_cached
 from prolepsis.core.page_size import PAGE_SIZE
+from prolepsis.core.phases import phase
 from prolepsis.engine.drafting.cost import PROFILE_CONTEXTS, PROFILE_TOKENS, CostCurve, profile_cost
 from prolepsis.engine.models.protocol import SequenceInput, TargetModel, pack
 from prolepsis.engine.native.processor import machine_file
@@ -38,9 +39,11 @@ def cost_curve(model: TargetModel, file: Path, *, fresh: bool = False) -> CostCu
         kept = CostCurve.from_json(text) if text is not None else None
     except ValueError as error:
         log.warning("profile_unreadable", file=str(file), error=str(error))
-    if kept is not None and not _is_disturbed(kept, model):
-        return kept
-    log.info("measuring_passes", kept_in=str(file))
+    if kept is not None:
+        with phase("comparing passes with those measured before"):
+            is_disturbed = _is_disturbed(kept, model)
+        if not is_disturbed:
+            return kept
     curve = measure(model)
     write_cached(file, curve.to_json())
     return curve
@@ -54,8 +57,15 @@ def measure(model: TargetModel, repeats: int = 3, counts: Sequence[int] = PROFIL
     longest = model.info.max_positions - max(counts)
     contexts = sorted({max(1, min(context, longest)) for context in PROFILE_CONTEXTS})
     tokens = [count for count in counts if count + contexts[-1] <= model.info.max_positions]
-    milliseconds = _timer(model, [(count, context) for count in tokens for context in contexts])
-    return profile_cost(milliseconds, tokens, contexts, repeats)
+    points = [(count, context) for count in tokens for context in contexts]
+    with phase("measuring passes", len(points) * (1 + repeats)) as measuring:
+        milliseconds = _timer(model, points)
+
+        def counted(count: int, context: int) -> float:
+            measuring.done += 1
+            return milliseconds(count, context)
+
+        return profile_cost(counted, tokens, contexts, repeats)
 
 
 def _is_disturbed(kept: CostCurve, model: TargetModel) -> bool:

@@ -13,6 +13,7 @@ import structlog
 
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.memory_failures import memory_failures
+from prolepsis.core.phases import phase
 from prolepsis.engine.kv.machine import limited_memory
 from prolepsis.engine.kv.memory import MemoryUse, Room
 
@@ -121,7 +122,8 @@ def start_engine(
             size = model.stat().st_size if model.is_file() else 0
             room = Room(limited.place, limited.free, [LIBRARIES, MemoryUse(f"weights of {model.name}", size)])
             room.check(lower="raise the limit, or choose a smaller model")
-        from prolepsis.engine.build import REMOTE, proposer_names
+        with phase("loading libraries"):
+            from prolepsis.engine.build import REMOTE, proposer_names
         from prolepsis.engine.drafting.remote.link import shared_key
 
         if REMOTE in proposer_names(config):

@@ -2,6 +2,7 @@
 
 front end                       host
 Start                       -->                                (to a host that the front end has started itself)
+                            <--   StartPhase                   (several times a second, until one of the next)
                             <--   EngineStarted | StartFailed
                             <--   Status                       (first, and then several times a second)
 Generate                    -->
@@ -61,6 +62,15 @@ class Status(Tagged, frozen=True):
     @classmethod
     def of(cls, client: EngineClient) -> "Status":
         return cls(client.health(), client.info, tuple(client.proposer_counts()), tuple(client.proposer_memory()))
+
+
+class StartPhase(Tagged, frozen=True):
+    """What the start is doing, as `core.phases.Phase` has it."""
+
+    what: str
+    total: int | None
+    in_bytes: bool
+    done: int
 
 
 class EngineStarted(Tagged, frozen=True):
@@ -127,4 +137,4 @@ class HeadLoaded(Tagged, frozen=True):
 
 
 ToHost = Start | Generate | Leave | Control | ListHeads | LoadHead | WaitingLoad | Close
-ToFrontEnd = EngineStarted | StartFailed | Status | Streamed | Rejected | Heads | HeadLoaded | Figure
+ToFrontEnd = StartPhase | EngineStarted | StartFailed | Status | Streamed | Rejected | Heads | HeadLoaded | Figure

@@ -4,6 +4,7 @@ The process is started with one end of a socket pair, and ends with the front en
 """
 
 import asyncio
+import os
 import signal
 import socket
 import subprocess
@@ -16,6 +17,7 @@ from prolepsis.core.config import EngineConfig
 from prolepsis.core.engine_client import EngineClient
 from prolepsis.core.errors import EngineDead
 from prolepsis.core.figures import EngineObserver
+from prolepsis.core.phases import Phases, phase, watching
 from prolepsis.core.telemetry.logs import configure_logs
 from prolepsis.engine.kv.memory import MemoryUse
 from prolepsis.engine.start import start_engine
@@ -23,7 +25,7 @@ from prolepsis.engine.text.model_tokenizer import ModelTokenizer
 from prolepsis.remote.channel import TO_FRONT_END, TO_HOST, front_end_channel, host_channel, read_now, write_now
 from prolepsis.remote.host import Host, KeptFigures, portable
 from prolepsis.remote.link import HostLink
-from prolepsis.remote.messages import EngineStarted, LogSettings, Start, StartFailed, Status
+from prolepsis.remote.messages import EngineStarted, LogSettings, Start, StartFailed, StartPhase, Status, ToFrontEnd
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,7 @@ class EngineSpawn:
     def _load(self, process: "subprocess.Popen[bytes]", here: socket.socket) -> SpawnedEngine:
         try:
             write_now(here, TO_HOST, Start(self.config, tuple(self.reserved), self.logs))
-            answer = read_now(here, TO_FRONT_END)
+            answer = _ended_start(here)
         except BaseException as error:  # an interrupt too must leave no process
             here.close()
             process.kill()
@@ -82,6 +84,18 @@ class EngineSpawn:
         return SpawnedEngine(client, ModelTokenizer.of(answer.tokenizer), answer.compile_seconds)
 
 
+def _ended_start(host: socket.socket) -> ToFrontEnd:
+    """Return how a start ended in the other process; what that says of its phases is shown here."""
+    answer = read_now(host, TO_FRONT_END)
+    while isinstance(answer, StartPhase):
+        now = answer
+        with phase(now.what, now.total, in_bytes=now.in_bytes) as shown:
+            while isinstance(answer, StartPhase) and answer.what == now.what:
+                shown.done, shown.total = answer.done, answer.total
+                answer = read_now(host, TO_FRONT_END)
+    return answer
+
+
 def _process() -> "tuple[subprocess.Popen[bytes], socket.socket]":
     """Return a process that waits for `Start`, and this end of its socket."""
     here, there = socket.socketpair()
@@ -97,8 +111,17 @@ def main(connection: socket.socket) -> None:
     assert isinstance(start, Start)
     configure_logs(start.logs.level, as_json=start.logs.as_json)
     figures = KeptFigures()
+
+    def report(phases: Phases) -> None:
+        now = phases.current
+        try:
+            write_now(connection, TO_FRONT_END, StartPhase(now.what, now.total, now.in_bytes, now.done))
+        except OSError:  # the front end is gone
+            os._exit(1)
+
     try:
-        engine = start_engine(start.config, figures, start.reserved)
+        with watching(Phases(), report):
+            engine = start_engine(start.config, figures, start.reserved)
     except Exception as error:  # the front end raises it
         write_now(connection, TO_FRONT_END, StartFailed(portable(error)))
         return

@@ -1,15 +1,17 @@
 """Serves until it is stopped: takes the port, starts the engine, runs uvicorn, stops without cutting answers short."""
 
 import asyncio
-import errno
+import os
 import signal
 import socket
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
+from types import FrameType
 
 import structlog
 import uvicorn
@@ -26,6 +28,7 @@ from prolepsis.core.engine_client import Demand, EngineClient, EngineInfo
 from prolepsis.core.errors import ConfigError, EngineDead
 from prolepsis.core.files import sha256_of
 from prolepsis.core.network import end_unacknowledged, url_of
+from prolepsis.core.phases import Phases, watched_phases
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.telemetry.logs import LibraryLines, configure_logs
 from prolepsis.core.telemetry.metrics import Metrics
@@ -34,13 +37,17 @@ from prolepsis.remote.engines import Engines
 from prolepsis.remote.members import FailoverSettings, Member, StartClient
 from prolepsis.server.admission.controller import AdmissionController
 from prolepsis.server.app import build
+from prolepsis.server.banner import Banner, banner_of
 from prolepsis.server.front.listener import Listener, announce, check_tls
-from prolepsis.server.front.protocol import gateway_protocol
+from prolepsis.server.front.protocol import http_settings
+from prolepsis.server.front.waiting import waiting
 from prolepsis.server.services import Services
 from prolepsis.server.sources import read_sources
 
 READINESS_POLL_S = 0.2
 _DRAIN_POLL_S = 0.05
+_BACKLOG = 2048
+_LAST_OF_A_START_S = 1.5  # after a signal: a compiler or a pass under way is not waited for
 ABORT_GRACE_S = 2.0
 """After the stop's own bound: time for aborted requests to reach their clients."""
 
@@ -61,8 +68,16 @@ StartEngine = Callable[[EngineConfig, Metrics], StartedEngine]
 """Loads the model and starts the engine; `Metrics` is the observer of its steps and requests."""
 
 
-def serve(engine_config: EngineConfig, server_config: ServerConfig, start_engine: StartEngine) -> None:
+def serve(
+    engine_config: EngineConfig,
+    server_config: ServerConfig,
+    start_engine: StartEngine,
+    on_ready: Callable[[Banner], None] = lambda banner: None,
+) -> None:
     """Serve until SIGINT or SIGTERM, then let requests in flight end, aborting them after `shutdown_s`.
+
+    The port is open from the beginning: until the application takes it over, replies say what the start is doing.
+    Then a signal ends the process at once, SIGTERM with status 0 and SIGINT by `KeyboardInterrupt`.
 
     Raises `ConfigError` where the address cannot be taken, TLS cannot be set up, what `application` raises, and
     `EngineDead` after an end for which the engine is the reason: it ended, and no other takes its place.
@@ -72,18 +87,22 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, start_engine
     with bind(server_config) as listener:
         server_config = server_config.model_copy(update={"port": listener.getsockname()[1]})  # where it was 0
         check_tls(server_config)
-        with application(engine_config, server_config, start_engine) as app:
+        try:
+            listener.listen(_BACKLOG)
+        except OSError as error:  # another process that had bound the same port began to listen first
+            raise _cannot_listen(server_config, error) from None
+        phases = watched_phases() or Phases()
+        with (
+            _signals_end_start(phases),
+            waiting(listener, server_config, phases) as first,
+            application(engine_config, server_config, start_engine) as app,
+        ):
             services: Services = app.state.services
             listener.on_refusal = services.admission.metrics.refuse
-            server = StoppingServer(app, services.client, server_config)
             announce(server_config, services.keys)
+            server = StoppingServer(app, services.client, server_config, first.hand_over, on_ready)
             with _signals_end_quietly():
-                try:
-                    server.run(sockets=[listener])
-                except OSError as error:  # another process that had bound the same port began to listen first
-                    if error.errno != errno.EADDRINUSE:
-                        raise
-                    raise _cannot_listen(server_config, error) from None
+                server.run(sockets=[listener])
     if server.engine_gone is not None:
         raise server.engine_gone
 
@@ -105,6 +124,8 @@ def application(
         began = time.monotonic()
         engine = _with_failover(start_engine(engine_config, metrics), config, metrics)
         metrics.startup.loaded(time.monotonic() - began, engine.compile_seconds)
+        if (phases := watched_phases()) is not None:
+            metrics.startup.took(phases.seconds)
         context = Context(
             config=config,
             client=engine.client,
@@ -165,31 +186,29 @@ def _cannot_listen(config: ServerConfig, error: OSError) -> ConfigError:
 class StoppingServer(uvicorn.Server):
     """uvicorn that says what is still being prepared, and whose stop has a bound."""
 
-    def __init__(self, app: FastAPI, client: EngineClient, config: ServerConfig) -> None:
-        settings = uvicorn.Config(
-            app,
-            log_config=None,
-            access_log=False,
-            lifespan="on",
-            http=gateway_protocol(config, app.state.admission.metrics),
-            ws="none",
-            timeout_graceful_shutdown=int(ABORT_GRACE_S) + 1,
-            server_header=False,
-            ssl_certfile=config.tls_certificate,
-            ssl_keyfile=config.tls_key,
-            h11_max_incomplete_event_size=2
-            * config.limits.max_header_bytes,  # larger ones get no reply that names the limit
-        )
-        super().__init__(settings)
+    def __init__(
+        self,
+        app: FastAPI,
+        client: EngineClient,
+        config: ServerConfig,
+        on_listening: Callable[[], None] = lambda: None,
+        on_ready: Callable[[Banner], None] = lambda banner: None,
+    ) -> None:
+        """`on_listening` is called once connections are accepted here, `on_ready` once requests are served."""
+        super().__init__(http_settings(app, config, app.state.admission.metrics, lifespan="on"))
+        self.config.timeout_graceful_shutdown = int(ABORT_GRACE_S) + 1
         LibraryLines.take_over("uvicorn.error", "http_server")
         self._client = client
         self._gate: AdmissionController = app.state.admission
         self._shutdown_s = config.shutdown_s
+        self._on_listening, self._on_ready = on_listening, on_ready
+        self._banner = partial(banner_of, config, keys_required=app.state.services.keys.required)
         self._background: set[asyncio.Task[None]] = set()
         self.engine_gone: EngineDead | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        self._on_listening()
         for listener in sockets or []:
             host, port = listener.getsockname()[:2]
             log.info("listening", url=url_of(host, port, tls=self.config.ssl is not None))
@@ -227,8 +246,10 @@ class StoppingServer(uvicorn.Server):
                 said = health.detail
                 log.info("preparing", detail=said)
             await asyncio.sleep(READINESS_POLL_S)
-        info = self._client.info
-        log.info("ready", model=info.model, default_sampling=info.default_sampling.describe(), detail=health.detail)
+        banner = self._banner(self._client.info)
+        sampling = self._client.info.default_sampling.describe()
+        log.info("ready", **asdict(banner), default_sampling=sampling, detail=health.detail)
+        self._on_ready(banner)
 
     async def _end_without_engine(self) -> None:
         """Stop once the engine has ended for good: its supervisor can start another, and sees why."""
@@ -238,6 +259,29 @@ class StoppingServer(uvicorn.Server):
             log.error("engine_gone", detail=health.detail)
             self.engine_gone = EngineDead(f"the server stopped, as its engine is gone: {health.detail}")
             self.should_exit = True
+
+
+@contextmanager
+def _signals_end_start(phases: Phases) -> Iterator[None]:
+    """While an engine starts, let SIGINT interrupt and SIGTERM end the process, within a bound and with one line."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, _: FrameType | None) -> None:
+        log.warning("interrupted", phase=phases.current.describe())
+        status = 0 if number == signal.SIGTERM else 128 + number
+        last = threading.Timer(_LAST_OF_A_START_S, os._exit, (status,))
+        last.daemon = True
+        last.start()
+        raise SystemExit(0) if number == signal.SIGTERM else KeyboardInterrupt
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

@@ -22,7 +22,7 @@ def processes(setting: str, number: int) -> Iterator[list[str]]:
     running = [ServerProcess(serve_fake, ServerConfig(port=port, store=setting)) for port in ports]
     try:
         for port in ports:
-            wait_until_ready(f"http://127.0.0.1:{port}/health/live")
+            wait_until_ready(f"http://127.0.0.1:{port}/")
         yield [f"http://127.0.0.1:{port}/admin/policy" for port in ports]
     finally:
         for one in running:

@@ -97,6 +97,17 @@ def test_a_machine_that_stays_busy_does_not_hold_the_start_up() -> None:
     assert number == 2 + 12 * 2
 
 
+def test_passes_that_take_minutes_together_are_measured_once() -> None:
+    calls: list[tuple[int, int]] = []
+
+    def measure(rows: int, context: int) -> float:
+        calls.append((rows, context))
+        return 2000.0 * rows
+
+    profile_cost(measure, tokens=(1, 8), contexts=(64, 512), repeats=3)
+    assert len(calls) == 4
+
+
 def test_long_passes_are_measured_less_often_and_short_ones_as_before() -> None:
     calls: dict[tuple[int, int], int] = {}
 

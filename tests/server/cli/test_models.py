@@ -13,8 +13,9 @@ from typer.testing import CliRunner, Result
 from prolepsis.core.config import DEFAULT_MODEL
 from prolepsis.core.errors import FetchError
 from prolepsis.core.files import sha256_of
+from prolepsis.core.phases import Phases, watching
 from prolepsis.core.terminal.flags import settings_here
-from prolepsis.engine.commands.downloads import download_bar, ensure_model
+from prolepsis.engine.commands.downloads import download, ensure_model
 from prolepsis.engine.models.files import quality
 from prolepsis.engine.models.files.quality import MeasuredQuality
 from prolepsis.engine.models.files.store import KNOWN, MANIFEST, Manifest, ModelStore
@@ -151,12 +152,17 @@ def test_pull_of_a_name_that_means_nothing_is_status_3(root: Path) -> None:
     assert "'not a name'" in result.stderr
 
 
-def test_the_bar_takes_files_of_known_and_unknown_size(capsys: pytest.CaptureFixture[str]) -> None:
-    with download_bar() as progress:
+def test_a_download_is_a_phase_of_all_files_and_leaves_no_line_where_nobody_looks(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    phases = Phases()
+    with watching(phases), download() as progress:
         progress("a", 1, 10)
         progress("b", 5, None)
+        assert phases.current.describe() == "downloading 6 B of 15 B"
         progress("a", 10, 10)
-    assert capsys.readouterr().out == ""
+        assert phases.current.describe() == "downloading 15 B"
+    assert capsys.readouterr() == ("", ""), "a log had an empty line"
 
 
 def test_export_of_a_model_that_is_not_here_is_status_3(root: Path) -> None:

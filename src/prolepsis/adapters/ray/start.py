@@ -12,6 +12,7 @@ from prolepsis.core.config import OWN_CLUSTER, EngineConfig
 from prolepsis.core.engine_client import EngineInfo
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.extras import RAY
+from prolepsis.core.phases import phase
 from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.remote.engines import Engines
 from prolepsis.remote.members import FailoverSettings
@@ -44,7 +45,8 @@ def start_replicas(
     end = partial(stop_on, cluster)
     start = partial(start_on, cluster, config, scaling, logs or LogSettings())
     try:
-        local = started_aside(start, nothing if cluster.is_own else end)
+        with phase(f"starting replicas, {scaling.most} at most"):
+            local = started_aside(start, nothing if cluster.is_own else end)
     except (ConnectionError, ValueError) as error:
         raise ConfigError(f"ray_address is {address!r}: {error}", param="ray_address") from error
     hosts = RayHosts(local.handle, metrics, end=partial(_in_thread, end))

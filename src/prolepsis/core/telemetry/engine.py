@@ -79,7 +79,7 @@ class Startup:
     """Duration of a cold start; a process starts once."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        text = "A cold start: load, compile (a part of load), prepare (until ready)"
+        text = "A cold start: load, prepare (until ready); compile and the phases in words are parts of load"
         self._seconds = gauge(registry, "startup_seconds", text, "stage")
         self._compiled = counter(
             registry, "compilations", "Native libraries that this start compiled, as none kept them"
@@ -90,6 +90,11 @@ class Startup:
         self._seconds.labels("load").set(seconds)
         self._seconds.labels("compile").set(sum(compilations))
         self._compiled.inc(len(compilations))
+
+    def took(self, phases: Mapping[str, float]) -> None:
+        """Set the seconds of phases, by their words."""
+        for phase, seconds in phases.items():
+            self._seconds.labels(phase).set(seconds)
 
     def ready(self, seconds: float) -> None:
         self._seconds.labels("prepare").set(seconds)

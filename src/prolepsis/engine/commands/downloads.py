@@ -1,4 +1,4 @@
-"""Downloads of models for commands: what is fetched is said before, and a bar shows each file."""
+"""Downloads of models for commands: what is fetched is said before, and how far it is while it comes."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prolepsis.core.errors import FetchError
+from prolepsis.core.phases import phase
 from prolepsis.core.terminal.config import Settings
-from prolepsis.core.terminal.output import note, stderr
+from prolepsis.core.terminal.output import note
 from prolepsis.core.units import size
 
 if TYPE_CHECKING:
@@ -16,18 +17,14 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def download_bar() -> Iterator["Progress"]:
-    """Show a bar per file on stderr while the block runs; the value is the progress callback."""
-    from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=stderr(), transient=True) as bar:
-        tasks: dict[str, TaskID] = {}
+def download() -> Iterator["Progress"]:
+    """Give a callback that makes the bytes of all files known as a phase."""
+    files: dict[str, tuple[int, int]] = {}
+    with phase("downloading", in_bytes=True) as downloading:
 
         def report(name: str, done: int, total: int | None) -> None:
-            if name not in tasks:
-                tasks[name] = bar.add_task(name, total=total)
-            bar.update(tasks[name], completed=done, total=total)
+            files[name] = done, total or done
+            downloading.done, downloading.total = map(sum, zip(*files.values(), strict=True))
 
         yield report
 
@@ -48,7 +45,7 @@ def ensure_model(settings: Settings) -> None:
         note(f"downloading {model} to {store.root}: {_offer(store, model)}")
     else:
         return
-    with download_bar() as progress:
+    with download() as progress:
         store.pull(model, progress)
 
 

@@ -20,6 +20,8 @@ _MOST_ROUNDS = 4
 _SETTLED = 0.95  # a round that leaves so much of the sum of its points found nothing new
 _POINT_MS = 500.0
 """Passes that together take this long are enough for a point: long passes are disturbed less, and delay the start."""
+_LOOKED_AT_ONCE_MS = 20_000.0
+"""Where first calls together take longer, a long pass is called once: a busy machine held up its start for minutes."""
 _ALL = slice(None)
 
 
@@ -110,12 +112,13 @@ def profile_cost(
 
     A round visits every point, so that drift touches all alike. While rounds still find much less, as they do on a busy
     machine, more follow: up to `_MOST_ROUNDS` times as many. Rounds after the first leave out a point whose passes, the
-    first call included, take `_POINT_MS` by the least of them.
+    first call included, take `_POINT_MS` by the least of them; so does the first round after `_LOOKED_AT_ONCE_MS`.
     """
     points = [(n, c) for c in contexts for n in tokens]
     least = {point: measure(*point) for point in points}  # first calls allocate and fault pages in
+    is_quick = sum(least.values()) < _LOOKED_AT_ONCE_MS
     for done in range(1, _MOST_ROUNDS * repeats + 1):
-        visited = [point for point in points if done == 1 or done * least[point] < _POINT_MS]
+        visited = [point for point in points if (done == 1 and is_quick) or done * least[point] < _POINT_MS]
         before = sum(least[point] for point in visited)
         for point in visited:
             least[point] = min(least[point], measure(*point))

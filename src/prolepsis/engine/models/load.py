@@ -11,6 +11,7 @@ from prolepsis.core.config import EngineConfig
 from prolepsis.core.errors import ModelLoadError
 from prolepsis.core.files import cache_directory
 from prolepsis.core.model_files import ModelFiles
+from prolepsis.core.phases import phase
 from prolepsis.core.requests import SamplingDefaults
 from prolepsis.engine.kv.machine import memory_of
 from prolepsis.engine.kv.memory import MemoryUse, Room
@@ -32,6 +33,7 @@ from prolepsis.engine.models.targets.lean import LeanModel
 from prolepsis.engine.models.targets.lean_shape import LeanShape, check_layers, lean_fault
 from prolepsis.engine.models.targets.lean_weights import check_names
 from prolepsis.engine.models.targets.native import NativeModel
+from prolepsis.engine.native.decoder import pick_decoder
 from prolepsis.engine.native.processor import processor_name
 from prolepsis.engine.text.model_tokenizer import ModelTokenizer
 
@@ -72,15 +74,18 @@ def load_model(config: EngineConfig, name: str | None = None) -> LoadedModel:
     device = pick_device(config.device)
     source = open_model(path)
     name = model_name(given, source, config.model_dir)
-    _check_room(source, name, config.weights, device)
+    num_bytes = _check_room(source, name, config.weights, device)
     checkpoint = open_checkpoint(source, torch.float32 if config.weights == FLOAT32 else torch.bfloat16)
-    tokenizer = load_tokenizer(source, config)
+    with phase("reading the tokenizer"):
+        tokenizer = load_tokenizer(source, config)
     check_ids(checkpoint, tokenizer)
     rows = checkpoint.config.vocab_size
     checkpoint = replace(checkpoint, ends=tuple(token for token in tokenizer.eos_token_ids if token < rows))
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    model, fallback = pick_forward(checkpoint, name, config, device)
+    with phase("reading weights", num_bytes, in_bytes=True) as reading:
+        model, fallback = pick_forward(checkpoint, name, config, device)
+        reading.done = num_bytes
     if fallback is not None:
         log.warning("slower_forward", model=name, forward=model.info.forward, reason=fallback)
     if config.weights in QUANTISED and not isinstance(model, NativeModel):
@@ -117,14 +122,18 @@ def check_ids(checkpoint: Checkpoint, tokenizer: ModelTokenizer) -> None:
         )
 
 
-def _check_room(source: ModelSource, name: str, weights: str, device: torch.device) -> None:
-    """Raise `MemoryPlanError` if not even the weights fit; what is wrong with files is found when they are opened."""
+def _check_room(source: ModelSource, name: str, weights: str, device: torch.device) -> int:
+    """Return the bytes of the weights; 0: not known, what is wrong with files is found when they are opened.
+
+    Raises `MemoryPlanError` if not even they fit.
+    """
     try:
         num_bytes = least_loaded_bytes(source, weights)
     except ModelLoadError:
-        return
+        return 0
     memory = memory_of(str(device))
     Room(memory.place, memory.free).check(MemoryUse(f"weights of {name}", num_bytes, "weights"))
+    return num_bytes
 
 
 def pick_device(requested: str) -> torch.device:
@@ -158,6 +167,8 @@ def pick_forward(
         return LeanModel(checkpoint, shape, name, device), None
     stored = with_weights(checkpoint, config.weights)
     try:
+        with phase("preparing kernels"):  # compiled where nothing keeps them
+            pick_decoder()
         int8 = config.activations != "bf16"
         native = NativeModel(stored, shape, name, config.threads, int8_activations=int8)
     except (ModelLoadError, RuntimeError, ImportError) as error:
@@ -201,7 +212,8 @@ def with_weights(checkpoint: Checkpoint, weights: str) -> Checkpoint:
             f"weights is {weights!r}, but {checkpoint.source.name} is quantised already; allowed for it: auto, bf16"
         )
     cache = cache_directory() / "quantised" / f"{weights_identity(checkpoint.source)[:16]}-{weights}.safetensors"
-    return replace(checkpoint, stored=quantised(checkpoint.tensors, QUANTISED[weights], cache))
+    with phase("quantising weights"):
+        return replace(checkpoint, stored=quantised(checkpoint.tensors, QUANTISED[weights], cache))
 
 
 def identity_of(path: Path) -> str:

@@ -8,7 +8,8 @@ from prolepsis.core.config import EngineConfig
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.extras import named
 from prolepsis.core.terminal.config import Settings
-from prolepsis.core.terminal.output import quiet_logs, stderr
+from prolepsis.core.terminal.output import quiet_logs
+from prolepsis.core.terminal.phases import shown_phases
 from prolepsis.engine.commands.downloads import ensure_model
 
 if TYPE_CHECKING:
@@ -38,8 +39,8 @@ def start_configured(
 async def running(settings: Settings) -> AsyncIterator["Running"]:
     """Run the configured engine while the block runs; all requests must come from its event loop."""
     quiet_logs()
-    ensure_model(settings)
-    with stderr().status(f"loading {settings.engine.model}"):
+    with shown_phases():
+        ensure_model(settings)
         engine = start_configured(settings.engine)
     try:
         yield engine

@@ -21,8 +21,9 @@ from prolepsis.core.terminal.output import (
     quiet_logs,
     stdout,
 )
+from prolepsis.core.terminal.phases import shown_phases
 from prolepsis.core.units import size
-from prolepsis.engine.commands.downloads import download_bar, downloading, model_store
+from prolepsis.engine.commands.downloads import download, downloading, model_store
 
 if TYPE_CHECKING:
     from prolepsis.engine.models.draft_models import DraftModelEntry
@@ -55,7 +56,7 @@ def pull(name: Name = None, model_dir: Directory = None, as_json: AsJson = False
     store, wanted = model_store(settings), name or settings.engine.model
     if store.show(wanted) is None and wanted in KNOWN:
         note(downloading(store, KNOWN[wanted]))
-    with download_bar() as progress:
+    with shown_phases(), download() as progress:
         manifest = store.pull(wanted, progress)
     head = _default_head(store, manifest)
     if as_json:

@@ -1,5 +1,7 @@
 """`prolepsis serve`: the HTTP server around one engine."""
 
+from contextlib import ExitStack
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -10,13 +12,15 @@ from prolepsis.core.errors import ConfigError, EngineDead
 from prolepsis.core.extras import ENGINE, named
 from prolepsis.core.terminal.config import Settings
 from prolepsis.core.terminal.flags import configured
-from prolepsis.core.terminal.output import NOT_SERVED, print_error
+from prolepsis.core.terminal.output import NOT_SERVED, print_error, print_facts, quiet_logs, stderr
+from prolepsis.core.terminal.phases import shown_phases
 
 if TYPE_CHECKING:
     from prolepsis.adapters.ray.autoscaling import Scaling
     from prolepsis.core.telemetry.metrics import Metrics
     from prolepsis.engine.kv.memory import MemoryUse
     from prolepsis.remote.messages import LogSettings
+    from prolepsis.server.banner import Banner
     from prolepsis.server.run import StartedEngine, StartEngine
 
 ADDRESS_FIELDS = ("host", "port")
@@ -37,15 +41,26 @@ def serve(
     from prolepsis.remote.messages import LogSettings
 
     configure_logs(log_level, as_json=log_json)
-    with loading():
-        from prolepsis.server import run
+    is_seen = stderr().is_terminal and not log_json and log_level == "info"
+    if is_seen:  # phases and a banner take the place of the lines of a start
+        quiet_logs()
+    server, start = settings.server, ExitStack()
 
-    server = settings.server
-    if settings.engine.engine == "upstream":
-        server = named("adapters.upstream.capabilities:server_config")(server, settings.origins)
+    def on_ready(banner: "Banner") -> None:
+        start.close()
+        if is_seen:
+            configure_logs(log_level)
+            print_facts([(name.replace("_", " "), value) for name, value in asdict(banner).items()], stderr())
 
     try:
-        run.serve(settings.engine, server, partial(_start_engine, settings, LogSettings(log_level, log_json)))
+        with start:
+            start.enter_context(shown_phases())
+            with loading():
+                from prolepsis.server import run
+            if settings.engine.engine == "upstream":
+                server = named("adapters.upstream.capabilities:server_config")(server, settings.origins)
+            start_engine = partial(_start_engine, settings, LogSettings(log_level, log_json))
+            run.serve(settings.engine, server, start_engine, on_ready)
     except (ConfigError, EngineDead) as error:
         if isinstance(error, ConfigError) and error.param not in ADDRESS_FIELDS:
             raise

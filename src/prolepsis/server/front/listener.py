@@ -43,7 +43,7 @@ def check_exposure(config: ServerConfig, keys: Keys) -> None:
 def announce(config: ServerConfig, keys: Keys) -> None:
     """Say in the log what protects this server."""
     if not keys.required:
-        log.warning("development_mode", detail="no API key is configured: every user of this machine may do everything")
+        log.info("development_mode", detail="no API key is configured: every user of this machine may do everything")
     elif not config.tls_certificate and not is_loopback(config.host):
         log.warning("no_tls", detail="API keys arrive in clear unless something in front of this server ends TLS")
 

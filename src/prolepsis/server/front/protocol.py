@@ -3,9 +3,10 @@
 import asyncio
 import socket
 from collections import OrderedDict
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import h11
+from starlette.types import ASGIApp
 from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
@@ -232,3 +233,21 @@ def gateway_protocol(config: ServerConfig, admission_metrics: AdmissionMetrics) 
         metrics = admission_metrics
 
     return Configured
+
+
+def http_settings(
+    app: ASGIApp, config: ServerConfig, metrics: AdmissionMetrics, *, lifespan: Literal["on", "off"]
+) -> Config:
+    """Return the settings of uvicorn around an application."""
+    return Config(
+        app,
+        log_config=None,
+        access_log=False,
+        lifespan=lifespan,
+        http=gateway_protocol(config, metrics),
+        ws="none",
+        server_header=False,
+        ssl_certfile=config.tls_certificate,
+        ssl_keyfile=config.tls_key,
+        h11_max_incomplete_event_size=2 * config.limits.max_header_bytes,  # larger: no reply names the limit
+    )

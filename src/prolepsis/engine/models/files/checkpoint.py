@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from prolepsis.core.errors import ModelLoadError
+from prolepsis.core.phases import advance
 from prolepsis.engine.models.files.config import LlamaShapedConfig, for_transformers
 from prolepsis.engine.models.files.generation_config import generation_eos, token_ids
 from prolepsis.engine.models.files.stored import StoredMatrix
@@ -35,12 +36,18 @@ class Checkpoint:
 
     def matrix(self, name: str) -> StoredMatrix:
         """Return matrix `name` as it is stored, else in bf16; raises `ModelLoadError` if the files lack it."""
-        return self.stored[name] if name in self.stored else StoredMatrix(self.tensor(name).bfloat16().contiguous())
+        if name not in self.stored:
+            return StoredMatrix(self.tensor(name).bfloat16().contiguous())
+        matrix = self.stored[name]
+        advance(matrix.data.nbytes)
+        return matrix
 
     def tensor(self, name: str) -> Tensor:
         if name not in self.tensors:
             raise ModelLoadError(f"{self.source} has no tensor {name!r}")
-        return self.tensors[name]
+        tensor = self.tensors[name]
+        advance(tensor.nbytes)
+        return tensor
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:

@@ -17,6 +17,7 @@ import structlog
 
 from prolepsis.core.files import cache_directory, read_cached, stamp, write_cached
 from prolepsis.core.json_value import digest_of
+from prolepsis.core.phases import phase
 from prolepsis.engine.models.files.generation_config import json_object
 from prolepsis.engine.models.files.safetensors_files import header, weight_files
 from prolepsis.engine.models.files.source import ModelSource, open_model
@@ -52,14 +53,23 @@ def weights_identity(model: ModelSource) -> str:
         stated, raw = source.metadata, source.raw
         computing = {key for key in stated if key.startswith(f"{source.text('general.architecture')}.")}
         tensors = ((str((name, tensor.kind, tensor.shape)), raw(name).data) for name, tensor in source.tensors.items())
-    with ThreadPoolExecutor(4) as readers:  # hashing lets go of the interpreter
-        lines = sorted(readers.map(lambda tensor: f"{tensor[0]} {sha256(tensor[1]).hexdigest()}", tensors))
+    lines, num_bytes = list[str](), sum(file.stat().st_size for file in files)
+    with phase("identifying weights", num_bytes, in_bytes=True) as hashing, ThreadPoolExecutor(4) as readers:
+        for line, length in readers.map(_hashed, tensors):  # hashing lets go of the interpreter
+            lines.append(line)
+            hashing.done += length
+    lines.sort()
     digest = digest_of([json.dumps({key: stated[key] for key in computing}, sort_keys=True), lines])
     if (seconds := time.monotonic() - began) > _SLOW_S:
         log.info("weights_identified", files=len(files), seconds=round(seconds, 1), weights=digest[:16])
     if time.time() - max(state[0] for state in stamps if state) / 1e9 > _SETTLED_S:
         write_cached(kept, digest)
     return digest
+
+
+def _hashed(tensor: tuple[str, memoryview]) -> tuple[str, int]:
+    """Return a tensor's line, and its bytes."""
+    return f"{tensor[0]} {sha256(tensor[1]).hexdigest()}", tensor[1].nbytes
 
 
 def _folder_tensors(folder: Path) -> Iterator[tuple[str, memoryview]]:

