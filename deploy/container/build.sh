@@ -14,7 +14,7 @@
 set -eu
 cd "$(dirname "$0")/../.."
 tag=${1:-localhost/prolepsis}
-extras=${EXTRAS:-engine,gpu,postgres,otel,age}
+extras=${EXTRAS:-engine,gpu,postgres,otel,age,flags}
 context=build/image
 python=${PYTHON:-$([ -x .venv/bin/python ] && echo .venv/bin/python || echo python3)}
 version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
@@ -36,12 +36,12 @@ collect() { "$python" -m pip wheel --quiet -c constraints.txt --find-links "$con
 own() { ls "$context/wheels/$1"-*.whl >/dev/null 2>&1 || collect --no-deps "./$2"; }
 own prolepsis .
 for folder in kernels heads/*; do
-  [ ! -f "$folder/pyproject.toml" ] || own "$(sed -n 's/^name = "\(.*\)"/\1/p' "$folder/pyproject.toml" | tr - _)" "$folder"
+  [ ! -f "$folder/pyproject.toml" ] || own "$(sed -n 's/^name = "\(.*\)"/\1/p' "$folder/pyproject.toml" | tr .- __)" "$folder"
 done
 case ",$extras," in  # torch comes first and alone, so that no other package decides which build of it is taken
   *,engine,* | *,gpu,* | *,train,*) collect --no-deps --no-index torch 2>/dev/null || collect --no-deps --index-url "$index" torch ;;
 esac
-collect "prolepsis[$extras]" pip
+collect "$(echo "$context"/wheels/prolepsis-*.whl)[$extras]" pip
 
 base=${BASE:-docker.io/library/python:$version-slim-bookworm}
 build=${BUILD_BASE:-docker.io/library/python:$version-bookworm}
@@ -57,7 +57,7 @@ if [ "$base" = debian ]; then
     packages=ca-certificates,libstdc++6,python3,usr-is-merged
     [ "$name" = base ] || packages=$packages,binutils
     mmdebstrap --quiet --variant=essential --hook-dir=/usr/share/mmdebstrap/hooks/merged-usr --include="$packages" "$@" \
-      "$suite" "$context/$name.tar"
+      "$suite" "$context/$name.tar" >/dev/null
     container=$(buildah from scratch)
     buildah add --quiet "$container" "$context/$name.tar" / >/dev/null
     buildah commit --quiet --rm "$container" "localhost/prolepsis-$name:$suite" >/dev/null
