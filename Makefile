@@ -1,4 +1,4 @@
-# make help | setup | serve | replicas | check | test | night | bench | docs
+# make help | setup | serve | replicas | check | test | night | bench | docs | image
 #
 # PYTHON       the Python (3.11 or later) the virtual environment is made with
 # VENV         where the virtual environment is
@@ -7,7 +7,7 @@
 #              elsewhere pip's configured index. TORCH_INDEX=none: pip's configured index in any case.
 # WORKERS      processes that share the tests; default: one a core, at most 4
 # REPLICAS     engines of `make replicas`; default: 3
-# ARGS         passed on to serve, replicas, test (pytest) and bench
+# ARGS         passed on to serve, replicas, test (pytest), bench and image (its tag)
 
 VENV ?= .venv
 ARGS ?=
@@ -29,7 +29,7 @@ RAY := $(VENV)/.prolepsis-ray
 TORCH_FLAGS := $(if $(filter-out none,$(TORCH_INDEX)),--extra-index-url $(TORCH_INDEX) --retries 1 --timeout 20)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model serve replicas check types lint layers site test night bench docs
+.PHONY: help setup model serve replicas check types lint layers site test night bench docs image
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -93,3 +93,6 @@ bench: model ## measure plain decoding and speculation side by side on the shipp
 docs: setup ## build the documentation as a site in build/docs
 	@$(MAKE) --no-print-directory site
 	@echo "open build/docs/README.html"
+
+image: | $(BIN)/python ## build the container image from wheels; deploy/container/build.sh says what can be chosen
+	@PYTHON=$(BIN)/python deploy/container/build.sh $(ARGS)

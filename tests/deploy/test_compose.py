@@ -1,11 +1,13 @@
 """The compose file: its parts fit one another and the server."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from prolepsis.core.terminal.config import load_settings
+from prolepsis.ops.monitoring.files import DASHBOARDS
 from prolepsis.server.run import ABORT_GRACE_S
 from tests.deploy.written import COMPOSE, image_variables, read_yaml
 from tests.paths import ROOT
@@ -54,6 +56,26 @@ def test_the_rules_are_mounted_where_prometheus_looks_for_them() -> None:
     [pattern] = read_yaml(COMPOSE.parent / "prometheus.yaml")["rule_files"]
     [folder] = {Path(volume.split(":")[1]) for volume in SERVICES["prometheus"]["volumes"] if "rules" in volume}
     assert folder / "*.yaml" == Path("/etc/prometheus") / pattern
+
+
+def test_grafana_reads_our_prometheus_and_the_dashboards_that_are_written() -> None:
+    mounts = dict(volume.split(":")[:2] for volume in SERVICES["grafana"]["volumes"])
+    [source] = read_yaml(COMPOSE.parent / "grafana" / "datasource.yaml")["datasources"]
+    [provider] = read_yaml(COMPOSE.parent / "grafana" / "dashboards.yaml")["providers"]
+    [folder] = [Path(here) for here, there in mounts.items() if there == provider["options"]["path"]]
+    assert {file.stem for file in (COMPOSE.parent / folder).glob("*.json")} == set(DASHBOARDS)
+    port = SERVICES["prometheus"]["ports"][0].rpartition(":")[2]
+    assert (source["type"], source["url"]) == ("prometheus", f"http://prometheus:{port}")
+
+
+def test_the_console_links_to_grafana() -> None:
+    address, _, _ = SERVICES["grafana"]["ports"][0].rpartition(":")
+    assert SERVER["environment"]["PROLEPSIS_GRAFANA_URL"] == f"http://{address}"
+
+
+@pytest.mark.parametrize("name", sorted(SERVICES.keys() - {"prolepsis"}))
+def test_images_of_others_have_a_version(name: str) -> None:
+    assert re.fullmatch(r"docker\.io/\S+:v?\d+\.\d+(\.\d+)?", SERVICES[name]["image"])
 
 
 def _hosts(config: Any) -> set[str]:

@@ -1,6 +1,6 @@
 """The container: what it keeps, as whom it runs, and what a linter says."""
 
-import importlib.util
+import os
 import re
 import shutil
 import subprocess
@@ -11,9 +11,9 @@ import pytest
 
 from prolepsis.core.terminal.config import load_settings
 from tests.deploy.written import CONTAINERFILE, DEPLOY, image_variables
-from tests.paths import ROOT
 
 TEXT = CONTAINERFILE.read_text()
+BUILD = DEPLOY / "container" / "build.sh"
 
 
 def test_the_image_sets_what_the_server_accepts() -> None:
@@ -32,62 +32,29 @@ def test_state_and_cache_are_volumes_and_nothing_else_is_written() -> None:
 def test_the_last_user_is_not_root() -> None:
     users = re.findall(r"^USER (\d+):", TEXT, re.MULTILINE)
     assert len(users) == 1
-    assert f"--uid {users[0]} " in TEXT
+    assert f"prolepsis:x:{users[0]}:{users[0]}:" in TEXT
 
 
-def test_the_model_is_left_out_unless_it_is_asked_for() -> None:
-    assert "ARG WITH_MODEL=no\n" in TEXT
+def test_nothing_is_compiled_or_downloaded_and_only_the_installed_tree_is_kept() -> None:
+    build, image = re.split(r"^FROM \$\{BASE\}$", TEXT, maxsplit=1, flags=re.MULTILINE)
+    assert re.findall(r"^COPY (.+)$", build, re.MULTILINE) == ["wheels /wheels"]
+    assert re.findall(r"^COPY (.+)$", image, re.MULTILINE) == ["--from=build /opt/prolepsis /opt/prolepsis"]
+    assert "--no-index --find-links /wheels" in build
+    assert not re.search(r"\b(apt-get|curl|g\+\+|gcc|clang|cmake)\b", TEXT)
 
 
-def copied() -> list[str]:
-    """Return the paths of the repository that the image is built from."""
-    lines = re.findall(r"^COPY (?!--from)(?:--\S+ )*(.+) \S+$", TEXT, re.MULTILINE)
-    return [source for line in lines for source in line.split()]
+def test_the_script_gives_every_argument_and_names_every_variable_that_it_reads() -> None:
+    script = BUILD.read_text()
+    head = script.partition("set -eu")[0]
+    assert set(re.findall(r"^ARG (\w+)", TEXT, re.MULTILINE)) == set(re.findall(r"--build-arg (\w+)=", script))
+    assert set(re.findall(r"\$\{([A-Z_]+):-", script)) == set(re.findall(r"^# ([A-Z_]+)  ", head, re.MULTILINE))
 
 
-def test_every_copied_file_exists_and_is_part_of_the_context() -> None:
-    allowed = {line[1:] for line in (ROOT / ".containerignore").read_text().splitlines() if line.startswith("!")}
-    for source in copied():
-        assert (ROOT / source).exists(), source
-        assert allowed & {source, *map(str, Path(source).parents)}, source
-
-
-def test_the_baseline_names_what_the_package_has() -> None:
-    spec = importlib.util.spec_from_file_location("baseline", DEPLOY / "container" / "baseline.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    assert callable(module.compile_baseline)
-
-
-@pytest.mark.parametrize("script", sorted((DEPLOY / "container").glob("*.sh")), ids=lambda path: path.name)
-def test_a_script_is_shell(script: Path) -> None:
-    subprocess.run(["sh", "-n", str(script)], check=True)
-
-
-def test_the_entrypoint_links_what_the_image_has_and_becomes_the_command(tmp_path: Path) -> None:
-    shipped, cache, folder = tmp_path / "shipped", tmp_path / "cache", tmp_path / "bin"
-    (shipped / "native" / "key").mkdir(parents=True)
-    (shipped / "native" / "key" / "decoder.so").write_text("code")
-    cache.mkdir()
-    folder.mkdir()
-    (folder / "prolepsis").write_text('#!/bin/sh\necho "$@"\n')
-    (folder / "prolepsis").chmod(0o755)
-    script = tmp_path / "entrypoint.sh"
-    script.write_text(
-        (DEPLOY / "container" / "entrypoint.sh").read_text().replace("/opt/prolepsis/cache", str(shipped))
-    )
-    for _ in range(2):  # the second start finds the links of the first
-        done = subprocess.run(
-            ["sh", str(script), "serve", "--log-json"],
-            env={"PATH": f"{folder}:/usr/bin:/bin", "PROLEPSIS_CACHE": str(cache)},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        assert (done.stdout, done.stderr) == ("serve --log-json\n", "")
-        assert (cache / "native" / "key" / "decoder.so").read_text() == "code"
+def test_the_script_is_shell_and_refuses_an_unknown_device() -> None:
+    subprocess.run(["sh", "-n", str(BUILD)], check=True)
+    environment = {"PATH": os.environ["PATH"], "PYTHON": sys.executable, "DEVICE": "tpu"}
+    done = subprocess.run([str(BUILD)], env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (2, "DEVICE is 'tpu'; allowed: cpu, cuda\n")
 
 
 def test_hadolint_finds_nothing() -> None:
