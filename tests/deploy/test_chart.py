@@ -71,9 +71,7 @@ def rendered(values: Mapping[str, object]) -> list[dict[str, Any]]:
         if done.returncode:
             raise Refused(done.stderr)
         return [one for one in yaml.safe_load_all(done.stdout) if one]
-    library = pytest.importorskip(
-        "helm_python", reason="neither helm nor helm-python-sdk: pip install --group deploy"
-    )
+    library = pytest.importorskip("helm_python", reason="neither helm nor helm-python-sdk: pip install --group deploy")
     with library.Chart.load(str(CHART)) as chart:
         try:
             texts = chart.render(dict(values), name="demo", namespace="prod")
