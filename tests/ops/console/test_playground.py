@@ -9,20 +9,20 @@ from collections.abc import Callable, Iterator
 from html import unescape
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 from tests.ops.console.browser import press, sign_in, token_of
 from tests.ops.console.scene import Scene, key_with
 from tests.ops.console.served import served_scene
 
-Browse = Callable[[Scene], httpx.AsyncClient]
+Browse = Callable[[Scene], httpx2.AsyncClient]
 FORM = {"prompt": "Hi", "model": "tiny", "max_tokens": "64", "temperature": "0", "system": "", "tools": ""}
 ANSWER = "abcdefghijklmnopqrstuv"
 """What the scene's engine says to all."""
 
 
-async def ask(http: httpx.AsyncClient, **fields: str) -> tuple[str, str]:
+async def ask(http: httpx2.AsyncClient, **fields: str) -> tuple[str, str]:
     """Send the form; return what its status says, and the page."""
     token = token_of(await http.get("/console/playground"))
     page = await http.post("/console/playground", data={"csrf": token, **FORM, **fields})
@@ -113,7 +113,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """The snippets of a server that runs without keys."""
     folder: Path = tmp_path_factory.mktemp("site")
     with served_scene(folder, with_keys=False) as (url, _):
-        found = snippets(httpx.get(f"{url}/console/playground").text)
+        found = snippets(httpx2.get(f"{url}/console/playground").text)
         assert all(url in text for text in found.values())
         yield found
 
