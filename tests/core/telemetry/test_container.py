@@ -29,7 +29,7 @@ def test_kills_and_withheld_time_are_counted_and_kills_logged_once(tmp_path: Pat
         assert shown(registry) == {"prolepsis_memory_kills_total": 0.0, "prolepsis_cpu_throttled_seconds_total": 1.5}
         container(tmp_path, kills=2, throttled_us=1_500_000)
         assert [shown(registry)["prolepsis_memory_kills_total"] for _ in range(2)] == [2.0, 2.0]
-    assert [(line["event"], line["processes"]) for line in logs] == [("killed_for_memory", 2.0)]
+    assert [(line["event"], line["processes"]) for line in logs] == [("killed_for_memory", 2)]
 
 
 def test_a_process_without_limits_has_no_such_series(tmp_path: Path) -> None:

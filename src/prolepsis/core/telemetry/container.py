@@ -20,26 +20,18 @@ class ContainerCollector(Collector):
     """Counters of this process's cgroup (version 2); none where it has none. Kills are logged as they are seen."""
 
     def __init__(self, registry: CollectorRegistry, root: Path = Path("/")) -> None:
-        self._root, self._num_kills = root, 0.0
+        self._root, self._num_kills = root, 0
         for name, text in (_KILLS, _THROTTLED):
             declared(registry, MetricFamily(f"{name}_total", "counter", text))
         registry.register(self)
 
     def collect(self) -> Iterable[Metric]:
-        kills, throttled = self.describe()
-        for family, file, key, unit in (
-            (kills, "memory.events", "oom_kill", 1.0),
-            (throttled, "cpu.stat", "throttled_usec", 1e-6),
-        ):
-            if (value := self._value(file, key)) is not None:
-                family.add_metric([], value * unit)
-                if family is kills and value > self._num_kills:
-                    log.warning("killed_for_memory", processes=value - self._num_kills)
-                    self._num_kills = value
-        return kills, throttled
-
-    def describe(self) -> tuple[CounterMetricFamily, CounterMetricFamily]:
-        return CounterMetricFamily(*_KILLS, labels=[]), CounterMetricFamily(*_THROTTLED, labels=[])
+        num_kills, waited_us = self._value("memory.events", "oom_kill"), self._value("cpu.stat", "throttled_usec")
+        if num_kills is not None and num_kills > self._num_kills:
+            log.warning("killed_for_memory", processes=num_kills - self._num_kills)
+            self._num_kills = num_kills
+        yield CounterMetricFamily(*_KILLS, value=num_kills)
+        yield CounterMetricFamily(*_THROTTLED, value=None if waited_us is None else waited_us / 1e6)
 
     def _value(self, file: str, key: str) -> int | None:
         try:
