@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 from prolepsis.core.config import DEFAULT_MODEL
@@ -101,7 +101,7 @@ def test_it_answers_as_its_user_from_a_root_that_is_read_only(root: Path, tmp_pa
     with serving(container.command("serve", "--port", str(port)), f"{url}/health/ready", log, wait_s=600):
         asked = {"model": DEFAULT_MODEL, "prompt": "The capital of France is", "max_tokens": 8, "temperature": 0}
         headers = {"authorization": f"Bearer {created.stdout.strip()}"}
-        answer = httpx.post(f"{url}/v1/completions", json=asked, headers=headers, timeout=120)
+        answer = httpx2.post(f"{url}/v1/completions", json=asked, headers=headers, timeout=120)
     assert "Paris" in answer.json()["choices"][0]["text"], log.read_text()
     assert {path.stat().st_uid for path in tmp_path.glob("state/**/*")} == {USER}
 

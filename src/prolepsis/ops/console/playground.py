@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
+import httpx2
 from starlette.types import ASGIApp
 
 from prolepsis.control.web.errors import describe_error
@@ -87,8 +87,8 @@ async def _race(app: ASGIApp, form: Mapping[str, str]) -> dict[str, Answer]:
     seed, key = secrets.randbits(32), form.get("key", "").strip()
     bodies = [_body(form, mode, seed) for mode in PANES]
     headers = {"authorization": f"Bearer {key}"} if key else {}
-    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-    async with httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=headers) as http:
+    transport = httpx2.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://localhost", headers=headers) as http:
         answers = await asyncio.gather(*(_answer(http, body) for body in bodies))
     return dict(zip(PANES, answers, strict=True))
 
@@ -111,11 +111,11 @@ def _body(form: Mapping[str, str], mode: str, seed: int) -> dict[str, Any]:
     return body
 
 
-async def _answer(http: httpx.AsyncClient, body: Mapping[str, Any]) -> Answer:
+async def _answer(http: httpx2.AsyncClient, body: Mapping[str, Any]) -> Answer:
     began = time.perf_counter()
     reply = await http.post("/v1/chat/completions", json=body)
     document = reply.json()
-    if reply.status_code != httpx.codes.OK:
+    if reply.status_code != httpx2.codes.OK:
         raise UserError(document["error"]["message"])
     origins = [piece for choice in document["choices"] for piece in choice["origins"]]
     return Answer(time.perf_counter() - began, document["usage"]["completion_tokens"], origins)
