@@ -200,7 +200,7 @@ def test_one_prompt_is_asked_with_drafts_and_without(page: Page, site: tuple[str
     page.get_by_role("button", name="Ask").click()
     expect(page.get_by_role("status").last).to_contain_text("as fast; the answers are the same.")
     expect(page.locator("#play-off-figures")).to_contain_text(re.compile(r"22 tokens in .* tokens/s$"))
-    expect(page.locator("#play-auto-figures")).to_contain_text("14 of 22 drafted tokens accepted")
+    expect(page.locator("#play-auto-figures")).to_contain_text(re.compile(r"\d+ of 22 drafted tokens accepted$"))
     expect(page.locator("#play-off-text span[class]")).to_have_count(0)
     expect(page.locator("#play-auto-text")).to_have_text("abcdefghijklmnopqrstuv")
     expect(page.locator("#play-key-of-colours span")).to_have_text(["suffix", "draft head"])

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 from prolepsis.core.config import EngineConfig, ServerConfig
@@ -54,12 +54,12 @@ def slow(gate: Path, *, deaf: bool = False) -> Iterator[tuple[ServerProcess, str
 
 def test_the_port_of_a_start_says_what_it_does(tmp_path: Path) -> None:
     with slow(tmp_path / "gate") as (_, url):
-        wait_for(lambda: "reading" in httpx.get(f"{url}/health/live").json()["detail"])
+        wait_for(lambda: "reading" in httpx2.get(f"{url}/health/live").json()["detail"])
         for path in ("/health/ready", "/health", "/ping"):
-            ready = httpx.get(url + path)
+            ready = httpx2.get(url + path)
             assert (ready.status_code, ready.json()["ready"]) == (503, False)
             assert ready.json()["detail"].startswith("reading weights 1 of 4")
-        refused = httpx.post(f"{url}/v1/completions", json=COMPLETION)
+        refused = httpx2.post(f"{url}/v1/completions", json=COMPLETION)
         error = refused.json()["error"]
         assert (refused.status_code, error["code"], error["type"]) == (503, "loading", "server_error")
         assert "reading weights 1 of 4" in error["message"]
@@ -72,7 +72,7 @@ def test_no_request_is_lost_while_the_application_takes_over(tmp_path: Path) -> 
     with slow(gate) as (_, url), socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as early:
         gate.touch()
         while statuses[200] < 3:
-            statuses[httpx.post(f"{url}/v1/completions", json=COMPLETION, timeout=20).status_code] += 1
+            statuses[httpx2.post(f"{url}/v1/completions", json=COMPLETION, timeout=20).status_code] += 1
         early.sendall(b"GET /health/ready HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert early.recv(4096).startswith(b"HTTP/1.1 503"), "a connection from before gets its reply, too"
     assert statuses.keys() <= {200, 503}
@@ -81,14 +81,14 @@ def test_no_request_is_lost_while_the_application_takes_over(tmp_path: Path) -> 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
 def test_a_signal_ends_a_start_that_does_not_listen(tmp_path: Path, number: int, status: int) -> None:
     with slow(tmp_path / "gate", deaf=True) as (running, url):
-        wait_for(lambda: "reading" in httpx.get(f"{url}/health/live").json()["detail"])
+        wait_for(lambda: "reading" in httpx2.get(f"{url}/health/live").json()["detail"])
         running.send_signal(number)
         assert running.wait(20) == status
 
 
 def test_a_signal_interrupts_a_start(tmp_path: Path) -> None:
     with slow(tmp_path / "gate") as (running, url):
-        wait_for(lambda: "reading" in httpx.get(f"{url}/health/live").json()["detail"])
+        wait_for(lambda: "reading" in httpx2.get(f"{url}/health/live").json()["detail"])
         running.send_signal(signal.SIGTERM)
         assert running.wait(20) == 0
 
@@ -97,7 +97,7 @@ def test_an_error_while_loading_is_raised_and_the_port_is_free_again() -> None:
     port = free_port()
 
     def start(_: EngineConfig, __: Metrics) -> StartedEngine:
-        assert httpx.get(f"http://127.0.0.1:{port}/health/live").status_code == 200
+        assert httpx2.get(f"http://127.0.0.1:{port}/health/live").status_code == 200
         raise ModelLoadError("no such weights")
 
     with pytest.raises(ModelLoadError, match="no such weights"):

@@ -35,7 +35,7 @@ NUM_COLOURS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class PlaygroundAnswer:
     seconds: float
     num_tokens: int
     origins: Sequence[Mapping[str, str | None]]  # pieces of the text, each with the proposer that had drafted it
@@ -54,7 +54,7 @@ def playground_pages(app: Callable[[], ASGIApp], models: Sequence[str], *, asks_
     """`app` answers the requests, so that keys, roles and limits count as they do for every client."""
 
     async def shown(visit: Visit) -> Page:
-        answers, state = dict[str, Answer](), ""
+        answers, state = dict[str, PlaygroundAnswer](), ""
         if visit.form:
             try:
                 answers = await _race(app(), visit.form)
@@ -82,7 +82,7 @@ def playground_pages(app: Callable[[], ASGIApp], models: Sequence[str], *, asks_
     )
 
 
-async def _race(app: ASGIApp, form: Mapping[str, str]) -> dict[str, Answer]:
+async def _race(app: ASGIApp, form: Mapping[str, str]) -> dict[str, PlaygroundAnswer]:
     """Return the answer of each pane. Raises `UserError` with what the server says."""
     seed, key = secrets.randbits(32), form.get("key", "").strip()
     bodies = [_body(form, mode, seed) for mode in PANES]
@@ -111,16 +111,20 @@ def _body(form: Mapping[str, str], mode: str, seed: int) -> dict[str, Any]:
     return body
 
 
+<<<<<<< HEAD
 async def _answer(http: httpx2.AsyncClient, body: Mapping[str, Any]) -> Answer:
+=======
+async def _answer(http: httpx.AsyncClient, body: Mapping[str, Any]) -> PlaygroundAnswer:
+>>>>>>> p/w
     began = time.perf_counter()
     reply = await http.post("/v1/chat/completions", json=body)
     document = reply.json()
     if reply.status_code != httpx2.codes.OK:
         raise UserError(document["error"]["message"])
     origins = [piece for choice in document["choices"] for piece in choice["origins"]]
-    return Answer(time.perf_counter() - began, document["usage"]["completion_tokens"], origins)
+    return PlaygroundAnswer(time.perf_counter() - began, document["usage"]["completion_tokens"], origins)
 
 
-def _outcome(plain: Answer, drafted: Answer) -> str:
+def _outcome(plain: PlaygroundAnswer, drafted: PlaygroundAnswer) -> str:
     same = "are the same" if plain.text == drafted.text else "differ"
     return f"With speculation {drafted.rate / plain.rate:.2f}x as fast; the answers {same}."
