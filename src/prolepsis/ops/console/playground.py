@@ -111,11 +111,7 @@ def _body(form: Mapping[str, str], mode: str, seed: int) -> dict[str, Any]:
     return body
 
 
-<<<<<<< HEAD
-async def _answer(http: httpx2.AsyncClient, body: Mapping[str, Any]) -> Answer:
-=======
-async def _answer(http: httpx.AsyncClient, body: Mapping[str, Any]) -> PlaygroundAnswer:
->>>>>>> p/w
+async def _answer(http: httpx2.AsyncClient, body: Mapping[str, Any]) -> PlaygroundAnswer:
     began = time.perf_counter()
     reply = await http.post("/v1/chat/completions", json=body)
     document = reply.json()
