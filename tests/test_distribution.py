@@ -103,11 +103,15 @@ def test_pictures_of_the_readme_are_shown_as_files() -> None:
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The command in an environment that takes dependencies from this one, and the package from the wheel alone."""
+    """The command in an environment with the package from the wheel alone, and dependencies from here.
+
+    What is installed here for editing is found by a file that is read here only, so the kernels' folder is named.
+    """
     home = tmp_path_factory.mktemp("environment")
     venv.create(home)
     [packages] = home.glob("lib/python*/site-packages")
-    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+    kernels = ROOT / "kernels" / "src"
+    (packages / "dependencies.pth").write_text(f"{sysconfig.get_path('purelib')}\n{kernels}\n")
     into = ["--python", str(home / "bin" / "python"), "install", "--quiet", "--no-deps", "--no-index", "--no-compile"]
     subprocess.run([sys.executable, "-m", "pip", *into, str(wheel)], check=True, capture_output=True)
     return home / "bin" / "prolepsis"
