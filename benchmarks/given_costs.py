@@ -1,7 +1,7 @@
 """What does `auto` bring where passes cost what is given? Recorded answers on a clock that only costs move.
 
 Usage: python -m benchmarks.given_costs RUN... [--model NAME] [--prompts FILE] [--categories NAME...] [--tokens 64]
-    [--orders 3] [--noise 0.03] [--recorded FILE] [--json FILE]
+    [--orders 3] [--noise 0.03] [--regret] [--recorded FILE] [--json FILE]
 
 RUN is COSTS:TEMPERATURE:AT_ONCE[:FACTOR]. COSTS names a processor or model of `ROWS_MS`, or as PREDICTED/REAL two of
 them, where a pass does not cost what was profiled; FACTOR is how many times as much as a pass of so many rows costs
@@ -10,7 +10,9 @@ random. The target decodes every prompt once; then its tokens and hidden states 
 seconds, the processor it runs on does not matter, and two ways to decide about drafts can be compared where real times
 differ by more than the ways do. Proposers, head, verification and all decisions are the real ones. The result is plain
 over `auto` in time, of decoding steps and of all, over orders of the prompts; a pass takes random times around its
-cost, the same in each run of the same decisions. `--recorded` keeps the answers for the next call.
+cost, the same in each run of the same decisions. `--recorded` keeps the answers for the next call. `--regret` also
+prints how much longer `auto` takes than the best of `FIXED` depths, and than a window that knows which nodes of the
+drafts at hand are accepted, in time of decoding steps.
 """
 
 import math
@@ -18,7 +20,8 @@ import random
 import statistics
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -31,10 +34,11 @@ from prolepsis.core.engine_client import EngineInfo
 from prolepsis.core.events import Failed, Finished
 from prolepsis.core.messages import Submit
 from prolepsis.core.page_size import PAGE_SIZE
-from prolepsis.core.plan import AppliedPlan
+from prolepsis.core.plan import AppliedPlan, SpecPlan
 from prolepsis.core.requests import GenerateRequest, SpeculationChoice
 from prolepsis.core.telemetry.logs import configure_logs
 from prolepsis.engine.drafting.acceptance import AcceptanceEstimator
+from prolepsis.engine.drafting.candidate import DraftCandidate
 from prolepsis.engine.drafting.choose import ProposerSet
 from prolepsis.engine.drafting.cost import CostCurve
 from prolepsis.engine.drafting.draft import Draft
@@ -44,7 +48,7 @@ from prolepsis.engine.drafting.proposers.head import HeadProposer
 from prolepsis.engine.drafting.proposers.head_slots import HeadState
 from prolepsis.engine.drafting.proposers.head_tree import HeadPass, HeadTree
 from prolepsis.engine.drafting.proposers.suffix import SuffixProposer
-from prolepsis.engine.drafting.window import DraftWindow
+from prolepsis.engine.drafting.window import DraftWindow, StepLoad
 from prolepsis.engine.hidden_states import HiddenStateRouter
 from prolepsis.engine.kv.pages import PagePool
 from prolepsis.engine.models.heads.base import DraftHead
@@ -68,6 +72,7 @@ ROWS_MS = {
     "zen4-quiet": {1: 3.8, 2: 3.9, 3: 4.0, 4: 4.05, 5: 4.1, 6: 4.45, 8: 5.5, 12: 6.9, 16: 9.4, 32: 18.0, 64: 35.0},
     "zen3": {1: 6.5, 2: 6.9, 6: 7.4, 8: 9.9, 12: 13.8, 16: 20.5, 24: 28.0},
     "twin-half": {1: 12.0, 4: 14.0, 8: 21.0, 16: 31.0},
+    "coder-zen4": {1: 30.1, 5: 31.0, 8: 50.3, 16: 91.0, 32: 172.9, 64: 341.0},
     "coder": {1: 37.0, 4: 43.0, 8: 63.0, 16: 94.0},
     "twin-3": {1: 74.0, 4: 86.0, 8: 126.0, 16: 188.0},
 }
@@ -86,11 +91,12 @@ LOOK_MS, LOOK_SEQUENCE_MS = 0.17, 0.02
 HEAD_MS, HEAD_SEQUENCE_MS, HEAD_TOKEN_MS = 0.75, 0.02, 0.006
 """Of a call of the head, of each of its sequences, and of each token that it reads for the first time: between passes,
 where its weights and the code around it come from memory. Called again and again it takes 0.25 ms."""
-OTHER_HEAD_MS = {"amx": 0.18, "twin-half": 0.75, "coder": 2.0, "twin-3": 3.0}
+OTHER_HEAD_MS = {"amx": 0.18, "coder-zen4": 2.0, "twin-half": 0.75, "coder": 2.0, "twin-3": 3.0}
 """Of a call, where an L3 holds the weights of target and head, and of the heads of larger models."""
 AFTER_MS, LEARN_MS = 0.1, 0.065
 """By which a pass is slower in a step that looked for drafts, and of what proposers learn of a sequence's step."""
 CONFIG = EngineConfig(kv_memory="384MiB")
+FIXED = (1, 2, 3, 4, 6, 8, 12, 16)
 SEQUENCES, PAGES = 64, 512
 """Sequences at once and pages of a replay."""
 
@@ -231,13 +237,39 @@ class Replay:
         """Nothing was written."""
 
 
-def engine_of(runner: Replay, loaded: LoadedModel, head: DraftHead | None) -> Engine:
-    """Return an engine that decides about drafts as a served one does."""
-    info, clock, plan = loaded.model.info, runner.clock, AppliedPlan()
+class Hindsight(ProposerSet):
+    """Knows which nodes of the drafts at hand are accepted; what is drafted is decided as ever."""
+
+    answers: Sequence[Sequence[int]] = ()
+
+    def _cut(self, candidates: Sequence[DraftCandidate], load: StepLoad, spent_ms: float) -> list[Draft | None]:
+        for candidate in candidates:
+            if (best := candidate.best) is not None:
+                request, _, _ = candidate.sequence.key.partition("/")
+                answer = self.answers[int(request)][len(candidate.sequence.tokens) :]
+                alive = list[float]()
+                for token, parent, depth in zip(
+                    best.draft.tokens, best.draft.parents, best.draft.depths(), strict=True
+                ):
+                    is_right = depth <= len(answer) and answer[depth - 1] == token
+                    alive.append(float(is_right and (parent < 0 or alive[parent] > 0.0)))
+                candidate.best = replace(best, survivals=tuple(alive))
+        return super()._cut(candidates, load, spent_ms)
+
+
+def engine_of(
+    runner: Replay, loaded: LoadedModel, head: DraftHead | None, fixed: int | None = None, *, knows: bool = False
+) -> Engine:
+    """Return an engine that decides about drafts as a served one does, drafts `fixed` deep, or knows the answers."""
+    info, clock = loaded.model.info, runner.clock
+    plan = AppliedPlan(SpecPlan() if fixed is None else SpecPlan(num_speculative_tokens=fixed, fixed_depth=fixed))
     drafters: list[Proposer] = [SuffixProposer(), Looking(clock)]
     heads = [PricedHead(head, clock, runner.given.head_ms)] if head is not None else []
     window = DraftWindow(runner.given.predicted, token_overhead_ms=0.01)
-    proposers = ProposerSet([*drafters, *heads], window, AcceptanceEstimator(), info.vocab_size, clock)
+    kind = Hindsight if knows else ProposerSet
+    proposers = kind([*drafters, *heads], window, AcceptanceEstimator(), info.vocab_size, clock)
+    if isinstance(proposers, Hindsight):
+        proposers.answers = [[*each.prompt, *each.tokens] for each in runner.recordings]
     budget = CONFIG.max_step_tokens
     limits = SchedulerLimits(SEQUENCES, budget, LENGTH, info.vocab_size, info.eos_token_ids)
     pool = PagePool(PAGES, PAGE_SIZE, prefix_cache=False)
@@ -309,17 +341,46 @@ def ratios(
     head: DraftHead | None,
 ) -> Seconds:
     """Return plain over `auto` in time, for one order of the recordings."""
+    run = partial(served, given, recorded, order, noise=noise, loaded=loaded, head=head)
+    plain, auto = (run(choice) for choice in (SpeculationChoice("off"), SpeculationChoice()))
+    return Seconds(plain.decoding / auto.decoding, plain.all / auto.all)
+
+
+def served(
+    given: Given,
+    recorded: Sequence[Recording],
+    order: int,
+    choice: SpeculationChoice,
+    fixed: int | None = None,
+    *,
+    noise: float,
+    loaded: LoadedModel,
+    head: DraftHead | None,
+    knows: bool = False,
+) -> Seconds:
     chance = random.Random(order)
     recordings = chance.sample(recorded, len(recorded))
     if given.temperature is None:
         recordings = mixed(recordings, given.at_once, chance)
-    seconds: list[Seconds] = []
-    for choice in (SpeculationChoice("off"), SpeculationChoice()):
-        clock = Clock(random.Random(order), noise)
-        runner = Replay(recordings, given, loaded.model.info.vocab_size, clock)
-        seconds.append(replay(engine_of(runner, loaded, head), runner, choice))
-    plain, auto = seconds
-    return Seconds(plain.decoding / auto.decoding, plain.all / auto.all)
+    runner = Replay(recordings, given, loaded.model.info.vocab_size, Clock(random.Random(order), noise))
+    return replay(engine_of(runner, loaded, head, fixed, knows=knows), runner, choice)
+
+
+def regret(
+    given: Given,
+    recorded: Sequence[Recording],
+    order: int,
+    *,
+    noise: float,
+    loaded: LoadedModel,
+    head: DraftHead | None,
+) -> tuple[float, int, float]:
+    """Return the time of `auto` over that of the best fixed depth, less 1, that depth, and the same of hindsight."""
+    run = partial(served, given, recorded, order, SpeculationChoice(), noise=noise, loaded=loaded, head=head)
+    auto, knowing = run().decoding, run(knows=True).decoding
+    fixed = {depth: run(fixed=depth).decoding for depth in FIXED}
+    best = min(fixed, key=fixed.__getitem__)
+    return auto / fixed[best] - 1.0, best, auto / knowing - 1.0
 
 
 def main() -> None:
@@ -332,6 +393,7 @@ def main() -> None:
         tokens=64,
         orders=3,
         noise=0.03,
+        regret=False,
         recorded=Path,
     )
     configure_logs("error")
@@ -343,6 +405,7 @@ def main() -> None:
     aux_layers = head.info.aux_layers if head is not None else ()
     recorder = Recorder(config, loaded, aux_layers, prompts, num_tokens=args.tokens, file=args.recorded)
     results: dict[str, list[Seconds]] = {}
+    regrets: dict[str, list[tuple[float, int, float]]] = {}
     for run in args.runs:
         given = Given.parse(run)
         recorded = recorder.answers(given.temperature or 0.0)
@@ -353,7 +416,16 @@ def main() -> None:
             f"{run:<16} decoding {_shown([e.decoding for e in found])}, all {_shown([e.all for e in found])}",
             flush=True,
         )
-    keep(args, ratios={run: [[each.decoding, each.all] for each in found] for run, found in results.items()})
+        if args.regret:
+            of = [regret(given, recorded, o, noise=args.noise, loaded=loaded, head=head) for o in range(args.orders)]
+            regrets[run] = of
+            depths, middle = {depth for _, depth, _ in of}, [statistics.median(each[i] for each in of) for i in (0, 2)]
+            print(f"{'':<16} regret {middle[0]:+.1%} of depth {depths}, {middle[1]:+.1%} of hindsight", flush=True)
+    keep(
+        args,
+        regret=regrets,
+        ratios={run: [[each.decoding, each.all] for each in found] for run, found in results.items()},
+    )
 
 
 def _shown(values: Sequence[float]) -> str:

@@ -82,7 +82,11 @@ def test_a_gain_is_known_by_twenty_comparisons_or_bounds_that_leave_out_one(
 @pytest.mark.parametrize(
     ("state", "sentence"),
     [
-        (known(*FAST, *SLOW), "go: speculation is worth a pilot on code (1.60x, 1.51 to 1.69, 1 at once)"),
+        (
+            known(*FAST, *SLOW),
+            "go: speculation is worth a pilot on code (1.60x, 1.51 to 1.69, 1 at once); "
+            "`prolepsis pilot start` begins it",
+        ),
         (
             known(*FAST, is_own=False, faults=["memory"]),
             "go: speculation is worth a pilot on code (1.60x, 1.51 to 1.69, 1 at once); "

@@ -57,6 +57,11 @@ def test_calm_that_is_interrupted_begins_again() -> None:
     assert levels([(1, 1), (1, 0), (2, 0.9), (1, 0), (2.9, 0), (0.1, 0)]) == [1, 1, 1, 1, 1, 0]
 
 
+def test_calm_for_one_rung_is_not_calm_for_the_next() -> None:
+    """Else a queue that was older comes down sooner than one that never was."""
+    assert levels([(1, 4), (1, 1.5), (3, 1.5), (3, 0.9), (2.9, 0.9), (0.1, 0.9)]) == [3, 3, 2, 2, 2, 1]
+
+
 def test_no_thresholds_no_rungs() -> None:
     assert levels([(1, 1e9)], ShedSettings(())) == [CALM]
 

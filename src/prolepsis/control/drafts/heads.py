@@ -4,6 +4,7 @@ A head that is swapped in is tried at once on given prompts: where drafts do not
 """
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated
@@ -38,6 +39,15 @@ class HeadSwapBody(Body):
     proposer: HeadProposerName = DRAFT_HEAD
     """candidate_head: a second head, which drafts only where a rule or an operator names it."""
     reason: Annotated[str, Field(max_length=500)] = ""
+
+
+@dataclass(slots=True)
+class _Standing:
+    """What is known of a head."""
+
+    trial: HeadTrial | None = None  # the last one that it drafted in
+    tried: str = ""  # in words, once it was swapped in
+    worse: str = ""  # a warning, if it brings much less
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,9 +91,7 @@ class DraftHeads(Feature):
         self._client = client
         self._prompts = prompts
         self._emit = emit
-        self._trials: dict[str, HeadTrial] = {}  # the last one of each head that drafted in it
-        self._tried: dict[str, str] = {}  # in words, of each head that was swapped in
-        self._worse: dict[str, str] = {}  # a warning, of those that bring much less
+        self._standings = defaultdict[str, _Standing](_Standing)
         self._untried: dict[HeadProposerName, tuple[str, str | None]] = {}
         """Heads that were swapped in and have not drafted in a trial, each with the one before."""
         self._tasks: dict[HeadProposerName, asyncio.Task[None]] = {}
@@ -104,10 +112,10 @@ class DraftHeads(Feature):
         installed, info = await self._installed(), self._client.info
         slots = {head: slot for slot, head in info.heads.items()}
         heads = [
-            ShownHead(**asdict(head), slot=slots.get(head.label, ""), tried=self._tried.get(head.label, ""))
+            ShownHead(**asdict(head), slot=slots.get(head.label, ""), tried=self._standings[head.label].tried)
             for head in installed
         ]
-        warnings = [self._worse[head] for head in info.heads.values() if head in self._worse]
+        warnings = [text for head in info.heads.values() if (text := self._standings[head].worse)]
         return HeadsReply(info.draft_head, info.draft_head_reason, info.candidate_head, heads, warnings)
 
     async def swap(self, body: HeadSwapBody, by: str) -> HeadSwapReply:
@@ -138,24 +146,24 @@ class DraftHeads(Feature):
         self._untried[proposer] = head, other
         self._tasks[proposer] = asyncio.create_task(self._try(proposer))
         await asyncio.wait([self._tasks[proposer]], timeout=REPLY_S)
-        warnings = [self._worse[head]] if head in self._worse else []
-        return HeadSwapReply(**asdict(swapped), tried=self._tried[head], warnings=warnings)
+        found = self._standings[head]
+        return HeadSwapReply(**asdict(swapped), tried=found.tried, warnings=[found.worse] if found.worse else [])
 
     async def _try(self, proposer: HeadProposerName) -> None:
         head, before = self._untried[proposer]
-        self._tried[head] = "it is being tried on the shipped prompts"
-        self._worse.pop(head, None)
+        found = self._standings[head]
+        found.tried, found.worse = "it is being tried on the shipped prompts", ""
         if proposer == CANDIDATE_HEAD:
             await self._try_before(DRAFT_HEAD)
-        known, trial = self._trials.get(before or ""), await self._trial(proposer, head, IN_THE_BACKGROUND)
+        known, trial = self._standings[before or ""].trial, await self._trial(proposer, head, IN_THE_BACKGROUND)
         if trial is None or not trial.num_drafts:
-            self._tried[head] = trial.describe() if trial else "the trial failed; the log says why"
+            found.tried = trial.describe() if trial else "the trial failed; the log says why"
             return
         del self._untried[proposer]
-        self._tried[head] = trial.describe() + (f"; {before}: {known.describe()}" if known else "")
+        found.tried = trial.describe() + (f"; {before}: {known.describe()}" if known else "")
         if is_worse := trial.is_much_worse(known):
             text = f"{proposer} drafts with {head}, which brings next to nothing or much less than the one before"
-            self._worse[head] = f"{text}: {self._tried[head]}"
+            found.worse = f"{text}: {found.tried}"
         after = {"head": head, **asdict(trial), "is_much_worse": is_worse}
         earlier = {"head": before, **asdict(known)} if known else None
         self._emit(AuditEvent(actor=SERVER, action="head.tried", subject=proposer, before=earlier, after=after))
@@ -163,7 +171,7 @@ class DraftHeads(Feature):
     async def _try_before(self, proposer: HeadProposerName) -> None:
         """Try the head in use for a moment, unless what it brings is known."""
         head = self._client.info.heads.get(proposer)
-        if head is not None and head not in self._trials:
+        if head is not None and self._standings[head].trial is None:
             await self._trial(proposer, head, BRIEFLY)
 
     async def _trial(self, proposer: HeadProposerName, head: str, phases: Phases) -> HeadTrial | None:
@@ -173,7 +181,7 @@ class DraftHeads(Feature):
             log.warning("head_not_tried", proposer=proposer, error=str(describe_error(error)))
             return None
         if trial.num_drafts:
-            self._trials[head] = trial
+            self._standings[head].trial = trial
         return trial
 
     async def _installed(self) -> Sequence[InstalledHead]:

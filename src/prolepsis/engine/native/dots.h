@@ -6,7 +6,9 @@ namespace stored {
 
 #if defined(__AVX512VNNI__)
 
+constexpr bool kScalesLate = true;  // sums are of codes times values, and `joined` takes the scale in
 constexpr int kTogether = 2;  // blocks that share what a sweep loads of its rows
+constexpr int kSuperRows = 8;  // of a sweep over supers; of more than `kSweepRows`, which takes one block, sums and totals stay in registers
 
 using Sums = __m512i;  // of 16 columns
 
@@ -25,8 +27,11 @@ inline Bytes joined(Bytes whole, Sums sums, Bytes scale) { return lanes::add_int
 #else
 
 constexpr int kTogether = 1;
+constexpr int kSuperRows = 6;
 
 #if defined(__AVXVNNI__)
+
+constexpr bool kScalesLate = true;
 
 using Half = __m256i;  // of the sums: of 8 columns
 
@@ -41,6 +46,8 @@ template <class L>
 inline void add_dot(Half& sums, __m256i codes, __m256i x, int, __m256i) { sums = _mm256_dpbusd_avx_epi32(sums, codes, x); }
 
 #else
+
+constexpr bool kScalesLate = false;
 
 struct Half {  // of the sums: of 8 columns
   __m256i sums, pairs;  // int32; int16, of the products that are not yet in `sums`

@@ -25,6 +25,7 @@ struct alignas(16) RowGroup {
 constexpr int kSuperGroups = 8;
 struct alignas(64) RowSuper {
   int8_t values[kSuperGroups * kGroup];
+  int32_t offsets[2 * kSuperGroups];  // -32 * the sum of 16 values: makes signed codes of those of Q6_K
   int16_t sums[kSuperGroups], halves[2 * kSuperGroups];  // of the values of a group, and of 16
   float scale;
 };
@@ -116,6 +117,8 @@ inline void quantise(const bf16* x, int64_t K, int64_t stride, RowSuper* to) {
       const auto [first, second] = sums_of(values);
       to->halves[2 * g] = first;
       to->halves[2 * g + 1] = second;
+      to->offsets[2 * g] = -32 * first;
+      to->offsets[2 * g + 1] = -32 * second;
       to->sums[g] = first + second;
     }
   }

@@ -110,10 +110,14 @@ inline Bytes load_bytes(const uint8_t* p) { return _mm512_loadu_si512(p); }
 inline void store_bytes(uint8_t* p, Bytes v) { _mm512_storeu_si512(p, v); }
 template <int Mask>
 inline Bytes bits(Bytes v, int from) { return _mm512_and_si512(_mm512_srli_epi16(v, from), _mm512_set1_epi8(Mask)); }  // of each byte
-inline Bytes join(Bytes a, Bytes b) { return _mm512_or_si512(a, b); }
+template <int Mask>
+inline Bytes join_shifted(Bytes low, Bytes high, int left) {  // low, and of each byte of `high`, moved to the left, what the mask keeps
+  const Bytes moved = left >= 0 ? _mm512_slli_epi16(high, left) : _mm512_srli_epi16(high, -left);
+  return _mm512_ternarylogic_epi32(moved, _mm512_set1_epi8(Mask), low, 0xea);
+}
 inline Bytes minus(Bytes v, int by) { return _mm512_sub_epi8(v, _mm512_set1_epi8(by)); }  // of each byte
 template <int By>
-inline Bytes shift_left(Bytes v) { return _mm512_slli_epi16(v, By); }  // of bytes that keep all their bits
+inline Bytes shift_left(Bytes v) { return _mm512_slli_epi16(v, By); }
 
 // The same register as sixteen int32, or as a pair of int16 for each of them.
 inline Bytes zero_bytes() { return _mm512_setzero_si512(); }
@@ -290,9 +294,15 @@ inline Bytes bits(Bytes v, int from) {  // of each byte
 inline Bytes minus(Bytes v, int by) {  // of each byte
   return {_mm256_sub_epi8(v.low, _mm256_set1_epi8(by)), _mm256_sub_epi8(v.high, _mm256_set1_epi8(by))};
 }
-inline Bytes join(Bytes a, Bytes b) { return {_mm256_or_si256(a.low, b.low), _mm256_or_si256(a.high, b.high)}; }
+template <int Mask>
+inline Bytes join_shifted(Bytes low, Bytes high, int left) {  // low, and of each byte of `high`, moved to the left, what the mask keeps
+  const auto moved = [&](__m256i v) {
+    return _mm256_and_si256(left >= 0 ? _mm256_slli_epi16(v, left) : _mm256_srli_epi16(v, -left), _mm256_set1_epi8(Mask));
+  };
+  return {_mm256_or_si256(low.low, moved(high.low)), _mm256_or_si256(low.high, moved(high.high))};
+}
 template <int By>
-inline Bytes shift_left(Bytes v) { return {_mm256_slli_epi16(v.low, By), _mm256_slli_epi16(v.high, By)}; }  // of bytes that keep all their bits
+inline Bytes shift_left(Bytes v) { return {_mm256_slli_epi16(v.low, By), _mm256_slli_epi16(v.high, By)}; }
 
 // The same register as sixteen int32, or as a pair of int16 for each of them.
 inline Bytes zero_bytes() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }

@@ -4,7 +4,8 @@
 //
 //   total += (I * d - J * dmin) * scale of the row
 //
-// Q6_K has signed codes, stored with an offset of 32: there J sums scale * value, and I - 32 * J takes the place of I.
+// Q6_K has signed codes, stored with an offset of 32: sums of 16 begin at -32 times those of the values. Where the scale is in the products
+// already, J sums scale * value, and I - 32 * J takes the place of I.
 #pragma once
 #include "dots.h"
 #include "int8_products.h"
@@ -89,9 +90,15 @@ struct SpreadSuper {
   }
 };
 
-// whole[b][r] = I of x[r] and a super of each of kTogether blocks. Fetches `next` where it is given.
-template <class L, int R, class Super>
-inline void multiply_super(const RowSuper* x, const Super* const (&supers)[kTogether], Stream& ahead, Bytes (&whole)[kTogether][R]) {
+// Where sums of codes begin for scale i of group g.
+template <class L>
+inline int32_t start_of(const RowSuper& x, int g, int i) { return L::kMinimum || !kScalesLate ? 0 : x.offsets[L::kScales * g + i]; }
+
+constexpr int blocks_at_once(int rows) { return rows > kSweepRows ? 1 : kTogether; }
+
+// whole[b][r] = I of x[r] and a super of each of B blocks.
+template <class L, int R, int B, class Super>
+inline void multiply_super(const RowSuper* x, const Super* const (&supers)[B], Stream& ahead, Bytes (&whole)[B][R]) {
   constexpr int kEach = kQuads / L::kScales;
   for (auto& block : whole)
     for (auto& sum : block) sum = lanes::zero_bytes();
@@ -99,21 +106,21 @@ inline void multiply_super(const RowSuper* x, const Super* const (&supers)[kToge
     ahead.fetch_some();
 #pragma GCC unroll 2
     for (int i = 0; i < L::kScales; i++) {
-      Sums sums[kTogether][R];
-      Bytes factors[kTogether];
-      for (int b = 0; b < kTogether; b++) {
+      Sums sums[B][R];
+      Bytes factors[B];
+      for (int b = 0; b < B; b++) {
         factors[b] = supers[b]->factor(g, i);
-        for (int r = 0; r < R; r++) sums[b][r] = sums_from<L>(0);
+        for (int r = 0; r < R; r++) sums[b][r] = sums_from<L>(start_of<L>(x[r], g, i));
       }
 #pragma GCC unroll 8
       for (int k = i * kEach; k < (i + 1) * kEach; k++) {
-        Bytes quads[kTogether];
-        for (int b = 0; b < kTogether; b++) quads[b] = supers[b]->quad(g, k);
+        Bytes quads[B];
+        for (int b = 0; b < B; b++) quads[b] = supers[b]->quad(g, k);
         for (int r = 0; r < R; r++)
-          for (int b = 0; b < kTogether; b++)
+          for (int b = 0; b < B; b++)
             add_dot<L>(sums[b][r], quads[b], reinterpret_cast<const int32_t*>(x[r].values)[g * kQuads + k], k, factors[b]);
       }
-      for (int b = 0; b < kTogether; b++)
+      for (int b = 0; b < B; b++)
         for (int r = 0; r < R; r++) whole[b][r] = joined(whole[b][r], sums[b][r], factors[b]);
     }
   }
@@ -122,16 +129,17 @@ inline void multiply_super(const RowSuper* x, const Super* const (&supers)[kToge
 // c[r][0:32] += x[r] * a super of two blocks.
 template <class L, int R, class Super>
 void add_super(const RowSuper* x, const Super* supers, Stream& ahead, float* c) {
-  for (int first = 0; first < 2; first += kTogether) {
-    const Super* together[kTogether];
-    for (int b = 0; b < kTogether; b++) together[b] = supers + first + b;
-    Bytes whole[kTogether][R];
-    multiply_super<L, R>(x, together, ahead, whole);
-    for (int b = 0; b < kTogether; b++) {
+  constexpr int B = blocks_at_once(R);
+  for (int first = 0; first < 2; first += B) {
+    const Super* together[B];
+    for (int b = 0; b < B; b++) together[b] = supers + first + b;
+    Bytes whole[B][R];
+    multiply_super<L, R, B>(x, together, ahead, whole);
+    for (int b = 0; b < B; b++) {
       const Ends<L>& ends = together[b]->ends();
       for (int r = 0; r < R; r++) {
         float* to = c + r * kTask + (first + b) * kBlock;
-        if constexpr (!L::kMinimum) whole[b][r] = lanes::sub_int32(whole[b][r], lanes::shift_int32<5>(ends.lower(x[r])));
+        if constexpr (!L::kMinimum && !kScalesLate) whole[b][r] = lanes::sub_int32(whole[b][r], lanes::shift_int32<5>(ends.lower(x[r])));
         lanes::store(to, ends.added(lanes::load(to), whole[b][r], x[r]));
       }
     }
@@ -145,26 +153,34 @@ constexpr auto supers_table(std::integer_sequence<int, R...>) {
   return std::array<AddSuper<L, Super>, sizeof...(R)>{add_super<L, R + 1, Super>...};
 }
 template <class L, class Super>
-constexpr auto kAddSuper = supers_table<L, Super>(std::make_integer_sequence<int, kSweepRows>{});
+constexpr auto kAddSuper = supers_table<L, Super>(std::make_integer_sequence<int, kSuperRows>{});
 
-// As `nested_product`, without tiles.
+// c[r][0:32] += x[r] * a super of two blocks, for M rows.
+template <class L, class Super>
+void add_sweeps(const RowSuper* x, int64_t M, const Super* supers, Stream& ahead, float* c) {
+  const int64_t count = sweeps_of(M, kSuperRows);
+  for (int64_t sweep = 0, first = 0, end; sweep < count; sweep++, first = end) {
+    end = M * (sweep + 1) / count;
+    kAddSuper<L, Super>[end - first - 1](x + first, supers, ahead, c + first * kTask);
+  }
+}
+
+// As `nested_product`, without tiles. AVX-512 reads codes as they are stored with each sweep: the units that multiply have no part in it.
 template <class L>
 void multiply_nested(const RowSuper* x, int64_t M, const uint8_t* blocks, int64_t G, float* c) {
-  static thread_local SpreadSuper<L> spread[2];
-  const int64_t second = L::block_bytes(G), count = sweeps_of(M, kSweepRows), supers = G / kSuperGroups;
-  const int64_t sweep_calls = kSuperGroups * (2 / kTogether);
-  Stream ahead(blocks + 2 * second, 2 * second, supers * (count == 1 ? sweep_calls : 2 * kSuperGroups + count * sweep_calls));
+  const int64_t second = L::block_bytes(G), count = sweeps_of(M, kSuperRows), supers = G / kSuperGroups;
+  const bool spreads = kTogether == 1 && count > 1;
+  const int64_t sweep_calls = kSuperGroups * (2 / blocks_at_once((M + count - 1) / count));
+  Stream ahead(blocks + 2 * second, 2 * second, supers * (count * sweep_calls + spreads * 2 * kSuperGroups));
   for (int64_t s = 0; s < supers; s++, x += M) {
     const StoredSuper<L> stored[2] = {{blocks, s, G}, {blocks + second, s, G}};
-    if (count == 1) {
-      kAddSuper<L, StoredSuper<L>>[M - 1](x, stored, ahead, c);
+    if (!spreads) {
+      add_sweeps<L>(x, M, stored, ahead, c);
       continue;
     }
+    static thread_local SpreadSuper<L> spread[2];
     for (int b = 0; b < 2; b++) spread[b].spread(stored[b], ahead);
-    for (int64_t sweep = 0, first = 0, end; sweep < count; sweep++, first = end) {
-      end = M * (sweep + 1) / count;
-      kAddSuper<L, SpreadSuper<L>>[end - first - 1](x + first, spread, ahead, c + first * kTask);
-    }
+    add_sweeps<L>(x, M, spread, ahead, c);
   }
 }
 

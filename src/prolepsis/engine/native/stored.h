@@ -236,9 +236,8 @@ template <class L>
 inline Bytes quad_of(const uint8_t* codes, int quad) {
   if constexpr (L::kBits == 8) return lanes::load_bytes(codes + quad * 64);
   Bytes found = lanes::bits<15>(lanes::load_bytes(codes + quad / 2 * 64), quad % 2 * 4);
-  if constexpr (L::kBits == 5) found = lanes::join(found, lanes::shift_left<4>(lanes::bits<1>(lanes::load_bytes(codes + 256), quad)));
-  if constexpr (L::kBits == 6)
-    found = lanes::join(found, lanes::shift_left<4>(lanes::bits<3>(lanes::load_bytes(codes + 256 + quad / 4 * 64), quad % 4 * 2)));
+  if constexpr (L::kBits == 5) found = lanes::join_shifted<1 << 4>(found, lanes::load_bytes(codes + 256), 4 - quad);
+  if constexpr (L::kBits == 6) found = lanes::join_shifted<3 << 4>(found, lanes::load_bytes(codes + 256 + quad / 4 * 64), 4 - quad % 4 * 2);
   return found;
 }
 

@@ -171,8 +171,10 @@ class KnownSoFar:
         else:
             before = "speculation is worth a pilot on" if self.word == "go" else "drafts bring too little to"
             found = f"{before} {', '.join(map(str, self.named))}"
-        shipped = "" if self.is_own else "; these are the shipped prompts: check your own"
-        return f"{self.word}: {found}{shipped}" + "".join(f"; first mend {fault}" for fault in self.faults)
+        shipped = "; these are the shipped prompts: check your own"
+        next_act = "; `prolepsis pilot start` begins it" if self.word == "go" else ""
+        faults = "".join(f"; first mend {fault}" for fault in self.faults)
+        return f"{self.word}: {found}{next_act if self.is_own else shipped}{faults}"
 
     def _needs(self) -> str:
         if self.num_prompts == {}:

@@ -46,13 +46,18 @@ def next_level(state: ShedState, age_s: float, now: float, settings: ShedSetting
     level = sum(age_s >= threshold for threshold in settings.raise_at)
     if level > state.level:
         return ShedState(level)
-    if state.level == CALM or age_s >= DESCENT * settings.raise_at[state.level - 1]:
+    if not _is_low(age_s, state.level, settings):
         return replace(state, low_since=None)
     if state.low_since is None:
         return replace(state, low_since=now)
     if now - state.low_since < settings.hold_s:
         return state
-    return ShedState(state.level - 1, low_since=now)
+    return ShedState(state.level - 1, low_since=now if _is_low(age_s, state.level - 1, settings) else None)
+
+
+def _is_low(age_s: float, level: int, settings: ShedSettings) -> bool:
+    """Return whether an age is low enough to leave a level downwards."""
+    return level != CALM and age_s < DESCENT * settings.raise_at[level - 1]
 
 
 def plan_at(level: int, base: SpecPlan, version: int) -> SpecPlan:

@@ -246,7 +246,7 @@ def _list(store: "ModelStore", root: Path | None, *, as_json: bool) -> None:
     }
     print_reply(document, _COLUMNS, as_json=as_json)
     if not as_json:
-        note("known models are downloaded by `models pull`; chain of 3: tokens of a step on held-out text")
+        note("known models are downloaded by `models pull`; chain of 3: tokens a pass on held-out text")
 
 
 def _described(store: "ModelStore", manifest: "Manifest") -> dict[str, object]:
