@@ -42,9 +42,7 @@ def rendered(values: Mapping[str, object]) -> list[dict[str, Any]]:
         command = [helm, "template", "demo", str(CHART), "--namespace", "prod", "--values", "-"]
         done = subprocess.run(command, input=json.dumps(values), capture_output=True, text=True, check=True)
         return [one for one in yaml.safe_load_all(done.stdout) if one]
-    library = pytest.importorskip(
-        "helm_python", reason="neither helm nor helm-python-sdk: pip install --group deploy"
-    )
+    library = pytest.importorskip("helm_python", reason="neither helm nor helm-python-sdk: pip install --group deploy")
     with library.Chart.load(str(CHART)) as chart:
         texts = chart.render(dict(values), name="demo", namespace="prod").values()
     return [one for text in texts for one in yaml.safe_load_all(text) if one]
