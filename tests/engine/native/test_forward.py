@@ -58,6 +58,12 @@ def test_features_that_cannot_be_written_are_refused(features: Tensor | None) ->
         model.decoder.forward(pass_input(BATCH, model.make_cache(1)), [1], features)
 
 
+@pytest.mark.parametrize("ids", [[160], [3, -1]])
+def test_rows_that_the_output_lacks_are_refused(ids: list[int]) -> None:
+    with pytest.raises(ValueError, match="allowed: 0 to 159"):
+        target().output_rows(torch.tensor(ids))
+
+
 def test_a_heads_inputs_are_checked() -> None:
     model = target()
     head = head_of(model)

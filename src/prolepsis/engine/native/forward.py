@@ -175,13 +175,19 @@ class Decoder:
 
     def take_output(self, target: "Decoder", ids: Tensor, norm: Tensor) -> None:
         """Take rows of the target's output for a head's."""
-        at = address(ids, torch.int64, len(ids))
+        at = target.place_of(ids)
         self._library.decoder_take_output(self._at, target._at, at, len(ids), byref(_vector(norm)))
 
     def output_rows(self, ids: Tensor) -> Tensor:  # [N] int64 -> [N, hidden] bfloat16
         rows = torch.empty(len(ids), self.hidden, dtype=torch.bfloat16)
-        self._library.decoder_output_rows(self._at, address(ids, torch.int64, len(ids)), len(ids), rows.data_ptr())
+        self._library.decoder_output_rows(self._at, self.place_of(ids), len(ids), rows.data_ptr())
         return rows
+
+    def place_of(self, ids: Tensor) -> int:
+        """Return where ids of the output lie; raises `ValueError` for one that it lacks."""
+        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < self.vocab:
+            raise ValueError(f"ids from {int(ids.min())} to {int(ids.max())}; allowed: 0 to {self.vocab - 1}")
+        return address(ids, torch.int64, len(ids))
 
     def set_levels(self, tensors: Sequence[Tensor], output: Tensor, target_ids: Tensor, eps: float) -> None:
         """Give a head its levels (`models.heads.levels`): enter, leave, state, token and out, and its output head.
