@@ -12,7 +12,7 @@ from prolepsis.engine.models.protocol import Batch, SequenceInput, pack
 from prolepsis.engine.models.targets.lean_shape import LeanShape
 from prolepsis.engine.models.targets.native import NativeModel, pass_input
 from prolepsis.engine.native.decoder import pick_decoder
-from prolepsis.engine.native.forward import TreeParams, TreeSpec
+from prolepsis.engine.native.forward import NativeTreeParams, NativeTreeSpec
 from prolepsis.engine.native.linear import PackedLinear
 from tests.engine.models.kernels import NEEDS_KERNELS
 from tests.engine.models.random_heads import random_head, random_levels
@@ -58,6 +58,12 @@ def test_features_that_cannot_be_written_are_refused(features: Tensor | None) ->
         model.decoder.forward(pass_input(BATCH, model.make_cache(1)), [1], features)
 
 
+@pytest.mark.parametrize("ids", [[160], [3, -1]])
+def test_rows_that_the_output_lacks_are_refused(ids: list[int]) -> None:
+    with pytest.raises(ValueError, match="allowed: 0 to 159"):
+        target().output_rows(torch.tensor(ids))
+
+
 def test_a_heads_inputs_are_checked() -> None:
     model = target()
     head = head_of(model)
@@ -82,11 +88,11 @@ def test_a_tree_for_each_row_within_its_budget() -> None:
     model = target()
     head = head_of(model)
     batch, features = pass_input(BATCH, head.make_cache(1)), torch.zeros(5, head.info.feature_size).bfloat16()
-    params, spec = TreeParams(8, 4, 4, 0.0), TreeSpec(2, 3, 0.0, 0.0, 0, 1.0, 7, 0)
+    params, spec = NativeTreeParams(8, 4, 4, 0.0), NativeTreeSpec(2, 3, 0.0, 0.0, 0, 1.0, 7, 0)
     decoder = head._decoder
-    trees = decoder.trees(batch, features, 16, params, [spec, TreeSpec(2, 0, 0.0, 0.0, 0, 1.0, 7, 0)])
+    trees = decoder.trees(batch, features, 16, params, [spec, NativeTreeSpec(2, 0, 0.0, 0.0, 0, 1.0, 7, 0)])
     assert [len(tokens) for tokens, *_ in trees] == [3, 0]
-    for specs in ([spec], [spec, TreeSpec(2, -1, 0.0, 0.0, 0, 1.0, 7, 0)]):
+    for specs in ([spec], [spec, NativeTreeSpec(2, -1, 0.0, 0.0, 0, 1.0, 7, 0)]):
         with pytest.raises(ValueError, match="allowed: one each, budgets from 0 on"):
             decoder.trees(batch, features, 16, params, specs)
 

@@ -1,5 +1,6 @@
 """Every check fails on a site made to fail it, passes on a good one, and says why where it cannot be told."""
 
+import platform
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -12,7 +13,9 @@ from prolepsis.control.controls.kill_switch import KILL
 from prolepsis.control.store.controls import Control, control_key
 from prolepsis.core.config import EngineConfig, ServerConfig
 from prolepsis.core.kill_scope import EVERYTHING
-from prolepsis.lab.doctor.checks import BY_NAME, TESTS, Check, all_checks
+from prolepsis.engine.native import choice
+from prolepsis.engine.native.processor import instruction_sets, processor_flags
+from prolepsis.lab.doctor.checks import BY_NAME, TESTS, Check, all_checks, kernels
 from prolepsis.server.cli.main import COMMANDS
 from prolepsis.server.front.key_file import KeyFile, new_key
 from tests.lab.doctor.site import Site, age, environment, good_site, replica, rule
@@ -316,3 +319,13 @@ def test_what_mends_it_exists() -> None:
             assert name in COMMANDS, check
         for name in re.findall(r"set `(\w+)", check.fix):
             assert name in ServerConfig.model_fields.keys() | EngineConfig.model_fields.keys(), check
+
+
+def test_kernels_are_named_or_the_reason_why_none_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PROLEPSIS_NATIVE", raising=False)
+    if names := instruction_sets(processor_flags()):
+        assert any(name in kernels()[1] for name in names)
+    monkeypatch.setattr(choice, "variants", lambda: ())
+    assert kernels() == (False, f"there are no kernels for {platform.machine()}")
+    monkeypatch.setenv("PROLEPSIS_NATIVE", "gcc")
+    assert kernels() == (False, "PROLEPSIS_NATIVE is 'gcc'; allowed: build, which compiles the kernels here")

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from prolepsis.engine.native.library import Handle, Library, Team, address, fields, integers, places_of, zeros
+from prolepsis.engine.native.library import Library, NativeHandle, Team, address, fields, integers, places_of, zeros
 
 _BF16_FORMAT = 30  # of `Part`: values, not the bytes of a stored format
 _LINE = 64  # bytes of a cache line
@@ -45,18 +45,18 @@ class PassInput(Structure):
     held: object  # what must live as long
 
 
-class TreeParams(Structure):
+class NativeTreeParams(Structure):
     _fields_ = fields("i num_candidates max_children max_expanded", "d min_survival")
 
 
-class TreeSpec(Structure):
+class NativeTreeSpec(Structure):
     _fields_ = fields(
         "i max_depth node_budget", "d expansion_threshold temperature", "i top_k", "d top_p", "u key position"
     )
     node_budget: int
 
 
-class _Part(Structure):
+class _Matrix(Structure):
     _fields_ = fields("p data", "i rows width format")
 
 
@@ -68,7 +68,7 @@ class _Layer(Structure):
     _fields_ = (
         *fields("i rope window", "f score_scale score_cap residual_scale", "b gelu", "p qkv gate_up"),
         *fields("i num_qkv num_gate_up"),
-        *(("o", _Part), ("down", _Part), ("vectors", _Vector * 7)),
+        *(("o", _Matrix), ("down", _Matrix), ("vectors", _Vector * 7)),
     )
 
 
@@ -82,7 +82,7 @@ class DecoderLibrary(Library):
     def zeros(self, *sizes: int) -> Tensor:
         """Return zeros in bfloat16, on huge pages where the machine has them."""
         size = int(np.prod(sizes))
-        mapping = Handle(self.mapping(2 * size), self.mapping_free)
+        mapping = NativeHandle(self.mapping(2 * size), self.mapping_free)
         memory = (ctypes.c_uint8 * (2 * size)).from_address(self.mapping_data(mapping.pointer))
         memory.mapping = mapping  # type: ignore[attr-defined]  # the tensor keeps `memory`
         return torch.frombuffer(memory, dtype=torch.bfloat16).view(sizes)
@@ -113,7 +113,7 @@ class Decoder:
 
     def __init__(self, library: DecoderLibrary, pointer: int, shape: Shape) -> None:
         self._library, self.hidden, self.vocab = library, shape.hidden, shape.vocab
-        self._handle = Handle(pointer, library.decoder_free)
+        self._handle = NativeHandle(pointer, library.decoder_free)
         self._at = pointer
         self._levels = (0, 0)  # number and width
         self._memory, self._first = np.empty(0, np.float32), 0  # of the last logits; where a cache line begins in it
@@ -154,7 +154,7 @@ class Decoder:
         of queries and of keys.
         """
         qkv, o, gate_up, down = matrices
-        above, below = ((_Part * len(parts))(*map(_part, parts)) for parts in (qkv, gate_up))
+        above, below = ((_Matrix * len(parts))(*map(_part, parts)) for parts in (qkv, gate_up))
         pointers = (ctypes.addressof(above), ctypes.addressof(below), len(qkv), len(gate_up))
         layer = _Layer(*scalars, *pointers, _part(o), _part(down), (_Vector * 7)(*map(_vector, vectors)))
         self._library.decoder_add_layer(self._at, byref(layer))
@@ -175,13 +175,19 @@ class Decoder:
 
     def take_output(self, target: "Decoder", ids: Tensor, norm: Tensor) -> None:
         """Take rows of the target's output for a head's."""
-        at = address(ids, torch.int64, len(ids))
+        at = target.place_of(ids)
         self._library.decoder_take_output(self._at, target._at, at, len(ids), byref(_vector(norm)))
 
     def output_rows(self, ids: Tensor) -> Tensor:  # [N] int64 -> [N, hidden] bfloat16
         rows = torch.empty(len(ids), self.hidden, dtype=torch.bfloat16)
-        self._library.decoder_output_rows(self._at, address(ids, torch.int64, len(ids)), len(ids), rows.data_ptr())
+        self._library.decoder_output_rows(self._at, self.place_of(ids), len(ids), rows.data_ptr())
         return rows
+
+    def place_of(self, ids: Tensor) -> int:
+        """Return where ids of the output lie; raises `ValueError` for one that it lacks."""
+        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < self.vocab:
+            raise ValueError(f"ids from {int(ids.min())} to {int(ids.max())}; allowed: 0 to {self.vocab - 1}")
+        return address(ids, torch.int64, len(ids))
 
     def set_levels(self, tensors: Sequence[Tensor], output: Tensor, target_ids: Tensor, eps: float) -> None:
         """Give a head its levels (`models.heads.levels`): enter, leave, state, token and out, and its output head.
@@ -279,7 +285,12 @@ class Decoder:
         return ids, logs
 
     def trees(
-        self, batch: PassInput, features: Tensor, shortlist: int, params: TreeParams, specs: Sequence[TreeSpec]
+        self,
+        batch: PassInput,
+        features: Tensor,
+        shortlist: int,
+        params: NativeTreeParams,
+        specs: Sequence[NativeTreeSpec],
     ) -> list[tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...], tuple[float, ...]]]:
         """Return tokens, parents, survival and chances of a tree for each spec, whose row is that of the logits."""
         if len(specs) != batch.num_logit_rows or any(spec.node_budget < 0 for spec in specs):
@@ -289,7 +300,7 @@ class Decoder:
         counts, tokens, parents = zeros(len(specs)), zeros(size), zeros(size)
         survival, chances = array("d", bytes(8 * size)), array("d", bytes(8 * size))
         outputs = places_of(counts, tokens, parents, survival, chances)
-        listed = (TreeSpec * len(specs))(*specs)
+        listed = (NativeTreeSpec * len(specs))(*specs)
         self._library.decoder_trees(
             self._at, byref(batch), at, features.shape[-1], shortlist, byref(params), listed, *outputs
         )
@@ -312,11 +323,11 @@ class Decoder:
         return torch.from_numpy(self._memory[self._first : self._first + size]).view(rows, self.vocab)
 
 
-def _part(part: Part) -> _Part:
+def _part(part: Part) -> _Matrix:
     matrix, kind = part
     rows, width = matrix.shape
     dtype = torch.bfloat16 if kind == _BF16_FORMAT else torch.uint8
-    return _Part(address(matrix, dtype, rows, width), rows, width, kind)
+    return _Matrix(address(matrix, dtype, rows, width), rows, width, kind)
 
 
 def _vector(values: Tensor | None) -> _Vector:

@@ -79,7 +79,7 @@ class Library:
         return result
 
 
-class Handle:
+class NativeHandle:
     """Something that a library made, freed with its last reference."""
 
     def __init__(self, pointer: int, free: Callable[..., int]) -> None:
@@ -92,7 +92,7 @@ class Team:
     """Threads of a decoder, which live as long as it: kernels of other libraries share their work (`threads.h`)."""
 
     pointer: int
-    decoder: Handle
+    decoder: NativeHandle
 
 
 def address(tensor: Tensor, dtype: torch.dtype, *shape: int) -> int:

@@ -13,13 +13,13 @@ from prolepsis.engine.native.library import Library, Team, address, fields, inte
 _TRUNCATION = ("d temperature", "i top_k", "d top_p min_p")
 
 
-class Row(Structure):
+class LogitsRow(Structure):
     """Where a row's logits lie, whether they are float64, its truncation, and its key of one position."""
 
     _fields_ = fields("p logits", "i wide", *_TRUNCATION, "u key")
 
 
-class DraftRows(Structure):
+class NativeDraftRows(Structure):
     """First row of a draft, its truncation, the sample's key, the position of the first token, and its sizes."""
 
     _fields_ = fields("i first_row", *_TRUNCATION, "u key position", "i num_nodes num_ends limit")
@@ -46,10 +46,10 @@ class SamplingKernel:
         function(logits.data_ptr(), logits.stride(0), size, *places_of(rows), len(rows), *places_of(found))
         return found.tolist()
 
-    def pick(self, rows: Sequence[Row], size: int, team: Team | None) -> list[int]:
+    def pick(self, rows: Sequence[LogitsRow], size: int, team: Team | None) -> list[int]:
         """Return the token of each row; the caller holds their logits."""
         tokens = zeros(len(rows))
-        listed = (Row * len(rows))(*rows)
+        listed = (LogitsRow * len(rows))(*rows)
         self._library.pick(listed, len(rows), size, team and team.pointer, *places_of(tokens))
         return tokens.tolist()
 
@@ -57,7 +57,7 @@ class SamplingKernel:
         self,
         logits: Tensor,
         size: int,
-        drafts: Sequence[DraftRows],
+        drafts: Sequence[NativeDraftRows],
         contents: Sequence[tuple[Sequence[int], Sequence[int], Collection[int]]],
         team: Team | None,
     ) -> list[tuple[list[int], list[int], bool]]:
@@ -69,7 +69,7 @@ class SamplingKernel:
         inputs = [integers(chain.from_iterable(content[i] for content in contents)) for i in range(3)]
         places = len(inputs[0]) + len(drafts)
         tokens, path, counts = zeros(places), zeros(places), zeros(3 * len(drafts))
-        listed = (DraftRows * len(drafts))(*drafts)
+        listed = (NativeDraftRows * len(drafts))(*drafts)
         self._library.verify(
             logits.data_ptr(),
             logits.stride(0),
@@ -88,7 +88,7 @@ class SamplingKernel:
             place += draft.num_nodes + 1
         return walked
 
-    def probabilities(self, row: Row, size: int, target: Tensor) -> None:
+    def probabilities(self, row: LogitsRow, size: int, target: Tensor) -> None:
         """Write a row's distribution to `target` [size] float64."""
         self._library.probabilities(byref(row), size, address(target, torch.float64, size))
 
@@ -99,11 +99,11 @@ class SamplingKernel:
         return noise
 
 
-def row_of(values: Tensor, size: int, truncation: tuple[float, int, float, float], key: int) -> Row:
+def row_of(values: Tensor, size: int, truncation: tuple[float, int, float, float], key: int) -> LogitsRow:
     """Return a row of logits [size], float32 or float64, which the caller holds."""
     wide = values.dtype == torch.float64
     at = address(values, torch.float64 if wide else torch.float32, size)
-    return Row(at, wide, *truncation, key)
+    return LogitsRow(at, wide, *truncation, key)
 
 
 def _rows(logits: Tensor, size: int, at: Sequence[int]) -> "array[int]":

@@ -10,7 +10,7 @@ from functools import cache, partial
 from itertools import accumulate, chain
 
 from prolepsis.engine.native.choice import common_library
-from prolepsis.engine.native.library import Handle, Library, integers, places_of, zeros
+from prolepsis.engine.native.library import Library, NativeHandle, integers, places_of, zeros
 
 Nodes = tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...], tuple[int, ...]]
 """Tokens, parents, survivals and buckets of a draft."""
@@ -18,10 +18,10 @@ Scored = tuple[Sequence[int], Sequence[int], Sequence[float]]
 """Tokens, parents and survivals of a draft that is merged."""
 
 
-class SequenceIndex:
+class NativeSequenceIndex:
     def __init__(self, library: Library, searches_own: bool = True) -> None:
         self._library = library
-        self.handle = Handle(library.sequence(searches_own), library.sequence_free)
+        self.handle = NativeHandle(library.sequence(searches_own), library.sequence_free)
 
     def __len__(self) -> int:
         return self._library.sequence_size(self.handle.pointer)
@@ -38,10 +38,10 @@ class SequenceIndex:
         self._library.sequence_follow_given(self.handle.pointer)
 
 
-class SharedIndex:
+class NativeSharedIndex:
     def __init__(self, library: Library, max_bytes: int) -> None:
         self._library = library
-        self.handle = Handle(library.shared(max_bytes), library.shared_free)
+        self.handle = NativeHandle(library.shared(max_bytes), library.shared_free)
 
     @property
     def num_bytes(self) -> int:
@@ -56,7 +56,7 @@ class SharedIndex:
         self._library.shared_add(self.handle.pointer, tag, *places_of(added), len(added))
 
 
-Request = tuple[SequenceIndex, Sequence[int], int, int]
+Request = tuple[NativeSequenceIndex, Sequence[int], int, int]
 """Its index, the tokens that are new in it, the tag of its cache salt, and the most nodes."""
 
 
@@ -65,9 +65,12 @@ class DraftKernel:
 
     def __init__(self, library: Library) -> None:
         self._library = library
-        self.SequenceIndex, self.SharedIndex = partial(SequenceIndex, library), partial(SharedIndex, library)
+        self.SequenceIndex, self.SharedIndex = (
+            partial(NativeSequenceIndex, library),
+            partial(NativeSharedIndex, library),
+        )
 
-    def propose(self, shared: SharedIndex | None, requests: Sequence[Request]) -> list[Nodes | None]:
+    def propose(self, shared: NativeSharedIndex | None, requests: Sequence[Request]) -> list[Nodes | None]:
         indexes = array("Q", [request[0].handle.pointer for request in requests])
         tokens = array("i", chain.from_iterable([request[1] for request in requests]))
         sizes, tags = (

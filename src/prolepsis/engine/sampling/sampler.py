@@ -176,7 +176,7 @@ class Sampler:
         kernel = self._kernel_for(logits)
         assert kernel is not None, "only the kernel walks down drafts"
         rows = [
-            picking.DraftRows(row, *_truncation(params), key, position, len(tokens), len(ends), limit)
+            picking.NativeDraftRows(row, *_truncation(params), key, position, len(tokens), len(ends), limit)
             for params, key, position, row, tokens, _, ends, limit in drafts
         ]
         contents = [(draft.tokens, draft.parents, draft.ends) for draft in drafts]
@@ -258,7 +258,7 @@ class Sampler:
         fits = logits.device.type == "cpu" and logits.dtype == torch.float32 and logits.stride(-1) == 1
         return self._kernel if fits else None
 
-    def _kernel_row(self, values: Tensor, row: SamplingRow) -> picking.Row:
+    def _kernel_row(self, values: Tensor, row: SamplingRow) -> picking.LogitsRow:
         key = position_key(row.key, row.position)
         return picking.row_of(values, self.vocab_size, _truncation(row.params), key)
 

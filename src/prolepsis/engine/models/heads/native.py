@@ -31,7 +31,7 @@ from prolepsis.engine.models.targets.native import (
     part,
     pass_input,
 )
-from prolepsis.engine.native import forward as native
+from prolepsis.engine.native.forward import NativeTreeParams, NativeTreeSpec, Shape
 
 
 class NativeHead:
@@ -58,7 +58,7 @@ class NativeHead:
         self._target_ids = weights.target_ids
         sizes = (shape.hidden, shape.heads, shape.kv_heads, shape.head_dim, shape.intermediate, config.draft_vocab)
         kind = Q8_0 if eight_bit else BF16
-        self._decoder = target.decoder.make_head(native.Shape(*sizes, shape.eps, 1.0, 1.0, 0.0), int8=eight_bit)
+        self._decoder = target.decoder.make_head(Shape(*sizes, shape.eps, 1.0, 1.0, 0.0), int8=eight_bit)
         self._decoder.set_fusion(
             part(quantise(weights.fc, kind)),
             (weights.embed_norm.float(), weights.hidden_norm.float(), as_float(weights.input_norm)),
@@ -114,7 +114,7 @@ class NativeHead:
         self, batch: Batch, cache: KVCache, features: Tensor, tree_params: TreeParams, specs: Sequence[TreeSpec]
     ) -> list[DraftTree]:
         native_specs = [
-            native.TreeSpec(
+            NativeTreeSpec(
                 spec.max_depth,
                 spec.node_budget,
                 spec.expansion_threshold,
@@ -126,7 +126,7 @@ class NativeHead:
             )
             for spec in specs
         ]
-        native_params = native.TreeParams(
+        native_params = NativeTreeParams(
             tree_params.num_candidates, tree_params.max_children, tree_params.max_expanded, tree_params.min_survival
         )
         trees = self._decoder.trees(pass_input(batch, cache), features, self._shortlist, native_params, native_specs)
