@@ -65,7 +65,7 @@ def decide(
     fresh: bool = False,
     budget_s: float = BUDGET_S,
 ) -> Exactness:
-    """Return the mode for `model`; a check that was passed is kept in `passed` and not repeated, unless `fresh`.
+    """Return the mode for `model`; a check that was passed, or ended, is kept in `passed` and repeated only if `fresh`.
 
     Where nothing is promised no check makes a forward strict: one pass is looked at, unless `fresh` asks for all.
     Raises `ModelLoadError` if strict is required and the model is not.
@@ -75,13 +75,15 @@ def decide(
     rows, contexts = ", ".join(map(str, ROW_COUNTS)), ", ".join(map(str, _tested_contexts(model)))
     checks = f"self-check: bitwise the same logits for 1 row and {rows} at contexts {contexts}"
     fault, promise = None, model.info.invariant_by
+    kept = None if fresh or passed is None else read_cached(passed)
     if not promise and not fresh:
         fault, checks = _not_finite(model), "no self-check was run, as none could promise them"
-    elif fresh or passed is None or read_cached(passed) != checks:
+    elif kept is not None and f"{kept}; ".startswith(f"{checks}; "):
+        checks = kept
+    else:
         fault, left_out = _check(model, budget_s)
-        if left_out:
-            checks = f"{checks}; {left_out}"
-        elif fault is None and passed is not None:
+        checks = f"{checks}; {left_out}" if left_out else checks
+        if fault is None and passed is not None:
             write_cached(passed, checks)
     if fault is None and promise:
         return Exactness("strict", f"{promise}; {checks}")

@@ -93,6 +93,7 @@ def _ended_start(host: socket.socket) -> ToFrontEnd:
             while isinstance(answer, StartPhase) and answer.what == now.what:
                 shown.done, shown.total = answer.done, answer.total
                 answer = read_now(host, TO_FRONT_END)
+            shown.done = shown.total or shown.done
     return answer
 
 

@@ -23,7 +23,8 @@ def test_a_busy_port_is_status_4_before_anything_is_loaded(tmp_path: Path) -> No
         done = serve("--port", str(port), "--model", "no/such/model", "--model-dir", str(tmp_path))
     assert done.exit_code == 4
     assert f"127.0.0.1:{port}" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    ours = [line for line in done.stderr.splitlines() if "phase=" not in line]  # a slow start says what it does
+    assert len(ours) == 1
 
 
 def test_an_address_of_no_machine_is_status_4() -> None:
@@ -38,8 +39,9 @@ def test_a_model_that_is_nowhere_is_status_3_of_the_process(tmp_path: Path) -> N
     program = f"from prolepsis.server.cli.main import app\napp({arguments!r})"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 3
-    assert done.stderr.startswith("error: ")
-    assert "no/such/model" in done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("error: ")
+    assert "no/such/model" in last
 
 
 def test_an_address_that_others_reach_asks_for_keys(tmp_path: Path) -> None:
