@@ -104,3 +104,13 @@ def test_it_answers_as_its_user_from_a_root_that_is_read_only(root: Path, tmp_pa
         answer = httpx.post(f"{url}/v1/completions", json=asked, headers=headers, timeout=120)
     assert "Paris" in answer.json()["choices"][0]["text"], log.read_text()
     assert {path.stat().st_uid for path in tmp_path.glob("state/**/*")} == {USER}
+
+
+def test_bytecode_fits_its_source(root: Path) -> None:
+    """A start could not keep what it compiles again."""
+    stale = []
+    for compiled in root.glob("opt/prolepsis/lib/*/site-packages/**/*.pyc"):
+        source = compiled.parents[1] / f"{compiled.name.partition('.')[0]}.py"
+        if int.from_bytes(compiled.read_bytes()[8:12], "little") != int(source.stat().st_mtime):
+            stale.append(source)
+    assert stale == []
