@@ -52,10 +52,11 @@ def default_threads() -> int:
 def machine_file(folder: str, fingerprint: str, threads: int, *others: str) -> Path:
     """Return the file that keeps a result about a model on this machine (self-check, cost of a pass) between starts.
 
-    Another processor, software version or value of `others` has another file.
+    Another processor, software version or value of `others` has another file. Machines that share a cache share what
+    they measured on the same processor: the name of a pod is new with each start.
     """
     import torch
 
-    machine = (platform.machine(), platform.node(), processor_name())
+    machine = (platform.machine(), processor_name())
     parts = (fingerprint, str(threads), *machine, torch.__version__, __version__, *others)
     return cache_directory() / folder / f"{hashlib.sha256(':'.join(parts).encode()).hexdigest()[:16]}.json"
