@@ -147,8 +147,7 @@ def assemble(
         cache = model.make_cache(num_pages + SCRATCH_PAGES * exit_sequences)
     slots = _draft_head_slots(config, target, head, find_head, num_pages)
     slot = slots[DRAFT_HEAD]
-    with phase("preparing proposers"):
-        proposers = _proposers(config, target, draft, observer, num_pages)
+    proposers = _proposers(config, target, draft, observer, num_pages)
     if early:
         scratch = {"first_page": num_pages, "max_sequences": exit_sequences, "page_bytes": info.page_bytes}
         proposers.append(EarlyExitProposer(early, cache, **scratch))
@@ -165,8 +164,7 @@ def assemble(
     paging = _paging(config, machine_file(FOLDER, *on_machine).with_suffix(""), num_pages, cache, slots.values())
     log.info("engine_built", model=info.name, forward=info.forward, pages=num_pages, exactness=exactness.mode)
     team = model.team if isinstance(model, ThreadedModel) else None
-    with phase("preparing the sampler"):
-        sampler = Sampler(info.vocab_size, info.eos_token_ids, team=team)
+    sampler = Sampler(info.vocab_size, info.eos_token_ids, team=team)
     parts = EngineParts(
         info=_described(target, max_model_len, exactness, speculation.proposers, slot),
         scheduler=_scheduler(config, target, max_model_len, paging, spec_plan, cost=cost),

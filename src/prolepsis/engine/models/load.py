@@ -33,7 +33,6 @@ from prolepsis.engine.models.targets.lean import LeanModel
 from prolepsis.engine.models.targets.lean_shape import LeanShape, check_layers, lean_fault
 from prolepsis.engine.models.targets.lean_weights import check_names
 from prolepsis.engine.models.targets.native import NativeModel
-from prolepsis.engine.native.decoder import pick_decoder
 from prolepsis.engine.native.processor import processor_name
 from prolepsis.engine.text.model_tokenizer import ModelTokenizer
 
@@ -167,8 +166,6 @@ def pick_forward(
         return LeanModel(checkpoint, shape, name, device), None
     stored = with_weights(checkpoint, config.weights)
     try:
-        with phase("preparing kernels"):  # compiled where nothing keeps them
-            pick_decoder()
         int8 = config.activations != "bf16"
         native = NativeModel(stored, shape, name, config.threads, int8_activations=int8)
     except (ModelLoadError, RuntimeError, ImportError) as error:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from prolepsis.core.files import cache_directory, exclusive
+from prolepsis.core.phases import phase
 
 if TYPE_CHECKING:
     from prolepsis_kernels import BuildSpec
@@ -106,7 +107,8 @@ def built(name: str, key: str, make: Callable[[Path], None]) -> Path:
         staging = kept.parent.with_suffix(".partial")
         shutil.rmtree(staging, ignore_errors=True)
         staging.mkdir()
-        make(staging / name)
+        with phase(f"compiling {name.removesuffix('.so')}"):
+            make(staging / name)
         kept.parent.mkdir(exist_ok=True)
         (staging / name).replace(kept)
         shutil.rmtree(staging)
