@@ -109,7 +109,12 @@ def row_of(values: Tensor, size: int, truncation: tuple[float, int, float, float
 def _rows(logits: Tensor, size: int, at: Sequence[int]) -> "array[int]":
     """Return row numbers; raises `ValueError` for logits or rows that the kernel does not read."""
     rows = integers(at)
-    is_read = logits.dtype == torch.float32 and logits.stride(-1) == 1 and logits.shape[1] >= size and logits.is_cpu
+    is_read = (
+        logits.dtype == torch.float32
+        and logits.stride(-1) == 1
+        and logits.shape[1] >= size
+        and logits.device.type == "cpu"
+    )
     if not is_read or (rows and not (min(rows) >= 0 and max(rows) < len(logits))):
         raise ValueError(
             f"rows {list(at)} of {logits.dtype} {list(logits.shape)}; allowed: float32 rows of {size} on the CPU"

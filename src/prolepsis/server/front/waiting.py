@@ -101,9 +101,14 @@ class WaitingServer(uvicorn.Server):
             self._thread.join(_HAND_OVER_S)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Wait for the last replies; a connection that has no protocol yet is a task of asyncio."""
         end = time.monotonic() + _LAST_REPLIES_S
-        while self.server_state.connections and time.monotonic() < end:  # noqa: ASYNC110  uvicorn tells no end
+        while self._is_busy and time.monotonic() < end:  # noqa: ASYNC110  uvicorn tells no end
             await asyncio.sleep(0.05)
+
+    @property
+    def _is_busy(self) -> bool:
+        return bool(self.server_state.connections) or len(asyncio.all_tasks()) > 1
 
 
 @contextmanager
