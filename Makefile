@@ -25,6 +25,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 SPHINX := $(BIN)/python -m sphinx -c docs --fail-on-warning --keep-going --quiet
 STAMP := $(VENV)/.prolepsis-setup
 TORCH := $(VENV)/.prolepsis-torch
+ENGINE := $(VENV)/.prolepsis-engine
 RAY := $(VENV)/.prolepsis-ray
 TORCH_FLAGS := $(if $(filter-out none,$(TORCH_INDEX)),--extra-index-url $(TORCH_INDEX) --retries 1 --timeout 20)
 
@@ -46,12 +47,17 @@ $(TORCH): constraints.txt | $(BIN)/python
 		|| $(PIP) install --no-deps $(TORCH_FLAGS) -c constraints.txt torch
 	@touch $@
 
-$(STAMP): pyproject.toml kernels/pyproject.toml heads/smollm2-135m-instruct/pyproject.toml constraints.txt $(TORCH) | $(BIN)/python
-	$(PIP) install --quiet -c constraints.txt 'pip>=25.1'  # the first that knows dependency groups
-	$(PIP) install --quiet -c constraints.txt -e ./kernels -e ./heads/smollm2-135m-instruct -e '.[$(EXTRAS)]' --group dev
+# what serves, without what only developers need
+$(ENGINE): pyproject.toml kernels/pyproject.toml heads/smollm2-135m-instruct/pyproject.toml constraints.txt $(TORCH) | $(BIN)/python
+	$(PIP) install --quiet -c constraints.txt -e ./kernels -e ./heads/smollm2-135m-instruct -e '.[engine]'
 	@touch $@
 
-model: setup
+$(STAMP): $(ENGINE)
+	$(PIP) install --quiet -c constraints.txt 'pip>=25.1'  # the first that knows dependency groups
+	$(PIP) install --quiet -c constraints.txt -e '.[$(EXTRAS)]' --group dev
+	@touch $@
+
+model: $(ENGINE)
 	@$(BIN)/prolepsis models pull
 
 serve: model ## serve the default model at 127.0.0.1:8000

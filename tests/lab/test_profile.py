@@ -8,7 +8,7 @@ import pytest
 
 from prolepsis.core.requests import SamplingDefaults
 from prolepsis.core.terminal.output import print_json
-from prolepsis.engine.commands.profile import Profile
+from prolepsis.engine.commands.profile import MachineLimit, Profile
 from prolepsis.engine.drafting.cost import CostCurve
 from prolepsis.engine.models.files.quality import MeasuredQuality
 from prolepsis.lab.profile import document, show
@@ -64,3 +64,17 @@ def test_quality_is_shown_if_it_was_measured(capsys: pytest.CaptureFixture[str])
     assert "same likeliest token 95.1%" in capsys.readouterr().out
     assert json.loads(json.dumps(document(found(quality=QUALITY)), default=str))["quality"]["kl"] == 0.012
     assert document(found())["quality"] is None
+
+
+def test_the_limit_is_the_larger_bound(capsys: pytest.CaptureFixture[str]) -> None:
+    limit = MachineLimit(bytes_per_pass=10**9, read_bytes_per_s=2e11, multiplies_per_row=10**9, multiplies_per_s=1e12)
+    assert (limit.memory_ms, limit.arithmetic_ms(8)) == (5.0, 8.0)
+    show(replace(found(), limit=limit))
+    text = capsys.readouterr().out
+    assert "it reads 200 GB/s and multiplies 1000 G/s" in text
+    lines = [line.split() for line in text[text.index("of this machine's limit") :].splitlines()]
+    assert ["1", "8.0", "5.0", "1.0", "62%"] in lines, "bound by memory"
+    assert ["8", "10.0", "5.0", "8.0", "80%"] in lines, "bound by arithmetic"
+    assert (
+        json.loads(json.dumps(document(replace(found(), limit=limit)), default=str))["limit"]["bytes_per_pass"] == 10**9
+    )

@@ -1,7 +1,7 @@
 """`prolepsis profile`: what a pass costs on this machine, and whether speculation is bitwise exact here."""
 
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,7 +10,10 @@ from prolepsis.core.terminal.config import Settings
 from prolepsis.core.terminal.flags import configured
 from prolepsis.core.terminal.output import AsJson, print_facts, print_json, print_table, quiet_logs
 from prolepsis.engine.commands.downloads import ensure_model
-from prolepsis.engine.commands.profile import Profile, take_profile
+from prolepsis.engine.commands.profile import MachineLimit, Profile, take_profile
+
+if TYPE_CHECKING:
+    from prolepsis.engine.drafting.cost import CostCurve
 
 
 @configured(EngineConfig)
@@ -39,7 +42,9 @@ def document(result: Profile) -> dict[str, object]:
     quality = result.quality and asdict(result.quality)
     loads = {**asdict(result.loads), "sentence": result.loads.describe()}
     sampling = asdict(result.default_sampling)
-    return {**facts, "default_sampling": sampling, "curve": curve, "paying_loads": loads, "quality": quality}
+    limit = result.limit and asdict(result.limit)
+    own = {"curve": curve, "paying_loads": loads, "quality": quality, "limit": limit}
+    return {**facts, "default_sampling": sampling, **own}
 
 
 def show(result: Profile) -> None:
@@ -64,3 +69,16 @@ def show(result: Profile) -> None:
     ]
     contexts = [f"context {context}" for context in result.curve.contexts]
     print_table("milliseconds a pass", ["tokens", *contexts], rows)
+    if result.limit is not None:
+        _show_limit(result.limit, result.curve)
+
+
+def _show_limit(limit: MachineLimit, curve: "CostCurve") -> None:
+    """Print what bounds a pass here beside what it takes, at the least context: attention is not in the bounds."""
+    read, multiplied = limit.read_bytes_per_s / 1e9, limit.multiplies_per_s / 1e9
+    rows = []
+    for count, line in zip(curve.tokens, curve.profiled, strict=True):
+        times = (f"{ms:.1f}" for ms in (line[0], limit.memory_ms, limit.arithmetic_ms(count)))
+        rows.append([str(count), *times, f"{limit.reached(count, line[0]):.0%}"])
+    title = f"of this machine's limit: it reads {read:.0f} GB/s and multiplies {multiplied:.0f} G/s"
+    print_table(title, ["tokens", "ms", "by memory", "by arithmetic", "reached"], rows)

@@ -7,6 +7,7 @@ import pytest
 from prolepsis_kernels import SOURCES
 
 from prolepsis.engine.native import library as face
+from prolepsis.engine.native.bandwidth import multiply_peak
 from prolepsis.engine.native.choice import common_library
 from prolepsis.engine.native.decoder import pick_decoder
 from prolepsis.engine.native.forward import Shape
@@ -35,6 +36,13 @@ def test_every_function_is_there() -> None:
     assert common is not None
     for name in FUNCTIONS:
         assert any(hasattr(part._loose, f"prolepsis_{name}") for part in (common, decoder)), name
+
+
+@NEEDS_KERNELS
+def test_products_on_registers_are_counted() -> None:
+    multiply = pick_decoder().library.multiply_registers
+    assert multiply(6) == 2 * multiply(3) > 0
+    assert multiply_peak(multiply, threads=2, seconds=0.01) > 1e8
 
 
 @NEEDS_KERNELS

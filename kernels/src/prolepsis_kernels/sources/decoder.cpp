@@ -101,6 +101,9 @@ FACE int64_t prolepsis_mapping_free(Mapping* mapping) {
 FACE int64_t prolepsis_pack(const bf16* weight, int64_t rows, int64_t columns, bf16* packed) {
   return face::call([&] { pack(weight, rows, columns, packed); });
 }
+FACE int64_t prolepsis_multiply_registers(int64_t rounds) {
+  return face::call([&] { return stored::multiply_registers(rounds); });
+}
 FACE int64_t prolepsis_linear(const bf16* x, int64_t M, int64_t depth, const bf16* packed, int64_t columns, const float* bias, float* out,
                               Parallel parallel, int64_t threads) {
   return face::call([&] {

@@ -98,4 +98,38 @@ const uint8_t* spread(Format format, const uint8_t* blocks, int64_t G) {
 }
 #endif
 
+#if defined(PROLEPSIS_AMX)
+int64_t multiply_registers(int64_t rounds) {
+  alignas(64) uint8_t bytes[kMostTileRows][64] = {};
+  amx::configure_bytes(kMostTileRows, 64);
+  _tile_loadd(4, bytes, 64);
+  _tile_loadd(5, bytes, 64);
+  for (int64_t i = 0; i < rounds; i++) {
+    _tile_dpbusd(0, 4, 5);
+    _tile_dpbusd(1, 4, 5);
+    _tile_dpbusd(2, 4, 5);
+    _tile_dpbusd(3, 4, 5);
+  }
+  amx::release();
+  return rounds * 4 * kMostTileRows * 64 * kBlock;
+}
+#else
+int64_t multiply_registers(int64_t rounds) {
+  using L = Q4_K;
+  constexpr int kSums = 6 * kTogether;  // as many as hide what a product takes, and no more than stay in registers
+  static uint8_t codes[kSums][64];      // not known to the compiler; where it sees into products none may be another's
+  static thread_local volatile float kept;
+  const Bytes ones = lanes::all_int32(0x10001);
+  Sums sums[kSums];
+  for (auto& sum : sums) sum = sums_from<L>(0);
+  for (int64_t i = 0; i < rounds; i++)
+#pragma GCC unroll 8
+    for (int k = 0; k < kQuads; k++)
+#pragma GCC unroll 12
+      for (int j = 0; j < kSums; j++) add_dot<L>(sums[j], lanes::load_bytes(codes[kScalesLate ? 0 : j]), static_cast<int32_t>(i), k, ones);
+  for (auto& sum : sums) kept = lanes::sum(as_float(sum));
+  return rounds * kQuads * kSums * 4 * kBlock;
+}
+#endif
+
 }  // namespace stored

@@ -149,6 +149,9 @@ const uint8_t* spread(Format format, const uint8_t* blocks, int64_t G);  // in m
 // c[r][0:32] += x[s][r] * two blocks of weights in a nested format, for M rows. Fetches the next task, which lies behind.
 void nested_product(Format format, const RowSuper* x, int64_t M, const uint8_t* blocks, int64_t G, float* c);
 
+// Does `rounds` rounds of this build's product of bytes on registers; returns its multiply-adds, which bound those of all products.
+int64_t multiply_registers(int64_t rounds);
+
 // Calls epilogue(0, M, c) with c[M][32] of `x` times two blocks of weights in a nested format.
 template <class Epilogue>
 void task_product(Format format, const RowSuper* x, int64_t M, int64_t G, const uint8_t* blocks, const Epilogue& epilogue) {

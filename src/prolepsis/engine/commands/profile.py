@@ -12,6 +12,28 @@ if TYPE_CHECKING:
     from prolepsis.engine.drafting.cost import CostCurve
     from prolepsis.engine.drafting.window import PayingLoads
     from prolepsis.engine.models.files.quality import MeasuredQuality
+    from prolepsis.engine.models.protocol import TargetModel
+
+
+@dataclass(frozen=True, slots=True)
+class MachineLimit:
+    """What bounds a pass of a model on this machine: reading its weights once, and multiplying them for each row."""
+
+    bytes_per_pass: int
+    read_bytes_per_s: float
+    multiplies_per_row: int  # attention, which depends on the context, is left out
+    multiplies_per_s: float  # of products of bytes on registers
+
+    @property
+    def memory_ms(self) -> float:
+        return 1000.0 * self.bytes_per_pass / self.read_bytes_per_s
+
+    def arithmetic_ms(self, rows: int) -> float:
+        return 1000.0 * rows * self.multiplies_per_row / self.multiplies_per_s
+
+    def reached(self, rows: int, ms: float) -> float:
+        """Return the share that the larger bound has of the time that a pass takes."""
+        return max(self.memory_ms, self.arithmetic_ms(rows)) / ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +53,7 @@ class Profile:
     """Loss of quality through rounding in this model file, if it was measured."""
     kernel: str | None = None
     """The native forward's variant, where it comes from, and why each better one does not run."""
+    limit: MachineLimit | None = None  # of the native forward on weights in less than 16 bits
 
     @property
     def loads(self) -> "PayingLoads":
@@ -70,4 +93,17 @@ def take_profile(config: EngineConfig, *, fresh: bool) -> Profile:
         curve=cost_curve(loaded.model, file, fresh=fresh),
         quality=measured.get(rounding),
         kernel=loaded.model.kernel.describe() if isinstance(loaded.model, NativeModel) else None,
+        limit=_limit(loaded.model, resolve(config.model, config.model_dir), threads),
     )
+
+
+def _limit(model: "TargetModel", path: Path, threads: int) -> MachineLimit | None:
+    from prolepsis.engine.models.files.weight_bytes import bytes_per_pass, weights_per_pass
+    from prolepsis.engine.models.targets.native import NativeModel
+    from prolepsis.engine.native.bandwidth import multiply_peak, read_bandwidth
+
+    if not isinstance(model, NativeModel) or "int8" not in model.info.computation:
+        return None
+    num_bytes = bytes_per_pass(path)
+    peak = multiply_peak(model.kernel.library.multiply_registers, threads)
+    return MachineLimit(num_bytes, read_bandwidth(num_bytes, threads), weights_per_pass(path), peak)

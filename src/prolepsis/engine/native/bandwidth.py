@@ -1,12 +1,14 @@
-"""Measures this machine's memory bandwidth, which limits plain decoding: each token reads all weights."""
+"""Measures what bounds a pass on this machine: the reading of memory, and products of bytes."""
 
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from numpy.typing import NDArray
 
 SECONDS = 0.3  # how long is measured, at least two passes
+_ROUNDS = 20_000  # of products on registers, a few milliseconds
 
 
 def read_bandwidth(num_bytes: int, threads: int, seconds: float = SECONDS) -> float:
@@ -15,14 +17,24 @@ def read_bandwidth(num_bytes: int, threads: int, seconds: float = SECONDS) -> fl
     As many bytes as the weights have, so that a cache that holds those holds these too.
     """
     parts = [np.ones(max(1, num_bytes // 8 // threads), np.int64) for _ in range(threads)]
+    return sum(part.nbytes for part in parts) / _fastest(lambda thread: _read(parts[thread]), threads, seconds)
+
+
+def multiply_peak(multiply: Callable[[int], int], threads: int, seconds: float = SECONDS) -> float:
+    """Return multiply-adds of bytes per second of `threads` cores; `multiply` does rounds of them on registers."""
+    return threads * multiply(_ROUNDS) / _fastest(lambda _: multiply(_ROUNDS), threads, seconds)
+
+
+def _fastest(work: Callable[[int], int], threads: int, seconds: float) -> float:
+    """Return the least seconds that all threads, each with its number, take for their work."""
     fastest, end = float("inf"), time.perf_counter() + seconds
     with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(_read, parts))
+        list(pool.map(work, range(threads)))
         while fastest == float("inf") or time.perf_counter() < end:
             started = time.perf_counter()
-            list(pool.map(_read, parts))
+            list(pool.map(work, range(threads)))
             fastest = min(fastest, time.perf_counter() - started)
-    return sum(part.nbytes for part in parts) / fastest
+    return fastest
 
 
 def _read(numbers: NDArray[np.int64]) -> int:
