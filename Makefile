@@ -25,7 +25,6 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 SPHINX := $(BIN)/python -m sphinx -c docs --fail-on-warning --keep-going --quiet
 STAMP := $(VENV)/.prolepsis-setup
 TORCH := $(VENV)/.prolepsis-torch
-ENGINE := $(VENV)/.prolepsis-engine
 RAY := $(VENV)/.prolepsis-ray
 TORCH_FLAGS := $(if $(filter-out none,$(TORCH_INDEX)),--extra-index-url $(TORCH_INDEX) --retries 1 --timeout 20)
 
@@ -47,17 +46,12 @@ $(TORCH): constraints.txt | $(BIN)/python
 		|| $(PIP) install --no-deps $(TORCH_FLAGS) -c constraints.txt torch
 	@touch $@
 
-# what serves, without what only developers need
-$(ENGINE): pyproject.toml kernels/pyproject.toml heads/smollm2-135m-instruct/pyproject.toml constraints.txt $(TORCH) | $(BIN)/python
-	$(PIP) install --quiet -c constraints.txt -e ./kernels -e ./heads/smollm2-135m-instruct -e '.[engine]'
-	@touch $@
-
-$(STAMP): $(ENGINE)
+$(STAMP): pyproject.toml kernels/pyproject.toml heads/smollm2-135m-instruct/pyproject.toml constraints.txt $(TORCH) | $(BIN)/python
 	$(PIP) install --quiet -c constraints.txt 'pip>=25.1'  # the first that knows dependency groups
-	$(PIP) install --quiet -c constraints.txt -e '.[$(EXTRAS)]' --group dev
+	$(PIP) install --quiet -c constraints.txt -e ./kernels -e ./heads/smollm2-135m-instruct -e '.[$(EXTRAS)]' --group dev
 	@touch $@
 
-model: $(ENGINE)
+model: setup
 	@$(BIN)/prolepsis models pull
 
 serve: model ## serve the default model at 127.0.0.1:8000
