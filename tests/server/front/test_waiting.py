@@ -2,6 +2,7 @@
 
 import signal
 import socket
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -15,7 +16,8 @@ from prolepsis.core.config import EngineConfig, ServerConfig
 from prolepsis.core.errors import ModelLoadError
 from prolepsis.core.phases import Phases, phase, watching
 from prolepsis.core.telemetry.metrics import Metrics
-from prolepsis.server.run import StartedEngine, serve
+from prolepsis.server.front.waiting import waiting
+from prolepsis.server.run import StartedEngine, bind, serve
 from tests.commands import free_port, wait_until_ready
 from tests.server.fakes import ByteTokenizer, FakeEngine
 from tests.server_process import ServerProcess
@@ -67,6 +69,19 @@ def test_the_port_of_a_start_says_what_it_does(tmp_path: Path) -> None:
         assert refused.headers["connection"] == "close"
 
 
+def test_a_large_request_gets_its_reply_whole(tmp_path: Path) -> None:
+    """A connection that is closed while more of its request comes is reset."""
+    with (
+        slow(tmp_path / "gate") as (_, url),
+        socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as sent,
+    ):
+        sent.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 900000\r\n\r\n")
+        for _ in range(9):
+            time.sleep(0.02)
+            sent.sendall(bytes(100_000))
+        assert b'"code":"loading"' in sent.makefile("rb").read()
+
+
 def test_no_request_is_lost_while_the_application_takes_over(tmp_path: Path) -> None:
     gate, statuses = tmp_path / "gate", Counter[int]()
     with slow(gate) as (_, url), socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as early:
@@ -76,6 +91,38 @@ def test_no_request_is_lost_while_the_application_takes_over(tmp_path: Path) -> 
         early.sendall(b"GET /health/ready HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert early.recv(4096).startswith(b"HTTP/1.1 503"), "a connection from before gets its reply, too"
     assert statuses.keys() <= {200, 503}
+
+
+def test_what_was_accepted_last_gets_its_reply() -> None:
+    """A connection is accepted in one round of the loop, and gets its protocol in the next, after the handing over."""
+
+    def hold(entered: threading.Event, leave: threading.Event) -> None:
+        entered.set()
+        leave.wait(20)
+
+    config = ServerConfig(port=0, store="none")
+    rounds = [(threading.Event(), threading.Event()) for _ in range(2)]
+    with bind(config) as listener:
+        listener.listen()
+        with waiting(listener, config, Phases()) as server, socket.create_connection(listener.getsockname()) as first:
+            loop = server._loop
+            assert loop is not None
+            first.sendall(b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            assert first.recv(4096).startswith(b"HTTP/1.1 200")
+            loop.call_soon_threadsafe(hold, *rounds[0])
+            rounds[0][0].wait(20)
+            with socket.create_connection(listener.getsockname(), timeout=20) as last:
+                last.sendall(b"GET /health/ready HTTP/1.1\r\nhost: localhost\r\n\r\n")
+                loop.call_soon_threadsafe(hold, *rounds[1])  # in the round that accepts, before it does
+                rounds[0][1].set()
+                rounds[1][0].wait(20)
+                handing_over = threading.Thread(target=server.hand_over)
+                handing_over.start()
+                wait_for(lambda: server._loop is None)
+                time.sleep(0.1)
+                rounds[1][1].set()
+                assert last.recv(4096).startswith(b"HTTP/1.1 503")
+                handing_over.join()
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])

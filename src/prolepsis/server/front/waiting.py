@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 
 import uvicorn
@@ -26,6 +26,7 @@ READINESS_PATHS = ("/health/ready", "/health", "/ping")
 _RETRY_AFTER_S = 5.0  # where nothing says how long the phase under way takes
 _LONGEST_RETRY_S = 60.0
 _HAND_OVER_S = 2.0  # most that the other thread is waited for, while the thread that loads holds the interpreter
+_READ_S, _READ_BYTES = 2.0, 1 << 20  # of a request, before its reply
 _LAST_REPLIES_S = 10.0
 """For connections that came before the application took over."""
 
@@ -37,6 +38,7 @@ class WaitingApp:
         self._phases = phases
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await _read(receive)
         reply = self._reply(scope["path"])
         reply.headers["connection"] = "close"  # the next request has to reach who takes over
         await reply(scope, receive, send)
@@ -56,6 +58,15 @@ class WaitingApp:
         return str(math.ceil(min(_RETRY_AFTER_S if left_s is None else max(1.0, left_s), _LONGEST_RETRY_S)))
 
 
+async def _read(receive: Receive) -> None:
+    """Take the request's body: a connection that is closed before it came would be reset, and the reply lost."""
+    num_bytes = 0
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_READ_S):
+            while num_bytes < _READ_BYTES and (message := await receive()).get("more_body"):
+                num_bytes += len(message["body"])
+
+
 class WaitingServer(uvicorn.Server):
     """uvicorn around `WaitingApp`, in a thread: the thread that loads stays the one that signals interrupt."""
 
@@ -64,12 +75,13 @@ class WaitingServer(uvicorn.Server):
         super().__init__(http_settings(WaitingApp(phases), config, metrics, lifespan="off"))
         self._loop: asyncio.AbstractEventLoop | None = None  # while it accepts
         self._accepting = threading.Event()
+        self._own: socket.socket | None = None
         self._thread: threading.Thread | None = None
 
     def begin(self, listener: Listener) -> None:
         """Answer what comes to `listener`, by a descriptor of its own: that of the listener stays open."""
-        own = socket.socket(listener.family, listener.type, listener.proto, os.dup(listener.fileno()))
-        run = partial(asyncio.run, self.serve([own]))
+        self._own = socket.socket(listener.family, listener.type, listener.proto, os.dup(listener.fileno()))
+        run = partial(asyncio.run, self.serve([self._own]))
         self._thread = threading.Thread(target=run, name="waiting-server", daemon=True)
         self._thread.start()
         self._accepting.wait(_HAND_OVER_S)
@@ -83,9 +95,9 @@ class WaitingServer(uvicorn.Server):
         """Accept no more: what comes from now on is left to who listens too. Connections so far get their replies."""
         stopped = threading.Event()
 
-        def stop() -> None:
-            for server in self.servers:
-                server.close()
+        def stop() -> None:  # a server that is closed would drop what it has just accepted
+            if self._own is not None:
+                asyncio.get_running_loop().remove_reader(self._own)
             self.should_exit = True
             stopped.set()
 
@@ -105,6 +117,8 @@ class WaitingServer(uvicorn.Server):
         end = time.monotonic() + _LAST_REPLIES_S
         while self._is_busy and time.monotonic() < end:  # noqa: ASYNC110  uvicorn tells no end
             await asyncio.sleep(0.05)
+        for server in self.servers:
+            server.close()
 
     @property
     def _is_busy(self) -> bool:
