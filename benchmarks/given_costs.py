@@ -21,7 +21,6 @@ import statistics
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -96,6 +95,7 @@ OTHER_HEAD_MS = {"amx": 0.18, "coder-zen4": 2.0, "twin-half": 0.75, "coder": 2.0
 AFTER_MS, LEARN_MS = 0.1, 0.065
 """By which a pass is slower in a step that looked for drafts, and of what proposers learn of a sequence's step."""
 CONFIG = EngineConfig(kv_memory="384MiB")
+AUTO = SpeculationChoice()
 FIXED = (1, 2, 3, 4, 6, 8, 12, 16)
 SEQUENCES, PAGES = 64, 512
 """Sequences at once and pages of a replay."""
@@ -331,56 +331,38 @@ def replay(engine: Engine, runner: Replay, choice: SpeculationChoice) -> Seconds
     return Seconds(decoding, clock.now)
 
 
-def ratios(
-    given: Given,
-    recorded: Sequence[Recording],
-    order: int,
-    *,
-    noise: float,
-    loaded: LoadedModel,
-    head: DraftHead | None,
-) -> Seconds:
-    """Return plain over `auto` in time, for one order of the recordings."""
-    run = partial(served, given, recorded, order, noise=noise, loaded=loaded, head=head)
-    plain, auto = (run(choice) for choice in (SpeculationChoice("off"), SpeculationChoice()))
-    return Seconds(plain.decoding / auto.decoding, plain.all / auto.all)
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Ways to decide about drafts at given costs, over the same recordings."""
 
+    given: Given
+    recorded: Sequence[Recording]
+    loaded: LoadedModel
+    head: DraftHead | None
+    noise: float
 
-def served(
-    given: Given,
-    recorded: Sequence[Recording],
-    order: int,
-    choice: SpeculationChoice,
-    fixed: int | None = None,
-    *,
-    noise: float,
-    loaded: LoadedModel,
-    head: DraftHead | None,
-    knows: bool = False,
-) -> Seconds:
-    chance = random.Random(order)
-    recordings = chance.sample(recorded, len(recorded))
-    if given.temperature is None:
-        recordings = mixed(recordings, given.at_once, chance)
-    runner = Replay(recordings, given, loaded.model.info.vocab_size, Clock(random.Random(order), noise))
-    return replay(engine_of(runner, loaded, head, fixed, knows=knows), runner, choice)
+    def ratios(self, order: int) -> Seconds:
+        """Return plain over `auto` in time, for one order of the recordings."""
+        plain, auto = self._seconds(order, SpeculationChoice("off")), self._seconds(order)
+        return Seconds(plain.decoding / auto.decoding, plain.all / auto.all)
 
+    def regret(self, order: int) -> tuple[float, int, float]:
+        """Return the time of `auto` over that of the best fixed depth, less 1; that depth; the same of hindsight."""
+        auto, knowing = self._seconds(order).decoding, self._seconds(order, knows=True).decoding
+        fixed = {depth: self._seconds(order, fixed=depth).decoding for depth in FIXED}
+        best = min(fixed, key=fixed.__getitem__)
+        return auto / fixed[best] - 1.0, best, auto / knowing - 1.0
 
-def regret(
-    given: Given,
-    recorded: Sequence[Recording],
-    order: int,
-    *,
-    noise: float,
-    loaded: LoadedModel,
-    head: DraftHead | None,
-) -> tuple[float, int, float]:
-    """Return the time of `auto` over that of the best fixed depth, less 1, that depth, and the same of hindsight."""
-    run = partial(served, given, recorded, order, SpeculationChoice(), noise=noise, loaded=loaded, head=head)
-    auto, knowing = run().decoding, run(knows=True).decoding
-    fixed = {depth: run(fixed=depth).decoding for depth in FIXED}
-    best = min(fixed, key=fixed.__getitem__)
-    return auto / fixed[best] - 1.0, best, auto / knowing - 1.0
+    def _seconds(
+        self, order: int, choice: SpeculationChoice = AUTO, *, fixed: int | None = None, knows: bool = False
+    ) -> Seconds:
+        chance = random.Random(order)
+        recordings = chance.sample(self.recorded, len(self.recorded))
+        if self.given.temperature is None:
+            recordings = mixed(recordings, self.given.at_once, chance)
+        clock = Clock(random.Random(order), self.noise)
+        runner = Replay(recordings, self.given, self.loaded.model.info.vocab_size, clock)
+        return replay(engine_of(runner, self.loaded, self.head, fixed, knows=knows), runner, choice)
 
 
 def main() -> None:
@@ -409,15 +391,14 @@ def main() -> None:
     for run in args.runs:
         given = Given.parse(run)
         recorded = recorder.answers(given.temperature or 0.0)
-        found = results[run] = [
-            ratios(given, recorded, order, noise=args.noise, loaded=loaded, head=head) for order in range(args.orders)
-        ]
+        compared = Comparison(given, recorded, loaded, head, args.noise)
+        found = results[run] = [compared.ratios(order) for order in range(args.orders)]
         print(
             f"{run:<16} decoding {_shown([e.decoding for e in found])}, all {_shown([e.all for e in found])}",
             flush=True,
         )
         if args.regret:
-            of = [regret(given, recorded, o, noise=args.noise, loaded=loaded, head=head) for o in range(args.orders)]
+            of = [compared.regret(order) for order in range(args.orders)]
             regrets[run] = of
             depths, middle = {depth for _, depth, _ in of}, [statistics.median(each[i] for each in of) for i in (0, 2)]
             print(f"{'':<16} regret {middle[0]:+.1%} of depth {depths}, {middle[1]:+.1%} of hindsight", flush=True)

@@ -54,10 +54,15 @@ class Phase:
             return show(self.done) if self.done else ""
         return show(self.total) if self.done >= self.total else f"{show(self.done)} of {show(self.total)}"
 
+    @property
+    def reached(self) -> str:
+        """What it is, and how much of it is done, such as "reading weights 0.4 of 1.1 GiB"."""
+        return f"{self.what} {self.amount}".rstrip()
+
     def describe(self) -> str:
         """Return all in words, such as "reading weights 0.4 of 1.1 GiB, about 3 s left"."""
-        left = "" if self.left_s is None else f", about {duration(max(1, round(self.left_s)))} left"
-        return f"{self.what} {self.amount}".rstrip() + left
+        left_s = self.left_s
+        return self.reached + ("" if left_s is None else f", about {duration(max(1, round(left_s)))} left")
 
 
 class PhaseView(Protocol):
@@ -81,7 +86,7 @@ class LoggedPhases:
 
     def ended(self, phase: Phase) -> None:
         self._last = time.monotonic()
-        log.info("start_phase", phase=f"{phase.what} {phase.amount}".rstrip(), seconds=round(phase.seconds, 1))
+        log.info("start_phase", phase=phase.reached, seconds=round(phase.seconds, 1))
 
 
 class Phases:

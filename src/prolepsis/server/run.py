@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -30,6 +30,7 @@ from prolepsis.core.files import sha256_of
 from prolepsis.core.network import end_unacknowledged, url_of
 from prolepsis.core.phases import Phases, watched_phases
 from prolepsis.core.plan import SpecPlan
+from prolepsis.core.signals import handling_stops
 from prolepsis.core.telemetry.logs import LibraryLines, configure_logs
 from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.engine.text.tokenizer import Tokenizer
@@ -101,7 +102,7 @@ def serve(
             listener.on_refusal = services.admission.metrics.refuse
             announce(server_config, services.keys)
             server = StoppingServer(app, services.client, server_config, first.hand_over, on_ready)
-            with _signals_end_quietly():
+            with handling_stops(signal.SIG_IGN):  # uvicorn raises the signal that stopped it again: no failure
                 server.run(sockets=[listener])
     if server.engine_gone is not None:
         raise server.engine_gone
@@ -261,12 +262,8 @@ class StoppingServer(uvicorn.Server):
             self.should_exit = True
 
 
-@contextmanager
-def _signals_end_start(phases: Phases) -> Iterator[None]:
+def _signals_end_start(phases: Phases) -> AbstractContextManager[None]:
     """While an engine starts, let SIGINT interrupt and SIGTERM end the process, within a bound and with one line."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
 
     def end(number: int, _: FrameType | None) -> None:
         log.warning("interrupted", phase=phases.current.describe())
@@ -276,24 +273,4 @@ def _signals_end_start(phases: Phases) -> Iterator[None]:
         last.start()
         raise SystemExit(0) if number == signal.SIGTERM else KeyboardInterrupt
 
-    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@contextmanager
-def _signals_end_quietly() -> Iterator[None]:
-    """uvicorn raises the signal that stopped it once more; a requested stop is not a failure."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    signals = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in signals}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    return handling_stops(end)

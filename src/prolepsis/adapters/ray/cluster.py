@@ -5,9 +5,8 @@ import re
 import signal
 import stat
 import threading
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, MutableMapping
 from concurrent.futures import Future
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from secrets import token_hex
@@ -17,6 +16,7 @@ from typing import NoReturn, TypeVar
 from uuid import uuid4
 
 from prolepsis.core.config import OWN_CLUSTER
+from prolepsis.core.signals import handling_stops
 
 ENDS_SILENT_ONES = ("RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS", "1")
 """A variable for Ray Serve's controller: replicas that fail their health checks are killed, and not drained first."""
@@ -95,7 +95,7 @@ def started_aside(start: Callable[[], Result], end: Callable[[], None]) -> Resul
         threading.Event().wait()
 
     try:
-        with _signals_raise():
+        with handling_stops(_raise_signal):
             threading.Thread(target=run, name="ray", daemon=True).start()
             return done.result()
     except _Signalled as signalled:
@@ -117,19 +117,5 @@ def end_by(number: int) -> NoReturn:
     raise SystemExit(128 + number)
 
 
-@contextmanager
-def _signals_raise() -> Iterator[None]:
-    """Raise `_Signalled` in the main thread for SIGTERM and SIGINT; another thread gets no signals."""
-
-    def take(number: int, frame: FrameType | None) -> NoReturn:
-        raise _Signalled(number)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, take) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def _raise_signal(number: int, _: FrameType | None) -> NoReturn:
+    raise _Signalled(number)

@@ -26,18 +26,28 @@ class ContainerCollector(Collector):
         registry.register(self)
 
     def collect(self) -> Iterable[Metric]:
-        num_kills, waited_us = self._value("memory.events", "oom_kill"), self._value("cpu.stat", "throttled_usec")
+        folder = self._folder()
+        num_kills = _value(folder, "memory.events", "oom_kill")
+        waited_us = _value(folder, "cpu.stat", "throttled_usec")
         if num_kills is not None and num_kills > self._num_kills:
             log.warning("killed_for_memory", processes=num_kills - self._num_kills)
             self._num_kills = num_kills
         yield CounterMetricFamily(*_KILLS, value=num_kills)
         yield CounterMetricFamily(*_THROTTLED, value=None if waited_us is None else waited_us / 1e6)
 
-    def _value(self, file: str, key: str) -> int | None:
+    def _folder(self) -> Path | None:
+        """Return the folder of the cgroup's files, None where the process has none of version 2."""
         try:
             own = (self._root / "proc/self/cgroup").read_text().splitlines()
-            [path] = [line.removeprefix("0::/") for line in own if line.startswith("0::")]
-            lines = (self._root / "sys/fs/cgroup" / path / file).read_text().splitlines()
-            return next((int(line.split()[1]) for line in lines if line.startswith(f"{key} ")), None)
         except (OSError, ValueError):
             return None
+        paths = [line.removeprefix("0::/") for line in own if line.startswith("0::")]
+        return self._root / "sys/fs/cgroup" / paths[0] if len(paths) == 1 else None
+
+
+def _value(folder: Path | None, file: str, key: str) -> int | None:
+    try:
+        lines = (folder / file).read_text().splitlines() if folder is not None else []
+        return next((int(line.split()[1]) for line in lines if line.startswith(f"{key} ")), None)
+    except (OSError, ValueError):
+        return None

@@ -19,8 +19,7 @@ class _LivePhases:
         self._status.update(f"{escape(phase.describe())}  [dim]{phase.seconds:.0f} s[/]")
 
     def ended(self, phase: Phase) -> None:
-        words = escape(f"{phase.what} {phase.amount}".rstrip())
-        self._console.print(f"[dim]{words}  {phase.seconds:.1f} s[/]", soft_wrap=True)
+        self._console.print(f"[dim]{escape(phase.reached)}  {phase.seconds:.1f} s[/]", soft_wrap=True)
 
 
 @contextmanager

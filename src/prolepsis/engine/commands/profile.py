@@ -98,12 +98,12 @@ def take_profile(config: EngineConfig, *, fresh: bool) -> Profile:
 
 
 def _limit(model: "TargetModel", path: Path, threads: int) -> MachineLimit | None:
-    from prolepsis.engine.models.files.weight_bytes import bytes_per_pass, weights_per_pass
+    from prolepsis.engine.models.files.weight_bytes import work_of_a_pass
     from prolepsis.engine.models.targets.native import NativeModel
     from prolepsis.engine.native.bandwidth import multiply_peak, read_bandwidth
 
     if not isinstance(model, NativeModel) or "int8" not in model.info.computation:
         return None
-    num_bytes = bytes_per_pass(path)
+    num_bytes, num_weights = work_of_a_pass(path)
     peak = multiply_peak(model.kernel.library.multiply_registers, threads)
-    return MachineLimit(num_bytes, read_bandwidth(num_bytes, threads), weights_per_pass(path), peak)
+    return MachineLimit(num_bytes, read_bandwidth(num_bytes, threads), num_weights, peak)

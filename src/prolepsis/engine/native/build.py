@@ -44,13 +44,12 @@ def compiled(spec: "BuildSpec") -> Path:
     """
 
     def compile_and_link(target: Path) -> None:
+        options = [*spec.options, f'-DPROLEPSIS_SOURCES="{spec.sources_hash}"']
         objects = [str(target.with_name(f"{file}.o")) for file in spec.files]
+        files = zip(spec.files, objects, strict=True)
         with ThreadPoolExecutor() as compilers:
-            jobs = zip(spec.files, objects, strict=True)
-            options = [*spec.options, f'-DPROLEPSIS_SOURCES="{spec.sources_hash}"']
-            list(
-                compilers.map(lambda job: run_compiler([*options, "-c", str(spec.folder / job[0]), "-o", job[1]]), jobs)
-            )
+            jobs = [[*options, "-c", str(spec.folder / file), "-o", to] for file, to in files]
+            list(compilers.map(run_compiler, jobs))
         run_compiler([*objects, *spec.links, "-o", str(target)])
 
     return built(f"{spec.name}.so", _key_of(spec), compile_and_link)

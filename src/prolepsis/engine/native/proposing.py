@@ -65,18 +65,14 @@ class DraftKernel:
 
     def __init__(self, library: Library) -> None:
         self._library = library
-        self.SequenceIndex, self.SharedIndex = (
-            partial(NativeSequenceIndex, library),
-            partial(NativeSharedIndex, library),
-        )
+        self.SequenceIndex = partial(NativeSequenceIndex, library)
+        self.SharedIndex = partial(NativeSharedIndex, library)
 
     def propose(self, shared: NativeSharedIndex | None, requests: Sequence[Request]) -> list[Nodes | None]:
         indexes = array("Q", [request[0].handle.pointer for request in requests])
         tokens = array("i", chain.from_iterable([request[1] for request in requests]))
-        sizes, tags = (
-            integers([len(request[1]) for request in requests]),
-            integers([request[2] for request in requests]),
-        )
+        sizes = integers([len(request[1]) for request in requests])
+        tags = integers([request[2] for request in requests])
         limits = integers([max(0, request[3]) for request in requests])
         counts, output = zeros(len(requests)), _Output(sum(limits))
         pointer = shared and shared.handle.pointer

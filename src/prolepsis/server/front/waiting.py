@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from prolepsis.control.web.errors import RequestRefused
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.phases import Phases
-from prolepsis.core.telemetry.metrics import Metrics
+from prolepsis.core.telemetry.declare import MetricsRegistry
 from prolepsis.server.admission.metrics import AdmissionMetrics
 from prolepsis.server.front.listener import Listener
 from prolepsis.server.front.protocol import http_settings
@@ -71,7 +71,7 @@ class WaitingServer(uvicorn.Server):
     """uvicorn around `WaitingApp`, in a thread: the thread that loads stays the one that signals interrupt."""
 
     def __init__(self, config: ServerConfig, phases: Phases) -> None:
-        metrics = AdmissionMetrics(Metrics().registry)
+        metrics = AdmissionMetrics(MetricsRegistry())
         super().__init__(http_settings(WaitingApp(phases), config, metrics, lifespan="off"))
         self._loop: asyncio.AbstractEventLoop | None = None  # while it accepts
         self._accepting = threading.Event()
