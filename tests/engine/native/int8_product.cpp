@@ -153,6 +153,13 @@ int main() {
   std::vector<bf16> x(M * K);
   for (auto& v : x) v = to_bf16((std::rand() % 1000 / 500.0f - 1) * (std::rand() % 20 == 0 ? 30 : 1));
   for (int k = 0; k < kGroup; k++) x[k] = 0, x[k + kGroup] = to_bf16(1), x[k + 2 * kGroup] = to_bf16(-1);  // zeros; the largest sums
+  for (int m = 8; m < 24; m++) {  // rows with sums just within int16 by the codes of Q4_K, Q5_K and Q6_K, and just not
+    std::fill_n(x.begin() + m * K, kSuperGroups * kGroup, 0);
+    for (int k = 0, left = (m < 12 ? 2184 : m < 16 ? 1057 : 1023) + m % 2; k < kGroup; k++) {
+      const int value = std::min(left, m >= 16 && k >= kGroup / 2 ? 0 : 127);
+      x[m * K + 3 * kGroup + k] = to_bf16((m & 2 ? -1 : 1) * value / 127.0f), left -= value;
+    }
+  }
   for (const Format format : {Format::kQ4_0, Format::kQ4_1, Format::kQ5_0, Format::kQ5_1, Format::kQ8_0, Format::kQ4_K, Format::kQ5_K, Format::kQ6_K})
     with_layout(format, [&](auto layout) { check<decltype(layout)>(format, x); });
   std::puts("ok");

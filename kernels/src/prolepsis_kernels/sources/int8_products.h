@@ -28,6 +28,7 @@ struct alignas(64) RowSuper {
   int32_t offsets[2 * kSuperGroups];  // -32 * the sum of 16 values: makes signed codes of those of Q6_K
   int16_t sums[kSuperGroups], halves[2 * kSuperGroups];  // of the values of a group, and of 16
   float scale;
+  int16_t reach, half_reach;  // the most that a sum of a group times codes up to 1 can be, and of 16 of it times codes of -1 to 1
 };
 
 constexpr int kSweepRows = 6;  // 12 registers of integer sums: of two blocks, or of one on AVX2
@@ -70,23 +71,45 @@ inline Lanes added(Lanes total, Lanes sum, const RowGroup& x, Lanes scale) {
 }
 inline Lanes added(Lanes total, const RowGroup& x, Lanes minimum) { return lanes::fma(minimum, lanes::all(x.sum), total); }
 
-// The highest magnitude of 32 values: without their sign, the bits of bf16 are in order.
-inline float highest_magnitude(const bf16* x) {
-  const auto magnitudes = [](const bf16* from) {
-    return _mm256_and_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)), _mm256_set1_epi16(0x7fff));
-  };
-  const __m256i higher = _mm256_max_epu16(magnitudes(x), magnitudes(x + 16));
+// The highest magnitude of 32 values, or of a multiple of them: without their sign, the bits of bf16 are in order.
+inline float highest_magnitude(const bf16* x, int count = kGroup) {
+  const __m256i magnitude = _mm256_set1_epi16(0x7fff);
+  __m256i higher = _mm256_setzero_si256();
+  for (int i = 0; i < count; i += 16)
+    higher = _mm256_max_epu16(higher, _mm256_and_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x + i)), magnitude));
   const __m128i eight = _mm_max_epu16(_mm256_castsi256_si128(higher), _mm256_extracti128_si256(higher, 1));
   const __m128i lowest = _mm_minpos_epu16(_mm_xor_si128(eight, _mm_set1_epi16(-1)));  // of the complements
   return _mm_cvtss_f32(_mm_castsi128_ps(_mm_slli_epi32(_mm_xor_si128(lowest, _mm_cvtsi32_si128(0xffff)), 16)));
 }
 
-// The sums of the first and of the last 16 of 32 bytes.
-inline std::pair<int32_t, int32_t> sums_of(__m256i values) {
-  __m256i sums = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), values), _mm256_set1_epi16(1));
+// Sums of four bytes next to each other.
+inline __m256i sums_by_four(__m256i bytes) {
+  return _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), bytes), _mm256_set1_epi16(1));
+}
+
+// The sum of 32 bytes.
+inline int32_t sum_of(__m256i bytes) {
+  __m256i sums = sums_by_four(bytes);
   sums = _mm256_add_epi32(sums, _mm256_shuffle_epi32(sums, 0b01001110));
   sums = _mm256_add_epi32(sums, _mm256_shuffle_epi32(sums, 0b10110001));
-  return {_mm_cvtsi128_si32(_mm256_castsi256_si128(sums)), _mm_cvtsi128_si32(_mm256_extracti128_si256(sums, 1))};
+  return _mm_cvtsi128_si32(_mm256_castsi256_si128(sums)) + _mm_cvtsi128_si32(_mm256_extracti128_si256(sums, 1));
+}
+
+// Of four times 32 bytes: the sums of the first 16 of each, and of the last 16.
+struct HalfSums {
+  __m128i first, last;
+
+  explicit HalfSums(const __m256i (&bytes)[4]) {
+    const __m256i sums = _mm256_hadd_epi32(_mm256_hadd_epi32(sums_by_four(bytes[0]), sums_by_four(bytes[1])),
+                                           _mm256_hadd_epi32(sums_by_four(bytes[2]), sums_by_four(bytes[3])));
+    first = _mm256_castsi256_si128(sums);
+    last = _mm256_extracti128_si256(sums, 1);
+  }
+};
+
+inline int32_t largest(__m128i v) {
+  v = _mm_max_epi32(v, _mm_shuffle_epi32(v, 0b01001110));
+  return _mm_cvtsi128_si32(_mm_max_epi32(v, _mm_shuffle_epi32(v, 0b10110001)));
 }
 
 // One row x [K] to 8 bits, in groups that are `stride` apart; K a multiple of 32.
@@ -96,31 +119,41 @@ inline void quantise(const bf16* x, int64_t K, int64_t stride, RowGroup* to) {
     const Lanes factor = lanes::all(highest > 0 ? 127 / highest : 0);
     const __m256i values = lanes::as_int8(lanes::mul(lanes::load(x + k), factor), lanes::mul(lanes::load(x + k + 16), factor));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(to->values), values);
-    const auto [first, second] = sums_of(values);
+    const int32_t sum = sum_of(values);
     to->scale = highest / 127;
-    to->sum = to->scale * (first + second);
-    to->offset = -8 * (first + second);
+    to->sum = to->scale * sum;
+    to->offset = -8 * sum;
   }
 }
 
 // The same in supers of 256; K a multiple of 256.
 inline void quantise(const bf16* x, int64_t K, int64_t stride, RowSuper* to) {
   for (int64_t k = 0; k < K; k += kSuperGroups * kGroup, to += stride) {
-    float highest = 0;
-    for (int g = 0; g < kSuperGroups; g++) highest = std::max(highest, highest_magnitude(x + k + g * kGroup));
+    const float highest = highest_magnitude(x + k, kSuperGroups * kGroup);
     const Lanes factor = lanes::all(highest > 0 ? 127 / highest : 0);
-    to->scale = highest / 127;
-    for (int g = 0; g < kSuperGroups; g++) {
-      const bf16* from = x + k + g * kGroup;
-      const __m256i values = lanes::as_int8(lanes::mul(lanes::load(from), factor), lanes::mul(lanes::load(from + 16), factor));
-      _mm256_store_si256(reinterpret_cast<__m256i*>(to->values + g * kGroup), values);
-      const auto [first, second] = sums_of(values);
-      to->halves[2 * g] = first;
-      to->halves[2 * g + 1] = second;
-      to->offsets[2 * g] = -32 * first;
-      to->offsets[2 * g + 1] = -32 * second;
-      to->sums[g] = first + second;
+    __m128i reach = _mm_setzero_si128(), half_reach = reach;
+    for (int g = 0; g < kSuperGroups; g += 4) {
+      __m256i values[4], sizes[4];
+      for (int i = 0; i < 4; i++) {
+        const bf16* from = x + k + (g + i) * kGroup;
+        values[i] = lanes::as_int8(lanes::mul(lanes::load(from), factor), lanes::mul(lanes::load(from + 16), factor));
+        sizes[i] = _mm256_abs_epi8(values[i]);
+        _mm256_store_si256(reinterpret_cast<__m256i*>(to->values + (g + i) * kGroup), values[i]);
+      }
+      const HalfSums sums(values), most(sizes);
+      const __m128i whole = _mm_add_epi32(sums.first, sums.last);
+      const __m128i low = _mm_unpacklo_epi32(sums.first, sums.last), high = _mm_unpackhi_epi32(sums.first, sums.last);
+      const auto store = [](void* at, __m128i v) { _mm_storeu_si128(static_cast<__m128i*>(at), v); };
+      store(to->offsets + 2 * g, _mm_sub_epi32(_mm_setzero_si128(), _mm_slli_epi32(low, 5)));
+      store(to->offsets + 2 * g + 4, _mm_sub_epi32(_mm_setzero_si128(), _mm_slli_epi32(high, 5)));
+      store(to->halves + 2 * g, _mm_packs_epi32(low, high));
+      _mm_storel_epi64(reinterpret_cast<__m128i*>(to->sums + g), _mm_packs_epi32(whole, whole));
+      reach = _mm_max_epi32(reach, _mm_srli_epi32(_mm_add_epi32(_mm_add_epi32(most.first, most.last), _mm_abs_epi32(whole)), 1));
+      half_reach = _mm_max_epi32(half_reach, _mm_max_epi32(most.first, most.last));
     }
+    to->scale = highest / 127;
+    to->reach = largest(reach);
+    to->half_reach = largest(half_reach);
   }
 }
 

@@ -61,7 +61,7 @@ struct StoredSuper {
   }
 };
 
-// The same for several sweeps over it: with all that is not a code worked out, and with a byte for each code where bits lie apart.
+// What the first of several sweeps leaves to the others: all that is not a code worked out, and a byte for each code where bits lie apart.
 template <class L>
 struct SpreadSuper {
   static constexpr bool kSpreads = L::kBits > 4;
@@ -76,18 +76,34 @@ struct SpreadSuper {
   }
   Bytes factor(int g, int i) const { return factors[g][i]; }
   const Ends<L>& ends() const { return rest; }
+};
 
-  void spread(const StoredSuper<L>& from, Stream& ahead) {
-    stored = from.codes;
+// A super as the first sweep reads it.
+template <class L>
+struct SpreadingSuper {
+  StoredSuper<L> from;
+  SpreadSuper<L>* to;
+
+  SpreadingSuper(const StoredSuper<L>& from, SpreadSuper<L>* to) : from(from), to(to) { to->stored = from.codes; }
+
+  void spread_all(Stream& ahead) const {
+    const SpreadingSuper own = *this;  // that no store can change
     for (int g = 0; g < kSuperGroups; g++) {
       ahead.fetch_some();
-      if constexpr (kSpreads)
+      if constexpr (SpreadSuper<L>::kSpreads)
 #pragma GCC unroll 8
-        for (int k = 0; k < kQuads; k++) lanes::store_bytes(codes[g][k], from.quad(g, k));
-      for (int i = 0; i < L::kScales; i++) factors[g][i] = from.factor(g, i);
+        for (int k = 0; k < kQuads; k++) own.quad(g, k);
+      for (int i = 0; i < L::kScales; i++) own.factor(g, i);
     }
-    rest = from.ends();
+    own.ends();
   }
+  Bytes quad(int g, int k) const {
+    const Bytes found = from.quad(g, k);
+    if constexpr (SpreadSuper<L>::kSpreads) lanes::store_bytes(to->codes[g][k], found);
+    return found;
+  }
+  Bytes factor(int g, int i) const { return to->factors[g][i] = from.factor(g, i); }
+  const Ends<L>& ends() const { return to->rest = from.ends(); }
 };
 
 // Where sums of codes begin for scale i of group g.
@@ -126,6 +142,51 @@ inline void multiply_super(const RowSuper* x, const Super* const (&supers)[B], S
   }
 }
 
+// Whether all sums of codes are within int16.
+template <class L, int R>
+inline bool are_narrow(const RowSuper* x) {
+  int most = 0;
+  for (int r = 0; r < R; r++) most = std::max<int>(most, L::kMinimum ? x[r].reach : x[r].half_reach);
+  return most <= 32767 / (L::kMinimum ? (1 << L::kBits) - 1 : L::kOffset);
+}
+
+#if defined(__AVX512VNNI__)
+
+// `multiply_super` for sums that are narrow: a pair of them takes its two scales in with one multiplication.
+template <class L, int R, class Super>
+inline void multiply_pairs(const RowSuper* x, const Super& super, Stream& ahead, Bytes (&whole)[R]) {
+  constexpr int kEach = kQuads / L::kScales, kGroups = 2 / L::kScales;  // quads of a sum, groups of a pair
+  for (auto& sum : whole) sum = lanes::zero_bytes();
+  for (int g = 0; g < kSuperGroups; g += kGroups) {
+    for (int i = 0; i < kGroups; i++) ahead.fetch_some();
+    Sums sums[2][R];
+    const Bytes factors = lanes::pairs(super.factor(g, 0), super.factor(g + kGroups - 1, L::kScales - 1));
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; i++) {
+      const int group = g + i % kGroups, part = i % L::kScales;
+      for (int r = 0; r < R; r++) sums[i][r] = sums_from<L>(start_of<L>(x[r], group, part));
+#pragma GCC unroll 8
+      for (int k = part * kEach; k < (part + 1) * kEach; k++) {
+        const Bytes quad = super.quad(group, k);
+        for (int r = 0; r < R; r++) add_dot<L>(sums[i][r], quad, reinterpret_cast<const int32_t*>(x[r].values)[group * kQuads + k], k, factors);
+      }
+    }
+    for (int r = 0; r < R; r++) whole[r] = lanes::add_pair_products(whole[r], lanes::pairs(sums[0][r], sums[1][r]), factors);
+  }
+}
+
+#endif
+
+// I of R rows of x and a super of each of B blocks, by the way that multiplies least.
+template <class L, int R, int B, class Super>
+inline void multiply(const RowSuper* x, const Super* const (&supers)[B], Stream& ahead, Bytes (&whole)[B][R]) {
+#if defined(__AVX512VNNI__)
+  if constexpr (B == 1)
+    if (are_narrow<L, R>(x)) return multiply_pairs<L, R>(x, *supers[0], ahead, whole[0]);
+#endif
+  multiply_super<L, R, B>(x, supers, ahead, whole);
+}
+
 // c[r][0:32] += x[r] * a super of two blocks.
 template <class L, int R, class Super>
 void add_super(const RowSuper* x, const Super* supers, Stream& ahead, float* c) {
@@ -134,7 +195,7 @@ void add_super(const RowSuper* x, const Super* supers, Stream& ahead, float* c) 
     const Super* together[B];
     for (int b = 0; b < B; b++) together[b] = supers + first + b;
     Bytes whole[B][R];
-    multiply_super<L, R, B>(x, together, ahead, whole);
+    multiply<L, R, B>(x, together, ahead, whole);
     for (int b = 0; b < B; b++) {
       const Ends<L>& ends = together[b]->ends();
       for (int r = 0; r < R; r++) {
@@ -155,32 +216,31 @@ constexpr auto supers_table(std::integer_sequence<int, R...>) {
 template <class L, class Super>
 constexpr auto kAddSuper = supers_table<L, Super>(std::make_integer_sequence<int, kSuperRows>{});
 
-// c[r][0:32] += x[r] * a super of two blocks, for M rows.
-template <class L, class Super>
-void add_sweeps(const RowSuper* x, int64_t M, const Super* supers, Stream& ahead, float* c) {
-  const int64_t count = sweeps_of(M, kSuperRows);
-  for (int64_t sweep = 0, first = 0, end; sweep < count; sweep++, first = end) {
-    end = M * (sweep + 1) / count;
-    kAddSuper<L, Super>[end - first - 1](x + first, supers, ahead, c + first * kTask);
-  }
-}
-
-// As `nested_product`, without tiles. AVX-512 reads codes as they are stored with each sweep: the units that multiply have no part in it.
+// As `nested_product`, without tiles. AVX-512 spreads codes for three sweeps and more, as its units that multiply have no part in reading them.
 template <class L>
 void multiply_nested(const RowSuper* x, int64_t M, const uint8_t* blocks, int64_t G, float* c) {
   const int64_t second = L::block_bytes(G), count = sweeps_of(M, kSuperRows), supers = G / kSuperGroups;
-  const bool spreads = kTogether == 1 && count > 1;
+  const bool spreads = kTogether == 1 ? count > 1 : SpreadSuper<L>::kSpreads && count > 2;
   const int64_t sweep_calls = kSuperGroups * (2 / blocks_at_once((M + count - 1) / count));
-  Stream ahead(blocks + 2 * second, 2 * second, supers * (count * sweep_calls + spreads * 2 * kSuperGroups));
+  constexpr bool kAtOnce = kTogether == 1;  // all is spread before a sweep, not by the first of them
+  Stream ahead(blocks + 2 * second, 2 * second, supers * (count * sweep_calls + (kAtOnce && spreads) * 2 * kSuperGroups));
+  const auto add_sweep = [&]<class Super>(int64_t sweep, const Super* both) {
+    const int64_t first = M * sweep / count, end = M * (sweep + 1) / count;
+    kAddSuper<L, Super>[end - first - 1](x + first, both, ahead, c + first * kTask);
+  };
   for (int64_t s = 0; s < supers; s++, x += M) {
     const StoredSuper<L> stored[2] = {{blocks, s, G}, {blocks + second, s, G}};
     if (!spreads) {
-      add_sweeps<L>(x, M, stored, ahead, c);
+      for (int64_t sweep = 0; sweep < count; sweep++) add_sweep(sweep, stored);
       continue;
     }
     static thread_local SpreadSuper<L> spread[2];
-    for (int b = 0; b < 2; b++) spread[b].spread(stored[b], ahead);
-    add_sweeps<L>(x, M, spread, ahead, c);
+    const SpreadingSuper<L> spreading[2] = {{stored[0], spread}, {stored[1], spread + 1}};
+    if constexpr (kAtOnce)
+      for (const auto& super : spreading) super.spread_all(ahead);
+    else
+      add_sweep(0, spreading);
+    for (int64_t sweep = !kAtOnce; sweep < count; sweep++) add_sweep(sweep, spread);
   }
 }
 
