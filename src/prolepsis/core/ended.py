@@ -94,6 +94,7 @@ class RequestAbout:
     audit_share: float | None = None
     """Share (0 to 1) of requests that the policy's rule has audited; None: the server's setting applies."""
     audit_content: AuditContent | None = None
+    learns: str = ""  # rule under which it may be learnt from, as its tenant and itself agreed; empty: it may not
     http_request_id: str = ""  # value of `x-request-id`
     client: str = "none"  # family of the program that sent it, by its `user-agent`
     stream: bool = False  # its answer goes out in parts

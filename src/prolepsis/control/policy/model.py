@@ -21,6 +21,7 @@ from prolepsis.control.policy.conditions import (
     ToolChoices,
     TrueFlags,
 )
+from prolepsis.control.policy.learning_terms import LearningTerms
 from prolepsis.control.policy.rollout_terms import GuardrailTerms, Percent, RolloutTerms
 from prolepsis.core.ended import AuditContent
 from prolepsis.core.facts import RequestFacts
@@ -134,9 +135,11 @@ class Terms(Part):
     """Mode on is shadow for traffic classes whose drafts have not shown this."""
     start: StartTerms | None = None
     """Short drafts for a traffic class of which few drafts were seen; None leaves it to the server's settings."""
+    learning: LearningTerms | None = None
+    """Heads that learn from the rule's requests; None: nothing is kept of them."""
 
 
-_OPTIONAL = ("audit", "eligible_while", "start")
+_OPTIONAL = ("audit", "eligible_while", "start", "learning")
 """Terms that are not part of a policy's content unless they are given."""
 
 

@@ -11,8 +11,8 @@ from sqlalchemy import Connection
 
 from prolepsis.core.telemetry.declare import counter, gauge
 
-Kind = Literal["request", "retry", "audit"]
-KINDS: tuple[Kind, ...] = ("request", "retry", "audit")
+Kind = Literal["request", "retry", "example", "audit"]
+KINDS: tuple[Kind, ...] = ("request", "retry", "example", "audit")
 """In the order in which a batch is written: audit entries last, because they hold the end of their chain."""
 DropReason = Literal["queue_full", "refused", "closed"]
 

@@ -57,6 +57,9 @@ class Provenance(BaseModel):
     tokenizer_fingerprint: str = ""
     sha256: str = ""
     source: str = ""
+    parent: str = ""  # NAME@VERSION of the head that a learnt one was trained from
+    manifests: tuple[str, ...] = ()  # data sets that it learnt from (`core.learning.DatasetManifest`)
+    serves: tuple[str, ...] = ()  # digests of the tenants that it may draft for; empty: for everybody
     acceptance: dict[str, Acceptance] = {}  # by kind of prompt, and under "all" for all
 
     @property
