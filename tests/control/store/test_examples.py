@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -68,7 +69,7 @@ def test_what_is_forgotten_while_it_waits_is_not_written(database: Database) -> 
     forget(database, tenant="bank")
     writer = Writer(database, CollectorRegistry())
     for number, began_at in enumerate((0.0, 1e12)):
-        writer.offer(ExampleItem(lambda number=number: example(number), "acme", began_at, told.append))  # type: ignore[misc]
+        writer.offer(ExampleItem(partial(example, number), "acme", began_at, told.append))
     assert writer.flush(20.0)
     writer.close()
     assert (numbers_of(ExampleTable(database)), told) == ([1], ["kept"])

@@ -130,7 +130,7 @@ class ExampleTable(StoreTable):
             log.error("examples_not_opened", rule=rule, number=num_unopened, of=len(keys))
 
     def totals(self) -> Sequence[ExampleTotals]:
-        """Return what there is, by rule, tokenizer, traffic class and tenant."""
+        """Return what there is, by rule, tokenizer, traffic class and tenant; takes about a second a 100 MB."""
         place = func.substr(of.key, 1, func.length(of.key) - _ID_DIGITS - 1).label("place")
         sums = func.sum(of.version), func.sum(func.length(of.text)), func.min(of.at), func.max(of.at)
         num_sealed = func.sum(case((of.text.startswith(PREFIX), 1), else_=0))
