@@ -14,7 +14,7 @@ ACTS = frozenset(
         "exact": "failed passed",
         "file": "deleted",
         "flags": "loaded reloaded removed set",
-        "head": "alias_removed alias_set swapped tried",
+        "head": "alias_removed alias_set retired swapped tried",
         "incident": "snapshot",
         "key": "created revoked",
         "keys": "loaded reloaded",
