@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from prolepsis.core.config import CANDIDATE_HEAD, DRAFT_HEAD, EngineConfig
 from prolepsis.core.errors import ModelLoadError
@@ -29,7 +28,7 @@ from prolepsis.training.target import Target, open_target
 from prolepsis.training.text import record
 from prolepsis.training.training import HeadTraining
 from tests.engine.models.kernels import NEEDS_KERNELS
-from tests.exact.oracle import PARAMS, PROMPT, Oracle, ask, at_any_price, plain
+from tests.exact.oracle import PARAMS, PROMPT, Oracle, ask, at_any_price
 from tests.exact.test_head_swap import CANDIDATE, OTHER_PROMPT, check, engine_with, oracle, steps, swap
 from tests.fakes import drain, outputs, submit, terminals
 from tests.training.targets import config_of, save_target
