@@ -48,14 +48,8 @@ app = command_group("Check, compare, explain, apply and roll back policies: whic
 
 _COLUMNS = {"findings": FINDINGS, "rollouts": ("rule", "stage", "expected")}
 _TRIED_ABOVE = 0.3  # acceptance that is assumed to be asked of a learnt head in shadow
-_BOUNDS = (
-    "shadow_percentage",
-    "pinned",
-    "guardrails",
-    "rollout",
-    "audit",
-    "learning",
-)  # terms that callers cannot change
+_BOUNDS = ("shadow_percentage", "pinned", "guardrails", "rollout", "audit", "learning")
+"""Terms that callers cannot change."""
 
 
 @app.command()
