@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from hashlib import sha256
 from itertools import takewhile
 from typing import Literal
 
@@ -18,7 +17,7 @@ from prolepsis.control.audit.requests import Decode
 from prolepsis.control.learning.choosing import Chooser
 from prolepsis.control.policy.learning_terms import LearningTerms
 from prolepsis.control.redaction.values import redacted_text
-from prolepsis.control.store.examples import ExampleBounds, ExampleItem, ExampleTable
+from prolepsis.control.store.examples import ExampleBounds, ExampleItem, ExampleTable, example_id
 from prolepsis.control.store.turns import PeriodicWork
 from prolepsis.control.web.context import Context
 from prolepsis.control.web.feature import Feature
@@ -64,7 +63,7 @@ class CaptureFeature(Feature):
         self._writer = context.store.writer
         self._encode, self._decode = encode, decode
         self._blocks = blocks
-        self._draw, self._thread_time = draw, thread_time
+        self.draw, self._thread_time = draw, thread_time
         self._max_pending = max_pending_tokens
         self._began = context.monotonic()
         self._chooser = Chooser()
@@ -101,7 +100,7 @@ class CaptureFeature(Feature):
     def _example(self, about: RequestAbout, prompt: PromptEnded) -> Example:
         request, stats = prompt.request, prompt.stats
         return Example(
-            example_id=sha256(request.request_id.encode()).hexdigest()[:32],
+            example_id=example_id(request.request_id),
             tokenizer=self._context.client.info.tokenizer,
             rule=about.learns,
             tenant=about.tenant,
@@ -117,7 +116,7 @@ class CaptureFeature(Feature):
         """Return why an example is not taken; None: it is, and its memory counts from now on."""
         num_tokens = len(example.prompt) + len(example.answer)
         with self._lock:
-            if not self._chooser.choose(example.traffic_class, example.tokens_a_pass, self._draw()):
+            if not self._chooser.choose(example.traffic_class, example.tokens_a_pass, self.draw()):
                 return "not_chosen"
             elapsed_s = self._context.monotonic() - self._began
             if not self._chooser.has_time(elapsed_s) or self._pending + num_tokens > self._max_pending:
