@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from prolepsis.core.config import CANDIDATE_HEAD
+from prolepsis.core.config import NAMED_HEADS
 from prolepsis.core.kill_scope import kill_scope
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.reasons import PlainReason
@@ -171,7 +171,8 @@ class Decisions:
         if choice.num_speculative_tokens == 0 or request.source.is_replay:
             return False
         allowed = self._allowed(sequence, plan, compared=True)
-        able = [proposer for proposer in self._proposers.contained if proposer.name in allowed and not proposer.is_out]
+        named = [proposer for proposer in self._proposers.contained if proposer.name in allowed]
+        able = [proposer for proposer in named if not proposer.is_out and proposer.serves(sequence)]
         costly = [proposer for proposer in able if not proposer.free]
         now = self._clock()
         keys = [(proposer.name, sequence.traffic_class) for proposer in costly or able]
@@ -234,13 +235,13 @@ class Decisions:
         return names
 
     def _named(self, sequence: SequenceState, plan: SpecPlan) -> tuple[str, ...]:
-        """Return the proposers of plan and request; a candidate head has to be named by the request."""
+        """Return the proposers of plan and request; some heads have to be named by the request."""
         named, names = sequence.request.source.speculation.proposers, self._proposers.names
         return tuple(
             name
             for name in names
             if (plan.proposers is None or name in plan.proposers)
-            and (name != CANDIDATE_HEAD if named is None else name in named)
+            and (name not in NAMED_HEADS if named is None else name in named)
         )
 
     def _drops_states(self, sequence: SequenceState) -> bool:
