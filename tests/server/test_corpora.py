@@ -206,7 +206,7 @@ def tokens(*examples: Example) -> tuple[bytes, ...]:
 async def test_the_newest_examples_of_those_who_agree_are_drafted_from(store: Store) -> None:
     mine = [served_example(number) for number in range(1, 7)]  # of five tokens each
     others = [served_example(number, tenant="other") for number in range(11, 13)]
-    unread = [replace(served_example(0), tokenizer="another"), served_example(22, tenant="withdrawn")]
+    unread = [replace(served_example(10, tenant="other"), tokenizer="another"), served_example(22, tenant="withdrawn")]
     keep(store.database, *mine, *others, *unread)
     server = OfExamples(store, code=("acme", "other"))
     assert await server.after() == {"tenant:acme": tokens(*mine[2:]), "tenant:other": tokens(*others)}

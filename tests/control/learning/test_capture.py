@@ -224,6 +224,7 @@ def test_an_answer_from_the_cache_is_no_other_one() -> None:
     [prompt] = ended().prompts
     capture.end(replace(ended(), prompts=(replace(prompt, answer="cached"), prompt)))
     assert len(capture.queue.items) == 1
+    assert capture.count("unfinished") == 0
 
 
 def test_requests_that_drafts_fit_are_kept_in_part() -> None:
