@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from prolepsis.control.learning.capture import UPKEEP, CaptureFeature
+from prolepsis.control.learning.capture import UPKEEP, UPKEEP_S, CaptureFeature
 from prolepsis.control.store.examples import ExampleTable
 from prolepsis.control.store.store import Store
 from prolepsis.control.store.turns import PeriodicWork
@@ -202,3 +202,18 @@ async def test_what_is_kept_is_shown_and_goes_when_consent_is_withdrawn(learning
     await learning.site.tick("learning_capture")
     assert await learning.examples() == []
     assert learning.site.sample("learning_bytes", rule="code") == 0
+
+
+@pytest.mark.parametrize("policy", [None, "rules: [{name: code, mode: sometimes}]"], ids=["none", "unusable"])
+async def test_a_server_that_does_not_know_what_is_wanted_deletes_nothing(
+    learning: Learning, policy: str | None, tmp_path: Path
+) -> None:
+    await learning.ask(CHAT | YES)
+    [kept] = await learning.examples()
+    if policy is None:
+        await Site(store=learning.store).tick("learning_capture")
+    else:
+        (tmp_path / "policy.yaml").write_text(policy)
+        await learning.site.tick("policy", "learning_capture")
+    assert await learning.examples() == [kept]
+    assert PeriodicWork(learning.store.database).take(UPKEEP, UPKEEP_S), "and leaves the turn to others"

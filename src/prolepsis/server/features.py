@@ -88,6 +88,7 @@ def services_of(context: Context, sources: Sources, tokenizer: Tokenizer, intake
             partial(tokenizer.encode, add_special_tokens=False),
             decode,
             lambda: control.policies.learning,
+            is_sure=lambda: control.policies.policy is not None and not control.policies.source.fault,
         ),
         rollout.silences(context, control.rollouts, replicas),
         rollout.shadow(context, control.policies),

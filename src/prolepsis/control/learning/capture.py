@@ -51,18 +51,20 @@ class CaptureFeature(Feature):
         decode: Decode,
         blocks: Callable[[], Mapping[str, LearningTerms]],
         *,
+        is_sure: Callable[[], bool] = lambda: True,
         draw: Callable[[], float] = random.random,
         thread_time: Callable[[], float] = time.thread_time,
         max_pending_tokens: int = 100_000,
     ) -> None:
-        """`blocks`: terms of learning by rule, of the policy in use.
+        """`blocks`: terms of learning by rule, of the policy in use. `is_sure`: they are what the operator wants now;
+        where they may not be, nothing is deleted.
 
         `max_pending_tokens` bounds the memory of examples that are not made yet.
         """
         self._context = context
         self._writer = context.store.writer
         self._encode, self._decode = encode, decode
-        self._blocks = blocks
+        self._blocks, self._is_sure = blocks, is_sure
         self.draw, self._thread_time = draw, thread_time
         self._max_pending = max_pending_tokens
         self._began = context.monotonic()
@@ -85,7 +87,7 @@ class CaptureFeature(Feature):
         for prompt in ended.prompts:
             if prompt.answer != "cached":
                 example = self._example(ended.about, prompt)
-                outcome = unfit(prompt, example, terms) or self._without_room(example)
+                outcome = unfit(prompt, example, terms) or self._not_taken(example)
                 if outcome is not None:
                     self._count(rule, outcome)
                 elif not self._writer.offer(self._item(example)):
@@ -95,7 +97,7 @@ class CaptureFeature(Feature):
         """Delete what is not to be kept any more, if it is this replica's turn, and show how much there is."""
         if self._writer.is_on:
             with suppress(StoreUnavailable):  # the writer reports it
-                await asyncio.to_thread(self._maintain, _bounds(self._blocks()))
+                await asyncio.to_thread(self._maintain, _bounds(self._blocks()), prunes=self._is_sure())
 
     def _example(self, about: RequestAbout, prompt: PromptEnded) -> Example:
         request, stats = prompt.request, prompt.stats
@@ -112,7 +114,7 @@ class CaptureFeature(Feature):
             tokens_a_pass=stats.acceptance_length if stats.mode.mode == "on" else None,
         )
 
-    def _without_room(self, example: Example) -> Outcome | None:
+    def _not_taken(self, example: Example) -> Outcome | None:
         """Return why an example is not taken; None: it is, and its memory counts from now on."""
         num_tokens = len(example.prompt) + len(example.answer)
         with self._lock:
@@ -147,10 +149,10 @@ class CaptureFeature(Feature):
     def _count(self, rule: str, outcome: str) -> None:
         self._outcomes.labels(rule, outcome).inc()
 
-    def _maintain(self, bounds: Mapping[str, ExampleBounds]) -> None:
+    def _maintain(self, bounds: Mapping[str, ExampleBounds], *, prunes: bool) -> None:
         database = self._context.database
         table, turns = ExampleTable(database, self._context.wall), PeriodicWork(database)
-        if turns.take(UPKEEP, UPKEEP_S):
+        if prunes and turns.take(UPKEEP, UPKEEP_S):
             try:
                 table.prune(bounds)
             except StoreUnavailable:
