@@ -88,9 +88,10 @@ class CaptureFeature(Feature):
             if prompt.answer != "cached":
                 example = self._example(ended.about, prompt)
                 outcome = unfit(prompt, example, terms) or self._not_taken(example)
+                item = ExampleItem(partial(self._made, example), tenant, example.at, partial(self._count, rule))
                 if outcome is not None:
                     self._count(rule, outcome)
-                elif not self._writer.offer(self._item(example)):
+                elif not self._writer.offer(item):
                     self._release(example)
 
     async def tick(self) -> None:
@@ -125,10 +126,6 @@ class CaptureFeature(Feature):
                 return "busy"
             self._pending += num_tokens
         return None
-
-    def _item(self, example: Example) -> ExampleItem:
-        told = partial(self._count, example.rule)
-        return ExampleItem(partial(self._made, example), example.tenant, example.at, told)
 
     def _made(self, example: Example) -> Example | None:
         began = self._thread_time()
