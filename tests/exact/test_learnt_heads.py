@@ -137,7 +137,7 @@ def test_no_alias_and_no_swap_makes_it_the_head_of_all(learnt: Learnt, alias: st
             HeadAliases(learnt.root).set(name, alias, 1)
     engine = build_engine(learnt.config.model_copy(update={"draft_head": "auto"}))
     assert engine.info.draft_head is None
-    assert "it learnt from traffic" in engine.info.draft_head_reason
+    assert "auto takes none that learnt from traffic" in engine.info.draft_head_reason
     shown = {head.label: (head.num_tenants, head.auto.partition(";")[0]) for head in engine.installed_heads()}
     assert shown["secret@1"] == (1, "serves 1 tenant")
     assert shown["everybody@1"] == (0, "serves everybody")
