@@ -1,8 +1,8 @@
 """What a pass of a model costs on this machine, measured for commands, and the forward and self-check behind it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -131,7 +131,7 @@ def _limit(model: "TargetModel", path: Path, threads: int, curve: "CostCurve") -
     return MachineLimit(num_bytes, bandwidth, multiplies, peak, long_passes(model, curve), kinds)
 
 
-def product_kinds(model: "NativeModel", seconds: float = 0.3) -> "Iterator[ProductKind]":
+def product_kinds(model: "NativeModel", seconds: float = 0.5) -> "Iterator[ProductKind]":
     """Yield formats of the layers' weights, the output and attention, but none in bf16; `seconds` are for each rate."""
     from prolepsis.engine.models.files.stored import BF16, PACKED
     from prolepsis.engine.native.bandwidth import multiply_rate
@@ -139,15 +139,17 @@ def product_kinds(model: "NativeModel", seconds: float = 0.3) -> "Iterator[Produ
     library, shape, total = model.library, model.shape, sum(size for *_, size in model.products)
     peak = multiply_rate(partial(library.multiply_registers, _ROUNDS), 1, seconds)
 
-    def reached(multiply: Callable[..., int], *what: int) -> float:
-        return multiply_rate(partial(multiply, *what, 1 + _MULTIPLIES // multiply(*what, 1)), 1, seconds) / peak
+    @cache
+    def reached(function: str, *what: int) -> float:
+        multiply = partial(getattr(library, function), *what)
+        return multiply_rate(partial(multiply, 1 + _MULTIPLIES // multiply(1)), 1, seconds) / peak
 
     for part, kind, size in model.products:
         if kind != BF16:
-            rates = {rows: reached(library.multiply_in_cache, kind, rows) for rows in KIND_ROWS}
+            rates = {rows: reached("multiply_in_cache", kind, rows) for rows in KIND_ROWS}
             yield ProductKind(f"{part}, {PACKED[kind]}", size / total, rates)
     for cached in (512, 8192):
         seen = sum(min(layer.window or cached, cached) for layer in shape.layers)
-        rate = reached(library.attend_in_cache, shape.head_dim, shape.heads // shape.kv_heads, _CHUNK, cached)
+        rate = reached("attend_in_cache", shape.head_dim, shape.heads // shape.kv_heads, _CHUNK, cached)
         share = 2 * seen * shape.heads * shape.head_dim / total
         yield ProductKind(f"attention, {cached} cached", share, {_CHUNK: rate})
