@@ -126,7 +126,7 @@ def _limit(model: "TargetModel", path: Path, threads: int, curve: "CostCurve") -
     if not isinstance(model, NativeModel) or "int8" not in model.info.computation:
         return None
     num_bytes, multiplies = bytes_per_pass(path), sum(size for *_, size in model.products)
-    peak = multiply_rate(partial(model.library.multiply_registers, _ROUNDS), threads)
+    peak = multiply_rate(partial(model.library.multiply_registers, _ROUNDS), threads, seconds=1.0)
     bandwidth, kinds = read_bandwidth(num_bytes, threads), tuple(product_kinds(model))
     return MachineLimit(num_bytes, bandwidth, multiplies, peak, long_passes(model, curve), kinds)
 
