@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from prolepsis.engine.drafting.cost import PROFILE_TOKENS
+from prolepsis.engine.drafting.cost import PROFILE_TOKENS, CostCurve
 from prolepsis.engine.models.protocol import Batch, KVCache
-from prolepsis.engine.profile import cost_curve, measure
+from prolepsis.engine.profile import cost_curve, long_passes, measure
 from tests.fakes import TableModel
 
 
@@ -71,6 +71,18 @@ def test_a_pass_is_measured_with_different_tokens() -> None:
     assert {len(set(tokens)) for tokens in model.seen} == {1, 8, 64}
     assert {len(tokens) for tokens in model.seen} == {1, 8, 64}
     assert all(0 <= token < model.info.vocab_size for tokens in model.seen for token in tokens)
+
+
+@pytest.mark.parametrize(
+    ("max_positions", "ms", "lengths"),
+    [(1000, 1.0, {256, 512}), (400, 1.0, {256}), (99, 1.0, set()), (1000, 2e3, {256})],
+)
+def test_long_passes_are_measured_where_they_fit(max_positions: int, ms: float, lengths: set[int]) -> None:
+    model = TokensSeen()
+    model.info = replace(model.info, max_positions=max_positions)
+    curve = CostCurve((1, 64), (64, 512), ((ms / 2, ms), (ms, ms)))
+    assert set(long_passes(model, curve)) == lengths
+    assert {len(tokens) for tokens in model.seen} == lengths
 
 
 def test_fresh_measures_again(tmp_path: Path) -> None:

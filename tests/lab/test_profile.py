@@ -8,7 +8,7 @@ import pytest
 
 from prolepsis.core.requests import SamplingDefaults
 from prolepsis.core.terminal.output import print_json
-from prolepsis.engine.commands.profile import MachineLimit, Profile
+from prolepsis.engine.commands.profile import MachineLimit, ProductKind, Profile
 from prolepsis.engine.drafting.cost import CostCurve
 from prolepsis.engine.models.files.quality import MeasuredQuality
 from prolepsis.lab.profile import document, show
@@ -67,7 +67,8 @@ def test_quality_is_shown_if_it_was_measured(capsys: pytest.CaptureFixture[str])
 
 
 def test_the_limit_is_the_larger_bound(capsys: pytest.CaptureFixture[str]) -> None:
-    limit = MachineLimit(bytes_per_pass=10**9, read_bytes_per_s=2e11, multiplies_per_row=10**9, multiplies_per_s=1e12)
+    kinds = (ProductKind("layers, q4_k", 0.75, {1: 0.2, 64: 0.8}), ProductKind("attention, 512 cached", 0.1, {64: 0.4}))
+    limit = MachineLimit(10**9, 2e11, 10**9, 1e12, {256: 320.0}, kinds)
     assert (limit.memory_ms, limit.arithmetic_ms(8)) == (5.0, 8.0)
     show(replace(found(), limit=limit))
     text = capsys.readouterr().out
@@ -75,6 +76,9 @@ def test_the_limit_is_the_larger_bound(capsys: pytest.CaptureFixture[str]) -> No
     lines = [line.split() for line in text[text.index("of this machine's limit") :].splitlines()]
     assert ["1", "8.0", "5.0", "1.0", "62%"] in lines, "bound by memory"
     assert ["8", "10.0", "5.0", "8.0", "80%"] in lines, "bound by arithmetic"
-    assert (
-        json.loads(json.dumps(document(replace(found(), limit=limit)), default=str))["limit"]["bytes_per_pass"] == 10**9
-    )
+    assert ["256", "320.0", "5.0", "256.0", "80%"] in lines, "a pass beyond the curve"
+    assert ["layers,", "q4_k", "75%", "20%", "80%"] in lines
+    assert ["attention,", "512", "cached", "10%", "40%"] in lines
+    written = json.loads(json.dumps(document(replace(found(), limit=limit)), default=str))["limit"]
+    assert (written["bytes_per_pass"], written["long_ms"]) == (10**9, {"256": 320.0})
+    assert written["kinds"][1] == {"name": "attention, 512 cached", "share": 0.1, "reached": {"64": 0.4}}

@@ -18,6 +18,7 @@ from prolepsis.engine.native.processor import machine_file
 log = structlog.get_logger(__name__)
 
 SEQUENCE = 512  # cached tokens of a sequence in passes that are timed at more
+_TOO_LONG_MS = 5000.0  # for a pass that is no part of the curve
 _DISTURBED = 1.25  # times what a pass takes now: other work added to what was measured
 _LOOKS = 3
 _LONG_MS = 100.0
@@ -68,6 +69,14 @@ def measure(model: TargetModel, repeats: int = 3, counts: Sequence[int] = PROFIL
         return profile_cost(counted, tokens, contexts, repeats)
 
 
+def long_passes(model: TargetModel, curve: CostCurve) -> dict[int, float]:
+    """Return milliseconds of passes of 256 and 512 tokens at the least context, without those that take too long."""
+    context, most = curve.contexts[0], model.info.max_positions
+    tokens = [n for n in (256, 512) if n + context <= most and curve.ms(n, context) <= _TOO_LONG_MS]
+    milliseconds = _timer(model, [(n, context) for n in tokens])
+    return {n: min(milliseconds(n, context) for _ in range(2)) for n in tokens}  # the first call is cold
+
+
 def _is_disturbed(kept: CostCurve, model: TargetModel) -> bool:
     """Return whether a pass of the fewest or of the most tokens takes much less than was measured."""
     points = {(kept.tokens[end], kept.contexts[0]): kept.profiled[end][0] for end in (0, -1)}
@@ -78,7 +87,7 @@ def _is_disturbed(kept: CostCurve, model: TargetModel) -> bool:
 
 def _timer(model: TargetModel, points: Sequence[tuple[int, int]]) -> Callable[[int, int], float]:
     passes = {point: pack(_sequences(*point, model.info.vocab_size)) for point in points}
-    cache = model.make_cache(1 + max(int(batch.pages.max()) for batch in passes.values()))
+    cache = model.make_cache(1 + max((int(batch.pages.max()) for batch in passes.values()), default=0))
 
     @torch.no_grad()
     def milliseconds(count: int, context: int) -> float:

@@ -10,7 +10,7 @@ from prolepsis.core.terminal.config import Settings
 from prolepsis.core.terminal.flags import configured
 from prolepsis.core.terminal.output import AsJson, print_facts, print_json, print_table, quiet_logs
 from prolepsis.engine.commands.downloads import ensure_model
-from prolepsis.engine.commands.profile import MachineLimit, Profile, take_profile
+from prolepsis.engine.commands.profile import KIND_ROWS, MachineLimit, Profile, take_profile
 
 if TYPE_CHECKING:
     from prolepsis.engine.drafting.cost import CostCurve
@@ -77,8 +77,15 @@ def _show_limit(limit: MachineLimit, curve: "CostCurve") -> None:
     """Print what bounds a pass here beside what it takes, at the least context: attention is not in the bounds."""
     read, multiplied = limit.read_bytes_per_s / 1e9, limit.multiplies_per_s / 1e9
     rows = []
-    for count, line in zip(curve.tokens, curve.profiled, strict=True):
-        times = (f"{ms:.1f}" for ms in (line[0], limit.memory_ms, limit.arithmetic_ms(count)))
-        rows.append([str(count), *times, f"{limit.reached(count, line[0]):.0%}"])
+    taken = {count: line[0] for count, line in zip(curve.tokens, curve.profiled, strict=True)}
+    for count, least in (taken | limit.long_ms).items():
+        times = (f"{ms:.1f}" for ms in (least, limit.memory_ms, limit.arithmetic_ms(count)))
+        rows.append([str(count), *times, f"{limit.reached(count, least):.0%}"])
     title = f"of this machine's limit: it reads {read:.0f} GB/s and multiplies {multiplied:.0f} G/s"
     print_table(title, ["tokens", "ms", "by memory", "by arithmetic", "reached"], rows)
+    kinds = [
+        [kind.name, f"{kind.share:.0%}", *(f"{kind.reached[n]:.0%}" if n in kind.reached else "" for n in KIND_ROWS)]
+        for kind in limit.kinds
+    ]
+    title = "products in cache on one thread: share of the multiplications with weights, and of the peak by rows"
+    print_table(title, ["product", "share", *map(str, KIND_ROWS)], kinds)

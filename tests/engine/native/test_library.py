@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from prolepsis_kernels import SOURCES
 
+from prolepsis.engine.models.files.stored import BF16, PACKED
 from prolepsis.engine.native import library as face
-from prolepsis.engine.native.bandwidth import multiply_peak
+from prolepsis.engine.native.bandwidth import multiply_rate
 from prolepsis.engine.native.choice import common_library
 from prolepsis.engine.native.decoder import pick_decoder
 from prolepsis.engine.native.forward import Shape
@@ -42,7 +43,19 @@ def test_every_function_is_there() -> None:
 def test_products_on_registers_are_counted() -> None:
     multiply = pick_decoder().library.multiply_registers
     assert multiply(6) == 2 * multiply(3) > 0
-    assert multiply_peak(multiply, threads=2, seconds=0.01) > 1e8
+    assert multiply_rate(lambda: multiply(2000), threads=2, seconds=0.01) > 1e8
+
+
+@NEEDS_KERNELS
+def test_products_in_cache_are_counted() -> None:
+    library = pick_decoder().library
+    for kind in (kind for kind in PACKED if kind != BF16):
+        for rows in (1, 8, 64):
+            assert library.multiply_in_cache(kind, rows, 2) == 2 * library.multiply_in_cache(kind, rows, 1)
+            assert library.multiply_in_cache(kind, rows, 1) == rows * library.multiply_in_cache(kind, 1, 1)
+    assert library.multiply_in_cache(12, 1, 1) % (2048 * 32) == 0
+    seen = sum(range(33, 33 + 7))  # by 7 tokens after 32
+    assert library.attend_in_cache(64, 3, 7, 32, 5) == 5 * seen * 3 * 2 * 64
 
 
 @NEEDS_KERNELS

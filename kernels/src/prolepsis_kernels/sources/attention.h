@@ -363,3 +363,19 @@ class TileAttention {  // scratch of one thread
   std::vector<const bf16*> values_;
   std::vector<Branch> branches_;  // and one behind the last
 };
+
+// Attends `rounds` times with a chunk of `tokens` behind `cached` ones to one KV head on pages in cache; returns the multiply-adds.
+inline int64_t attend_in_cache(int64_t head_dim, int group, int tokens, int cached, int64_t rounds) {
+  static thread_local std::vector<bf16> memory;  // fresh pages of the machine would take as long
+  const PageLayout layout{head_dim};
+  std::vector<int> pages, parents, positions;
+  for (int t = 0; t < tokens; t++) parents.push_back(t - 1), positions.push_back(cached + t);
+  while ((int)pages.size() * kPage < cached + tokens) pages.push_back(pages.size());
+  memory.resize(pages.size() * layout.size());
+  std::vector<bf16> queries(tokens * group * head_dim), output(queries.size());
+  const std::vector<Tile> tiles = make_tiles({{0, tokens, cached, pages.data()}}, parents.data(), group);
+  for (TileAttention attention(head_dim, group); const Tile& tile : tiles)
+    for (int64_t i = 0; i < rounds; i++)
+      attention.run(tile, {0, tokens, cached, pages.data()}, positions.data(), queries.data(), group, 0, memory.data(), layout.size(), {}, output.data());
+  return rounds * tokens * (2 * cached + tokens + 1) * group * head_dim;
+}

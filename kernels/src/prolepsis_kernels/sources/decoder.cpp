@@ -104,6 +104,12 @@ FACE int64_t prolepsis_pack(const bf16* weight, int64_t rows, int64_t columns, b
 FACE int64_t prolepsis_multiply_registers(int64_t rounds) {
   return face::call([&] { return stored::multiply_registers(rounds); });
 }
+FACE int64_t prolepsis_multiply_in_cache(int64_t format, int64_t rows, int64_t rounds) {
+  return face::call([&] { return stored::multiply_in_cache(static_cast<Format>(format), rows, rounds); });
+}
+FACE int64_t prolepsis_attend_in_cache(int64_t head_dim, int64_t group, int64_t tokens, int64_t cached, int64_t rounds) {
+  return face::call([&] { return attend_in_cache(head_dim, group, tokens, cached, rounds); });
+}
 FACE int64_t prolepsis_linear(const bf16* x, int64_t M, int64_t depth, const bf16* packed, int64_t columns, const float* bias, float* out,
                               Parallel parallel, int64_t threads) {
   return face::call([&] {

@@ -16,7 +16,7 @@
 
 namespace face {
 
-constexpr int64_t kVersion = 2;  // raised with every change of a function or struct
+constexpr int64_t kVersion = 3;  // raised with every change of a function or struct
 
 inline thread_local std::string message;
 

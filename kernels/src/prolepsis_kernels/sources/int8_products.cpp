@@ -132,4 +132,20 @@ int64_t multiply_registers(int64_t rounds) {
 }
 #endif
 
+int64_t multiply_in_cache(Format format, int64_t rows, int64_t rounds) {
+  constexpr int64_t G = 64, kTasks = 4;  // a depth of 2048
+  const int64_t bytes = with_layout(format, [](auto layout) { return 2 * decltype(layout)::block_bytes(G); });
+  const std::vector<uint8_t> blocks((kTasks + 1) * bytes);  // the last task is only fetched
+  const std::vector<RowSuper> supers(G / kSuperGroups * rows + kMostTileRows);  // of zeros, so sums are narrow
+  const std::vector<RowGroup> groups(G * rows);
+  const auto drop = [](int64_t, int64_t, const float*) {};
+  alignas(64) float c[kMostTileRows * kTask];
+  for (int64_t i = 0; i < rounds * kTasks; i++) {
+    const uint8_t* task = blocks.data() + i % kTasks * bytes;
+    is_nested(format) ? task_product(format, supers.data(), rows, G, task, drop)
+                      : task_product(format, groups.data(), Sweeps{rows, G}, task, bytes, c, drop);
+  }
+  return rounds * kTasks * rows * G * kGroup * kTask;
+}
+
 }  // namespace stored

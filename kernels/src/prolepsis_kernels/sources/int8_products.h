@@ -184,6 +184,8 @@ void nested_product(Format format, const RowSuper* x, int64_t M, const uint8_t* 
 
 // Does `rounds` rounds of this build's product of bytes on registers; returns its multiply-adds, which bound those of all products.
 int64_t multiply_registers(int64_t rounds);
+// The same of products of `rows` rows with a few tasks that stay in cache.
+int64_t multiply_in_cache(Format format, int64_t rows, int64_t rounds);
 
 // Calls epilogue(0, M, c) with c[M][32] of `x` times two blocks of weights in a nested format.
 template <class Epilogue>

@@ -1,6 +1,8 @@
 """What a pass of a model costs on this machine, measured for commands, and the forward and self-check behind it."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +15,21 @@ if TYPE_CHECKING:
     from prolepsis.engine.drafting.window import PayingLoads
     from prolepsis.engine.models.files.quality import MeasuredQuality
     from prolepsis.engine.models.protocol import TargetModel
+    from prolepsis.engine.models.targets.native import NativeModel
+
+KIND_ROWS = (1, 8, 64)
+_CHUNK = 64  # tokens of a sequence whose attention is measured
+_ROUNDS = 100_000  # of products on registers, some milliseconds
+_MULTIPLIES = 1 << 28  # at least, of any other kind
+
+
+@dataclass(frozen=True, slots=True)
+class ProductKind:
+    """What a kind of product is of a pass, and how near to the machine's peak it comes in cache on one thread."""
+
+    name: str
+    share: float  # of the multiply-adds with weights
+    reached: dict[int, float]  # by rows: share of the peak
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +40,8 @@ class MachineLimit:
     read_bytes_per_s: float
     multiplies_per_row: int  # attention, which depends on the context, is left out
     multiplies_per_s: float  # of products of bytes on registers
+    long_ms: dict[int, float]  # by tokens, of passes beyond the curve
+    kinds: tuple[ProductKind, ...]
 
     @property
     def memory_ms(self) -> float:
@@ -81,6 +100,7 @@ def take_profile(config: EngineConfig, *, fresh: bool) -> Profile:
     passed = passed_file(loaded.fingerprint, threads, build)
     exactness = decide(loaded.model, config.strict, passed, fresh=True)
     file = curve_file(loaded.fingerprint, threads, build)
+    curve = cost_curve(loaded.model, file, fresh=fresh)
     return Profile(
         model=loaded.model.info.name,
         forward=loaded.model.info.forward,
@@ -90,20 +110,46 @@ def take_profile(config: EngineConfig, *, fresh: bool) -> Profile:
         exactness_reason=exactness.reason,
         default_sampling=loaded.default_sampling,
         file=file,
-        curve=cost_curve(loaded.model, file, fresh=fresh),
+        curve=curve,
         quality=measured.get(rounding),
         kernel=loaded.model.kernel.describe() if isinstance(loaded.model, NativeModel) else None,
-        limit=_limit(loaded.model, resolve(config.model, config.model_dir), threads),
+        limit=_limit(loaded.model, resolve(config.model, config.model_dir), threads, curve),
     )
 
 
-def _limit(model: "TargetModel", path: Path, threads: int) -> MachineLimit | None:
-    from prolepsis.engine.models.files.weight_bytes import work_of_a_pass
+def _limit(model: "TargetModel", path: Path, threads: int, curve: "CostCurve") -> MachineLimit | None:
+    from prolepsis.engine.models.files.weight_bytes import bytes_per_pass
     from prolepsis.engine.models.targets.native import NativeModel
-    from prolepsis.engine.native.bandwidth import multiply_peak, read_bandwidth
+    from prolepsis.engine.native.bandwidth import multiply_rate, read_bandwidth
+    from prolepsis.engine.profile import long_passes
 
     if not isinstance(model, NativeModel) or "int8" not in model.info.computation:
         return None
-    num_bytes, num_weights = work_of_a_pass(path)
-    peak = multiply_peak(model.kernel.library.multiply_registers, threads)
-    return MachineLimit(num_bytes, read_bandwidth(num_bytes, threads), num_weights, peak)
+    num_bytes, multiplies = bytes_per_pass(path), sum(size for *_, size in model.products)
+    peak = multiply_rate(partial(model.library.multiply_registers, _ROUNDS), threads, seconds=1.0)
+    bandwidth, kinds = read_bandwidth(num_bytes, threads), tuple(product_kinds(model))
+    return MachineLimit(num_bytes, bandwidth, multiplies, peak, long_passes(model, curve), kinds)
+
+
+def product_kinds(model: "NativeModel", seconds: float = 0.5) -> "Iterator[ProductKind]":
+    """Yield formats of the layers' weights, the output and attention, but none in bf16; `seconds` are for each rate."""
+    from prolepsis.engine.models.files.stored import BF16, PACKED
+    from prolepsis.engine.native.bandwidth import multiply_rate
+
+    library, shape, total = model.library, model.shape, sum(size for *_, size in model.products)
+    peak = multiply_rate(partial(library.multiply_registers, _ROUNDS), 1, seconds)
+
+    @cache
+    def reached(function: str, *what: int) -> float:
+        multiply = partial(getattr(library, function), *what)
+        return multiply_rate(partial(multiply, 1 + _MULTIPLIES // multiply(1)), 1, seconds) / peak
+
+    for part, kind, size in model.products:
+        if kind != BF16:
+            rates = {rows: reached("multiply_in_cache", kind, rows) for rows in KIND_ROWS}
+            yield ProductKind(f"{part}, {PACKED[kind]}", size / total, rates)
+    for cached in (512, 8192):
+        seen = sum(min(layer.window or cached, cached) for layer in shape.layers)
+        rate = reached("attend_in_cache", shape.head_dim, shape.heads // shape.kv_heads, _CHUNK, cached)
+        share = 2 * seen * shape.heads * shape.head_dim / total
+        yield ProductKind(f"attention, {cached} cached", share, {_CHUNK: rate})

@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 SECONDS = 0.3  # how long is measured, at least two passes
-_ROUNDS = 20_000  # of products on registers, a few milliseconds
 
 
 def read_bandwidth(num_bytes: int, threads: int, seconds: float = SECONDS) -> float:
@@ -20,9 +19,9 @@ def read_bandwidth(num_bytes: int, threads: int, seconds: float = SECONDS) -> fl
     return sum(part.nbytes for part in parts) / _fastest(lambda thread: _read(parts[thread]), threads, seconds)
 
 
-def multiply_peak(multiply: Callable[[int], int], threads: int, seconds: float = SECONDS) -> float:
-    """Return multiply-adds of bytes per second of `threads` cores; `multiply` does rounds of them on registers."""
-    return threads * multiply(_ROUNDS) / _fastest(lambda _: multiply(_ROUNDS), threads, seconds)
+def multiply_rate(multiply: Callable[[], int], threads: int, seconds: float = SECONDS) -> float:
+    """Return multiply-adds per second of `threads` cores; `multiply` does some, and returns their number."""
+    return threads * multiply() / _fastest(lambda _: multiply(), threads, seconds)
 
 
 def _fastest(work: Callable[[int], int], threads: int, seconds: float) -> float:

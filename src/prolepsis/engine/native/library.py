@@ -16,10 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-FACE = 2
+FACE = 3
 """The version of the face that this package calls."""
 _TABLE = """
-    mapping:i mapping_data:p mapping_free:p pack:piip linear:piipipppi multiply_registers:i move_slots:pppi
+    mapping:i mapping_data:p mapping_free:p pack:piip linear:piipipppi move_slots:pppi
+    multiply_registers:i multiply_in_cache:iii attend_in_cache:iiiii
     decoder:pii decoder_free:p decoder_head:ppi decoder_exit:pii decoder_team:p decoder_weight_bytes:p
     decoder_output_rows:ppip decoder_embedding_rows:ppip
     decoder_add_rope:pppii decoder_add_layer:pp decoder_set_ends:pppp decoder_set_fusion:pppppii

@@ -33,15 +33,9 @@ def bytes_per_pass(path: Path) -> int:
     All of them, but of an embedding that is not the output head too only the rows of its tokens, which do not count.
     Experts of a mixture are counted as if all were read. Raises `ModelLoadError` for files that cannot be read.
     """
-    return work_of_a_pass(path)[0]
-
-
-def work_of_a_pass(path: Path) -> tuple[int, int]:
-    """Return these bytes, and the number of weights: of multiply-adds for a row, without those of attention."""
     tensors = _tensors(path)
     skipped = EMBEDDINGS if any(name in tensors for name in OUTPUTS) else ()
-    read = [tensor for name, tensor in tensors.items() if name not in skipped]
-    return sum(tensor.num_bytes for tensor in read), sum(tensor.num_weights for tensor in read)
+    return sum(tensor.num_bytes for name, tensor in tensors.items() if name not in skipped)
 
 
 def least_loaded_bytes(source: "ModelSource", weights: str) -> int:

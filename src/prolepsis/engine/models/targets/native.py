@@ -4,6 +4,8 @@
 batch, in a prefill chunk, after a prefix-cache hit and on any branch of a tree.
 """
 
+import math
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -81,22 +83,26 @@ class NativeModel:
         self.decoder = self.library.make(native_shape, threads or default_threads(), int8=int8_activations)
         for rope in shape.ropes:
             self.decoder.add_rope(*angles(rope, shape.max_positions))
-        kinds: dict[str, None] = {}
+        kinds = Counter[int]()
 
         def read(tensor: str) -> StoredMatrix:
             matrix = checkpoint.matrix(tensor)
-            kinds[PACKED[matrix.kind]] = None
+            kinds[matrix.kind] += math.prod(matrix.shape)
             return matrix
 
         reader = WeightReader(checkpoint, shape, read)
         for layer in reader.layers():
             rotated = layer.shape.rope
             add_layer(self.decoder, layer, -1 if rotated is None else shape.ropes.index(rotated))
+        layers = list(kinds.items())
         ends = reader.ends()
+        output = ends.head or ends.embedding
+        self.products = [*(("layers", *entry) for entry in layers), ("output", output.kind, math.prod(output.shape))]
+        """Where, with which format of weights, and how many: the multiply-adds of a row."""
         self.decoder.set_ends(
             part(ends.embedding), None if ends.head is None else part(ends.head), ends.final_norm.float()
         )
-        rounding = computation(list(kinds), int8=int8_activations)
+        rounding = computation([PACKED[kind] for kind in kinds], int8=int8_activations)
         self.info = ModelInfo(
             name=name,
             forward=f"native ({', '.join((self.kernel.name, *rounding))})",
