@@ -28,7 +28,7 @@ def profile(
     """Measure and store what a forward pass costs on this machine; show the forward and the self-check."""
     quiet_logs()
     ensure_model(settings)
-    result = take_profile(settings.engine, fresh=not keep)
+    result = take_profile(settings.engine, fresh=not keep, with_limit=True)
     if as_json:
         print_json(document(result))
     else:

@@ -81,8 +81,11 @@ class Profile:
         return paying_loads(self.curve)
 
 
-def take_profile(config: EngineConfig, *, fresh: bool) -> Profile:
-    """Load the model, run the self-check, and measure the curve (or read the stored one, unless `fresh`)."""
+def take_profile(config: EngineConfig, *, fresh: bool, with_limit: bool = False) -> Profile:
+    """Load the model, run the self-check, and measure the curve (or read the stored one, unless `fresh`).
+
+    `with_limit`: measure what bounds its passes too, which takes some seconds more.
+    """
     from prolepsis.engine.exactness import decide, passed_file
     from prolepsis.engine.models.files.quality import measured_quality
     from prolepsis.engine.models.files.store import resolve
@@ -113,7 +116,7 @@ def take_profile(config: EngineConfig, *, fresh: bool) -> Profile:
         curve=curve,
         quality=measured.get(rounding),
         kernel=loaded.model.kernel.describe() if isinstance(loaded.model, NativeModel) else None,
-        limit=_limit(loaded.model, resolve(config.model, config.model_dir), threads, curve),
+        limit=_limit(loaded.model, resolve(config.model, config.model_dir), threads, curve) if with_limit else None,
     )
 
 
