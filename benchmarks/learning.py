@@ -29,6 +29,7 @@ from tests.commands import prolepsis
 _POLICY = """
 rules:
   - name: shift
+    match: {route: /v1/chat/completions}
     mode: "on"
     proposers: [draft_head]
     learning: {tenants: [""], run: by_hand, gain: 0.03, share: 1.0}
@@ -84,11 +85,13 @@ def compared(url: str, prompts: Sequence[str], tokens: int) -> dict[str, float]:
 
 def learnt_head(store: Path, asked: Sequence[str], serve: Sequence[str], tokens: int) -> tuple[str, dict[str, object]]:
     """Have requests answered and learnt from; return the head's NAME@VERSION and what its run says."""
-    if not store.exists():
+    done = store.with_name("asked")
+    if not done.exists():
         with served(
             *serve, "--store", os.environ["PROLEPSIS_STORE"], "--policy", os.environ["PROLEPSIS_POLICY"]
         ) as url:
             asyncio.run(answers(url, asked, tokens=tokens, learn=True))
+        done.touch()
     began = time.monotonic()
     command = prolepsis("learning", "run", "shift", "--json")
     ended = subprocess.run(command, stdout=subprocess.PIPE, check=False)  # noqa: S603  # our own command

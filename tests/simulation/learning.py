@@ -18,7 +18,7 @@ from prolepsis.control.statistics.guardrail import Guardrail
 from prolepsis.control.statistics.judge import Levels
 from prolepsis.control.statistics.means import Ratio
 from prolepsis.training.acceptance import DEPTH
-from prolepsis.training.evaluation import DocumentScore, ScorePair, judge
+from prolepsis.training.evaluation import BASE_DOCUMENTS, DocumentScore, ScorePair, judge
 from tests.simulation.guarantees import calibrated, run_stage
 from tests.simulation.rollout_traffic import Damage, Traffic, Values
 
@@ -27,9 +27,13 @@ STAGES = (0.10, 0.50)
 RUNS_A_MONTH = 4
 SEED_NOISE = 0.02
 """Standard deviation of a head's tokens a pass between trainings on the same traffic."""
-NUM_HELD_OUT, NUM_BASE = 240, 400
+NUM_HELD_OUT = 240
+SHARE_OF_REST = 0.25
+"""Of documents for which the champion drafts no worse than usual: a server keeps all others (`learning.choosing`)."""
+_FRESH = 0.3
+"""Share of tokens at which two heads are right or wrong independently of each other; at the others both alike."""
 _LATER = 0.9  # a later token of a chain is right so much less often than the first
-_OWN_NOISE = 0.15  # how differently two equally good heads draft for the same document
+_OWN_NOISE = 0.1  # how differently two equally good heads draft for the same document
 _LENGTH_NOISE = 0.35
 
 Outcome = Literal["rejected", "rolled back", "undecided", "promoted"]
@@ -44,22 +48,37 @@ class SimulatedRun:
     num_requests: int = 0
 
 
-def score_pairs(gain: float, number: int, seed: int, kind: str = "chat") -> list[ScorePair]:
-    """Return scores of documents that differ in length and difficulty; the candidate's tokens a pass are 1 + `gain`."""
+def score_pairs(gain: float, number: int, seed: int, kind: str = "chat", *, chosen: bool = False) -> list[ScorePair]:
+    """Return scores of documents that differ in length and difficulty; the candidate's tokens a pass are 1 + `gain`.
+
+    `chosen`: as a server chooses what it keeps, by what the champion drafted.
+    """
     r = np.random.default_rng(seed)
-    rates, lengths = r.beta(5.0, 4.0, number), 30 + r.geometric(1 / 70, number)
-    better = rates ** (_exponent(gain) * np.exp(_OWN_NOISE * r.normal(size=number)))
-    return [
-        (_score(kind, int(n), a, r), _score(kind, int(n), b, r)) for n, a, b in zip(lengths, rates, better, strict=True)
-    ]
+    pairs = list[ScorePair]()
+    while len(pairs) < number:
+        rate, length = float(r.beta(5.0, 4.0)), 30 + int(r.geometric(1 / 70))
+        better = rate ** (_exponent(gain) * np.exp(_OWN_NOISE * r.normal()))
+        luck = r.random((length, DEPTH))
+        other = np.where(r.random((length, 1)) < _FRESH, r.random((length, DEPTH)), luck)
+        pair = _score(kind, rate, luck), _score(kind, better, other)
+        if not chosen or sum(pair[0].hits) < _usual() * length or r.random() < SHARE_OF_REST:
+            pairs.append(pair)
+    return pairs
 
 
-def _score(kind: str, length: int, rate: float, r: np.random.Generator) -> DocumentScore:
-    hits, trials = list[int](), list[int]()
-    for j in range(DEPTH):
-        trials.append(hits[-1] if hits else length)
-        hits.append(int(r.binomial(trials[-1], rate if j == 0 else _LATER * rate)))
-    return DocumentScore(kind, length, rate * length, rate * length, tuple(hits), tuple(trials), greedy=True)
+def _score(kind: str, rate: float, luck: Values) -> DocumentScore:
+    """Return the score of a head whose first drafted token is right at `rate`; `luck` is [length, DEPTH]."""
+    rates = rate * np.array([1.0, *[_LATER] * (DEPTH - 1)])
+    hits = np.logical_and.accumulate(luck < rates, axis=1).sum(0).tolist()
+    whole = rate * len(luck)
+    return DocumentScore(kind, len(luck), whole, whole, tuple(hits), (len(luck), *hits[:-1]), greedy=True)
+
+
+@cache
+def _usual() -> float:
+    """Return how many drafted tokens a step accepts in the mean of all documents."""
+    rates = np.random.default_rng(0).beta(5.0, 4.0, 20_000)
+    return float((rates + _LATER * rates**2 + _LATER**2 * rates**3).mean())
 
 
 @cache
@@ -113,8 +132,8 @@ def trial(gain: float, seed: int, *, wanted: float = GAIN, replay: bool = False)
 
 def run(gain: float, seed: int, *, offline: float | None = None) -> SimulatedRun:
     """Return how a candidate ends that gains `gain` live, and offline as much unless `offline` says otherwise."""
-    own = score_pairs(gain if offline is None else offline, NUM_HELD_OUT, 2 * seed)
-    base = score_pairs(0.0, NUM_BASE, 2 * seed + 1, "base")
+    own = score_pairs(gain if offline is None else offline, NUM_HELD_OUT, 2 * seed, chosen=True)
+    base = score_pairs(0.0, BASE_DOCUMENTS, 2 * seed + 1, "base")
     if not judge(own, base, gain=GAIN, loss=LOSS, megabytes=20.0, ms=(1.0, 1.0), seed=seed).passed:
         return SimulatedRun("rejected", gain)
     outcome, num_requests = trial(gain, seed)
