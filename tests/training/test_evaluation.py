@@ -119,6 +119,12 @@ def test_what_was_not_shown_is_named(own: list[ScorePair], base: list[ScorePair]
     assert re.match(reason, result.reason), result.reason
 
 
+def test_a_gain_that_is_not_sure_is_none() -> None:
+    result = _judged(_pairs(0.05, LEAST_DOCUMENTS))
+    assert result.own.estimate > 1.03 > result.own.lower
+    assert not result.passed
+
+
 def test_size_and_time_have_bounds() -> None:
     own, base = _pairs(0.15), _pairs(0.0, seed=9)
     assert _judged(own, base, megabytes=24.5).reason == "size: 24.5 MB; allowed: 24"
