@@ -27,11 +27,8 @@ from tests.commands import prolepsis
 
 _POLICY = """
 rules:
-  - name: shift
-    match: {route: /v1/chat/completions}
-    mode: "on"
-    proposers: [draft_head]
-    learning: {tenants: [""], run: by_hand, gain: 0.03, share: 1.0}
+  - {name: shift, match: {route: /v1/chat/completions}, mode: "on", proposers: [draft_head],
+     learning: {tenants: [""], run: by_hand, share: 1.0}}
 """
 _TASKS = {
     ".md": "{name} says:\n\n{text}\n\nExplain it to a new colleague, and name what it says one has to do.",
