@@ -1,6 +1,6 @@
 """A staged shift: how much better does a head draft for traffic that it learnt from? Tokens a pass, before and after.
 
-Usage: python -m benchmarks.learning FOLDER [--model NAME] [--root docs] [--requests 600] [--later 80] [--json OUT]
+Usage: python -m benchmarks.learning FOLDER [--model NAME] [--root docs] [--requests 1800] [--later 80] [--json OUT]
 
 The files below `--root` are a tenant's documents (.md) or code (.py) that nobody trained on. Requests about most are
 answered and learnt from; then those about the others, and shipped prompts, are answered with the shipped head and with
@@ -30,9 +30,10 @@ rules:
   - {name: shift, match: {route: /v1/chat/completions}, mode: "on", proposers: [draft_head],
      learning: {tenants: [""], run: by_hand, share: 1.0}}
 """
+_PARTS = {".md": "{name} says:\n\n{text}\n\n", ".py": "{name} has this part:\n```python\n{text}\n```\n"}
 _TASKS = {
-    ".md": "{name} says:\n\n{text}\n\nExplain it to a new colleague, and name what it says one has to do.",
-    ".py": "{name} has this part:\n```python\n{text}\n```\nWrite what comes next in the file.",
+    ".md": ("Explain it to a new colleague.", "What does one have to do?", "Write it as a list of short points."),
+    ".py": ("Write what comes next in the file.", "Write it anew, with comments.", "Write tests of it with pytest."),
 }
 
 
@@ -45,7 +46,8 @@ def requests_of(root: Path, seed: int = 0) -> list[list[str]]:
             parts[-1] += f"\n\n{paragraph}"[:800]
             if len(parts[-1]) > 400:
                 parts.append("")
-        found.append([_TASKS[file.suffix].format(name=file.name, text=part.strip()) for part in parts if part.strip()])
+        texts = [_PARTS[file.suffix].format(name=file.name, text=part.strip()) for part in parts if part.strip()]
+        found.append([text + task for task in _TASKS[file.suffix] for text in texts])
     random.Random(seed).shuffle(found)
     return found
 
@@ -97,13 +99,12 @@ def learnt(folder: Path, asked: Sequence[str], tokens: int) -> Mapping[str, Any]
 
 
 def main() -> None:
-    args = options(__doc__, "folder", model=DEFAULT_MODEL, root=Path("docs"), requests=600, later=80, tokens=128)
+    args = options(__doc__, "folder", model=DEFAULT_MODEL, root=Path("docs"), requests=1800, later=80, tokens=128)
     folder = Path(args.folder).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "policy.yaml").write_text(_POLICY)
     os.environ |= {"PROLEPSIS_MODEL": args.model, "PROLEPSIS_STORE": f"sqlite:///{folder / 'store.db'}"}
-    by_file = requests_of(args.root)
-    first = len(by_file) * 6 // 7
+    first = len(by_file := requests_of(args.root)) * 6 // 7
     asked, later = (list(chain(*part)) for part in (by_file[:first], by_file[first:]))
     run = learnt(folder, asked[: args.requests], args.tokens)
     texts = {"shift": later, "base": [prompt.text for prompt in load_prompts(None)]}
