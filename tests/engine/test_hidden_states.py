@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from prolepsis.core.kill_scope import kill_scope
 from prolepsis.core.messages import Abort, ApplyPlan
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
@@ -104,6 +105,21 @@ def test_a_pass_captures_hidden_states_only_for_a_consumer_that_takes_some() -> 
     engine, model = engine_with(Drafter(), Recorder())
     run(engine, asked("off", OFF))
     assert model.captured == [(5, 1, 2)] + 11 * [(1, 2)]
+
+
+def test_a_proposer_sees_nothing_of_sequences_that_it_does_not_serve() -> None:
+    class Reserved(Drafter):
+        def serves(self, sequence: SequenceView) -> bool:
+            return sequence.tenant == "acme"
+
+    drafter = Reserved()
+    engine, model = engine_with(drafter)
+    for tenant in ("other", "acme"):
+        scopes = frozenset({kill_scope("tenant", tenant)})
+        run(engine, replace(asked(tenant, SpeculationChoice()), kill_scopes=scopes))
+        if tenant == "other":
+            assert set(model.captured) == {()}, "its passes take no longer either"
+    assert drafter.seen.keys() == {"acme/0"}
 
 
 def test_consumers_that_do_not_draft_get_all_hidden_states() -> None:

@@ -173,8 +173,10 @@ class Ticking:
         return self.now
 
 
-def _sampled_engine(payback: Payback, script: Script = _wrong, *, free: bool = True) -> tuple[Engine, Scripted]:
-    scripted = Scripted(script, free=free)
+def _sampled_engine(
+    payback: Payback, script: Script = _wrong, *, free: bool = True, kind: type[Scripted] = Scripted
+) -> tuple[Engine, Scripted]:
+    scripted = kind(script, free=free)
     engine = build(EngineSetup(proposers=[scripted]))
     proposers = engine.speculation.proposers
     clock = Ticking()
@@ -234,6 +236,18 @@ def test_samples_are_drafts_of_proposers_that_may_be_compared(plan: SpecPlan, is
     assert (engine.speculation.decisions.num_sampled > 0) == is_sampled
     counts = engine.speculation.proposers.ledger.counts()
     assert any(count.num_judged for count in counts) == is_sampled
+
+
+@pytest.mark.parametrize("tenant", ["acme", "other"])
+def test_samples_are_drafts_of_proposers_that_serve_the_request(tenant: str) -> None:
+    class Reserved(Scripted):
+        def serves(self, sequence: SequenceView) -> bool:
+            return sequence.tenant == "acme"
+
+    engine, _ = _sampled_engine(Told(), kind=Reserved)
+    scopes = frozenset({kill_scope("tenant", tenant)})
+    run(engine, *(replace(request(str(i), PROMPT), kill_scopes=scopes) for i in range(8)))
+    assert (engine.speculation.decisions.num_sampled > 0) == (tenant == "acme")
 
 
 def test_a_proposer_that_backs_off_is_not_sampled() -> None:

@@ -17,7 +17,7 @@ from prolepsis.core.config import (
     HeadProposerName,
 )
 from prolepsis.core.engine_client import EngineInfo, InstalledHead
-from prolepsis.core.errors import ConfigError
+from prolepsis.core.errors import ConfigError, ModelLoadError
 from prolepsis.core.figures import EngineObserver
 from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.core.phases import phase
@@ -189,11 +189,18 @@ def _draft_head_slots(
     find: Callable[[str], DraftHead | None] | None,
     num_pages: int,
 ) -> Mapping[str, DraftHeadSlot]:
-    """Return a slot for the head in use, and one for a candidate, which is empty."""
+    """Return a slot for the head in use, and one for a candidate, which is empty.
+
+    The head in use is the one for all requests, so a head that serves certain tenants is refused there.
+    """
     find = find or partial(head_for, target=target, root=config.model_dir)
 
     def slot(name: HeadProposerName, first: DraftHead | None) -> DraftHeadSlot:
-        proposer = partial(HeadProposer, num_pages=num_pages, max_sequences=config.max_requests, name=name)
+        def proposer(head: DraftHead) -> HeadProposer:
+            if name == DRAFT_HEAD and head.info.serves:
+                message = f"draft head {head.info.name} serves {len(head.info.serves)} of the tenants; allowed"
+                raise ModelLoadError(f"{message} in {DRAFT_HEAD}: heads that serve everybody; in {CANDIDATE_HEAD}: all")
+            return HeadProposer(head, num_pages=num_pages, max_sequences=config.max_requests, name=name)
 
         def load(head: str) -> HeadProposer | None:
             draft_head = find(head)
@@ -219,6 +226,7 @@ def _installed_heads(target: LoadedModel, root: Path | None) -> list[InstalledHe
             size=entry.size,
             chain_of_3=entry.provenance.chain_of_3,
             auto=seen_by_auto(entry, target.identity, root),
+            num_tenants=len(entry.provenance.serves),
         )
         for entry in list_heads(root)
     ]

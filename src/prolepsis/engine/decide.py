@@ -171,7 +171,8 @@ class Decisions:
         if choice.num_speculative_tokens == 0 or request.source.is_replay:
             return False
         allowed = self._allowed(sequence, plan, compared=True)
-        able = [proposer for proposer in self._proposers.contained if proposer.name in allowed and not proposer.is_out]
+        named = [proposer for proposer in self._proposers.contained if proposer.name in allowed]
+        able = [proposer for proposer in named if not proposer.is_out and proposer.serves(sequence)]
         costly = [proposer for proposer in able if not proposer.free]
         now = self._clock()
         keys = [(proposer.name, sequence.traffic_class) for proposer in costly or able]

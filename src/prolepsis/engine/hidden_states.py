@@ -22,14 +22,21 @@ class _Route:
         self.takes: list[bool] = []
 
     def begin(self, rows: Sequence[Row], may_draft: Callable[[SequenceState, str], bool]) -> None:
-        """A proposer takes prompts, whose pages others may share, and all tokens of sequences that it may draft for."""
+        """A proposer takes prompts, whose pages others may share, and all tokens of sequences that it may draft for.
+
+        It takes nothing of a sequence that it never serves: no request of the same tenant, with whom alone it shares
+        pages, is served either.
+        """
         if self.proposer is None:
             self.takes = [True] * len(rows)
             return
-        name = self.proposer.name
+        name, serves = self.proposer.name, self.proposer.serves
         self.takes = [
-            may_draft(row.sequence, name)
-            or (row.start < row.sequence.num_prompt_tokens and row.sequence.replays is None)
+            serves(row.sequence)
+            and (
+                may_draft(row.sequence, name)
+                or (row.start < row.sequence.num_prompt_tokens and row.sequence.replays is None)
+            )
             for row in rows
         ]
 

@@ -13,6 +13,7 @@ import torch
 from prolepsis.core.errors import ConfigError
 from prolepsis.engine.models.heads.format import HeadStorage, save_with_checksum
 from prolepsis.engine.models.heads.lean import HeadLayer
+from prolepsis.engine.models.provenance import read_provenance
 from prolepsis.engine.models.targets.lean_shape import rope_parameters
 from prolepsis.engine.models.targets.lean_weights import output_rows
 from prolepsis.training.data import Dataset, read_manifest
@@ -112,7 +113,10 @@ class HeadTraining:
 
     def export(self, outcome: TrainingOutcome) -> None:
         """Write the head, ready to serve, with its provenance (`engine.models.provenance`) and a checksum."""
+        before = read_provenance(self.head.config.provenance)
+        learnt = before.model_dump(include={"manifests", "serves"}, exclude_defaults=True)
         provenance: dict[str, Any] = {
+            **learnt,  # from traffic, by the head that it starts from
             "version": 1,
             "target": self.target.name,
             "target_fingerprint": self.target.identity,

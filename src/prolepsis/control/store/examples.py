@@ -1,15 +1,39 @@
 """Examples to learn from, in the store: token ids of requests whose tenant and caller agreed."""
 
 import time
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import ClassVar, Self
 
-from sqlalchemy import Connection
+import structlog
+from pydantic import ValidationError
+from sqlalchemy import Connection, case, func, or_, select
 
-from prolepsis.control.store.database import Database
+from prolepsis.control.store import documents as of
+from prolepsis.control.store.database import Database, StoreTable
+from prolepsis.control.store.documents import Condition, Documents, StoredDocument
 from prolepsis.control.store.queue import Kind, QueueItem
-from prolepsis.core.learning import Example
+from prolepsis.control.store.sealed import PREFIX, sealed, unsealed
+from prolepsis.control.store.signing import AuditKeys, keys_of
+from prolepsis.control.store.turns import forgotten_at
+from prolepsis.core.config import DAY_S
+from prolepsis.core.learning import DatasetManifest, Example
+
+EXAMPLES = "learning:examples"  # noted as forgotten: examples of requests that began before are not written
+_EXAMPLES = Documents("example", str, str)
+"""Sealed texts by rule, tokenizer, traffic class and id; `by`: the tenant, `version`: the number of tokens."""
+_ID_DIGITS = 32
+_PAGE = 200
+_DELETED_AT_ONCE = 500
+
+log = structlog.get_logger(__name__)
+
+
+def example_id(request_id: str) -> str:
+    """Return the id of the example that a request comes to, of the engine's id of the request."""
+    return sha256(request_id.encode("utf-8", "replace")).hexdigest()[:_ID_DIGITS]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +48,8 @@ class ExampleTotals:
     num_bytes: int
     first_at: float
     last_at: float
+    num_sealed: int = 0
+    tokenizer: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,41 +61,164 @@ class ExampleBounds:
     tenants: frozenset[str]  # those who agree now
 
 
-@dataclass(frozen=True, slots=True)
 class ExampleItem(QueueItem):
-    """An example on its way: it is made, and sealed, by the writer's thread."""
+    """An example on its way: the writer's thread makes it."""
 
     kind: ClassVar[Kind] = "example"
+    is_slow = True
+    tenant = ""
+    began_at = 0.0
 
-    make: Callable[[], Example | None]
-    """Returns None where nothing is to be kept."""
-    tenant: str
-    began_at: float
-    told: Callable[[str], None]
-    """Hears "kept" once the example is on disk."""
-    is_slow: bool = True
+    def __init__(
+        self, make: Callable[[], Example | None], tenant: str, began_at: float, told: Callable[[str], None]
+    ) -> None:
+        """`make` returns None where nothing is to be kept. `told` hears "kept" once the example is on disk."""
+        self.make, self.tenant, self.began_at, self._told = make, tenant, began_at, told
+        self._is_kept = False
+
+    def prepare(self) -> None:
+        made = self.make()
+        self.make = lambda: made  # once, even if the write is tried again
+
+    def written(self) -> None:
+        if self._is_kept:
+            self._told("kept")
 
     @classmethod
     def write(cls, connection: Connection, items: Sequence[Self]) -> None:
-        raise NotImplementedError
+        """Write examples, sealed where the store's chains are signed; a batch of unknown outcome can be repeated."""
+        keys, since, documents = keys_of(connection), forgotten_at(connection, EXAMPLES), list[StoredDocument[str]]()
+        for item in items:
+            example = item.make() if item.began_at > since else None
+            item._is_kept = example is not None
+            if example is not None:
+                documents.append(_document(example, keys))
+        _EXAMPLES.add(connection, documents)
 
 
-class ExampleTable:
+def _document(example: Example, keys: AuditKeys | None) -> StoredDocument[str]:
+    key = f"{example.rule} {example.tokenizer} {example.traffic_class} {example.example_id}"
+    num_tokens = len(example.prompt) + len(example.answer)
+    return StoredDocument(key, sealed(example.to_json(), keys, key), example.at, num_tokens, example.tenant)
+
+
+class ExampleTable(StoreTable):
     """Calls wait for the database and may raise `StoreUnavailable`; none belongs on an event loop."""
 
     def __init__(self, database: Database, clock: Callable[[], float] = time.time) -> None:
-        raise NotImplementedError
+        super().__init__(database)
+        self._clock = clock
 
     def read(self, rule: str, *, since: float = 0.0, tenants: Collection[str] | None = None) -> Iterator[Example]:
-        """Yield a rule's examples, oldest first, of `tenants` or of all; those that cannot be opened are skipped."""
-        raise NotImplementedError
+        """Yield a rule's examples that are later than `since`, oldest first, of `tenants` or of all.
+
+        Those that cannot be opened are skipped, and the log has their number (`examples_not_opened`).
+        """
+        which = [_of_rule(rule), of.at > since, *([] if tenants is None else [of.by.in_([*tenants])])]
+        with self._database.read() as connection:
+            query = select(of.key).where(_EXAMPLES.are(*which)).order_by(of.at, of.key)
+            keys = connection.scalars(query).all()
+        num_unopened = 0
+        for start in range(0, len(keys), _PAGE):
+            page = keys[start : start + _PAGE]
+            with self._database.read() as connection:
+                found = {row.key: row for row in _EXAMPLES.list(connection, of.key.in_(page))}
+                examples = [_opened(found[key], keys_of(connection)) for key in page if key in found]
+            num_unopened += examples.count(None)
+            yield from (example for example in examples if example is not None)
+        if num_unopened:
+            log.error("examples_not_opened", rule=rule, number=num_unopened, of=len(keys))
 
     def totals(self) -> Sequence[ExampleTotals]:
-        raise NotImplementedError
+        """Return what there is, by rule, tokenizer, traffic class and tenant."""
+        place = func.substr(of.key, 1, func.length(of.key) - _ID_DIGITS - 1).label("place")
+        sums = func.sum(of.version), func.sum(func.length(of.text)), func.min(of.at), func.max(of.at)
+        num_sealed = func.sum(case((of.text.startswith(PREFIX), 1), else_=0))
+        query = select(place, of.by, func.count(), *sums, num_sealed).where(_EXAMPLES.are())
+        with self._database.read() as connection:
+            rows = connection.execute(query.group_by("place", of.by).order_by("place", of.by)).all()
+        totals = list[ExampleTotals]()
+        for place_of, tenant, *numbers in rows:
+            rule, tokenizer, traffic_class = place_of.split(" ", 2)
+            totals.append(ExampleTotals(rule, tenant, traffic_class, *[*numbers, tokenizer]))
+        return totals
 
     def prune(self, bounds: Mapping[str, ExampleBounds]) -> int:
         """Delete what is too old, too much or of tenants that no longer agree, by rule; return the number deleted.
 
         Of what is too much the oldest of the largest class go first. Rules that `bounds` lacks keep nothing.
         """
-        raise NotImplementedError
+        query = select(of.key, of.at, of.by, func.length(of.text)).where(_EXAMPLES.are()).order_by(of.at, of.key)
+        with self._database.read() as connection:
+            rows = [_Row(*row) for row in connection.execute(query)]
+        by_rule, now = defaultdict[str, list[_Row]](list), self._clock()
+        for row in rows:
+            by_rule[row.key.partition(" ")[0]].append(row)
+        gone = [key for rule, of_rule in by_rule.items() for key in _surplus(of_rule, bounds.get(rule), now)]
+        number = 0
+        for start in range(0, len(gone), _DELETED_AT_ONCE):
+            with self._database.write() as connection:
+                number += _EXAMPLES.remove(connection, of.key.in_(gone[start : start + _DELETED_AT_ONCE]))
+            self._database.give_way()
+        return number
+
+    def has(self, manifest: DatasetManifest) -> bool:
+        """Return whether all examples of a data set are still there."""
+        with self._database.read() as connection:
+            keys = connection.scalars(select(of.key).where(_EXAMPLES.are(_of_rule(manifest.rule))))
+            ids = {key[-_ID_DIGITS:][:16] for key in keys}
+        return all(ids.issuperset(of_tenant) for of_tenant in manifest.examples.values())
+
+
+def remove(database: Database, *, tenant: str | None, ids: Collection[str], rule: str) -> int:
+    """Delete the examples of a tenant (None: of all), of some ids (none: all) and of a rule ("": of all).
+
+    Returns their number. Transactions are short, so that writers need not wait; raises `StoreUnavailable`.
+    """
+    which: list[Condition] = [of.by == tenant] if tenant is not None else []
+    which += [or_(*(of.key.endswith(f" {each}") for each in ids))] if ids else []
+    which += [_of_rule(rule)] if rule else []
+    some = select(of.key).where(_EXAMPLES.are(*which)).limit(_DELETED_AT_ONCE)
+    return database.repeat(lambda connection: _EXAMPLES.remove(connection, of.key.in_(some)))
+
+
+def _of_rule(rule: str) -> Condition:
+    return of.begins(f"{rule} ")
+
+
+def _opened(row: StoredDocument[str], keys: AuditKeys | None) -> Example | None:
+    text = unsealed(row.value, keys, row.key)
+    try:
+        return None if text is None else Example.from_json(text)
+    except ValidationError:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    key: str
+    at: float
+    tenant: str
+    size: int  # bytes
+
+
+def _surplus(rows: Sequence[_Row], bounds: ExampleBounds | None, now: float) -> list[str]:
+    """Return the keys of those of a rule's examples, oldest first, that are not to be kept."""
+    if bounds is None:
+        return [row.key for row in rows]
+    gone, sizes, kept = list[str](), Counter[str](), defaultdict[str, deque[_Row]](deque)
+    for row in rows:
+        if row.at < now - bounds.days * DAY_S or row.tenant not in bounds.tenants:
+            gone.append(row.key)
+            continue
+        place = row.key[:-_ID_DIGITS]
+        kept[place].append(row)
+        sizes[place] += row.size
+    total = sizes.total()
+    while total > bounds.num_bytes:
+        largest = max(sizes, key=sizes.__getitem__)
+        oldest = kept[largest].popleft()
+        gone.append(oldest.key)
+        sizes[largest] -= oldest.size
+        total -= oldest.size
+    return gone

@@ -2,64 +2,150 @@
 
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from math import inf
 
-from prolepsis.control.store.database import Database
-from prolepsis.core.learning import DatasetManifest, HeadLineage, LearningRun
+from sqlalchemy import Connection
+
+from prolepsis.control.store import documents as of
+from prolepsis.control.store import examples, records
+from prolepsis.control.store.database import Database, StoreTable, database_time, hold
+from prolepsis.control.store.documents import Documents, StoredDocument
+from prolepsis.control.store.examples import EXAMPLES, example_id
+from prolepsis.control.store.tables import files
+from prolepsis.control.store.tenant_files import PART_BYTES, FileTable, TenantFile
+from prolepsis.control.store.turns import note_forgotten
+from prolepsis.core.errors import InvalidParameter, StoreConflict
+from prolepsis.core.json_value import digest_of
+from prolepsis.core.learning import DatasetManifest, HeadLineage, LearningRun, tenant_digest
+
+_DATASETS = Documents("dataset", DatasetManifest.from_json, DatasetManifest.to_json)
+_HEADS = Documents("head", HeadLineage.from_json, HeadLineage.to_json)
+_RUNS = Documents("learning_run", LearningRun.from_json, LearningRun.to_json)
+_RUN = "run"
+_LINEAGE = "learning:lineage"  # held by who changes data sets or heads
+_OWNER = "learning:"  # of the weights, as no tenant is called
+_MOST_NAMED = 1000  # records of a request
 
 
-class LineageTable:
+class LineageTable(StoreTable):
     """Calls wait for the database and may raise `StoreUnavailable`; none belongs on an event loop."""
 
     def __init__(self, database: Database, clock: Callable[[], float] = time.time) -> None:
-        raise NotImplementedError
+        super().__init__(database)
+        self._clock = clock
 
     def add_dataset(self, manifest: DatasetManifest) -> str:
-        """Keep a manifest and return its key; one that is there already stays as it is."""
-        raise NotImplementedError
+        """Keep a manifest and return its key; one that is there already stays as it is.
+
+        Ask afterwards whether `ExampleTable.has` it: examples may be forgotten between reading them and this call.
+        """
+        key = _key_of(manifest)
+        with self._database.write() as connection:
+            hold(connection, _LINEAGE)
+            _DATASETS.add(connection, [StoredDocument(key, manifest, manifest.made_at)])
+        return key
 
     def datasets(self) -> Mapping[str, DatasetManifest]:
-        raise NotImplementedError
+        with self._database.read() as connection:
+            return {document.key: document.value for document in _DATASETS.list(connection)}
+
+    def is_whole(self, key: str) -> bool:
+        """Return whether nothing of a data set was forgotten since it was added."""
+        with self._database.read() as connection:
+            document = _DATASETS.get(connection, key)
+        return document is not None and _key_of(document.value) == key
 
     def add_head(self, label: str, lineage: HeadLineage) -> bool:
-        """Keep the lineage of a new head `NAME@VERSION`; return False if there is one of that label."""
-        raise NotImplementedError
+        """Keep the lineage of a new head `NAME@VERSION`; return False if there is one of that label.
+
+        A head is retired from the start if something of its data sets was forgotten meanwhile.
+        """
+        with self._database.write() as connection:
+            hold(connection, _LINEAGE)
+            sets = _DATASETS.list(connection, of.key.in_(lineage.manifests))
+            if any(_key_of(document.value) != document.key for document in sets):
+                lineage = replace(lineage, retired="what it learnt from was forgotten")
+            return bool(_HEADS.add(connection, [StoredDocument(label, lineage, lineage.made_at)]))
 
     def heads(self) -> Mapping[str, HeadLineage]:
-        raise NotImplementedError
+        with self._database.read() as connection:
+            return _heads(connection)
 
     def promoted(self, label: str) -> None:
-        raise NotImplementedError
+        """Note that a head is promoted now: others of its rule that wait for this, as touched ones, are retired."""
+        with self._database.write() as connection:
+            hold(connection, _LINEAGE)
+            heads = _heads(connection)
+            head = heads[label]
+            left = {
+                name: replace(other, retired=other.touched)
+                for name, other in heads.items()
+                if other.touched and not other.retired and other.rule == head.rule and name != label
+            }
+            _put(connection, {**left, label: replace(head, promoted_at=self._clock())})
+        _remove_weights(self._database, left)
 
     def retire(self, label: str, why: str) -> bool:
-        """Bar a head from drafting from now on; return whether it was not retired before."""
-        raise NotImplementedError
+        """Bar a head from drafting from now on, delete its weights here, and return whether it was not retired before.
+
+        Returns False too if there is no such head.
+        """
+        with self._database.write() as connection:
+            hold(connection, _LINEAGE)
+            head = _heads(connection).get(label)
+            is_new = head is not None and not head.retired
+            if head is not None and is_new:
+                _put(connection, {label: replace(head, retired=why)})
+        _remove_weights(self._database, [label])
+        return is_new
 
     def put_weights(self, label: str, archive: bytes) -> None:
         """Keep the archive of a head (`engine.models.heads.exchange.archive_of`) for servers of other machines."""
-        raise NotImplementedError
+        _remove_weights(self._database, [label])
+        file = TenantFile(
+            tenant=_OWNER,
+            purpose=_purpose(label),
+            filename=label,
+            num_bytes=len(archive),
+            created_at=self._clock(),
+            expires_at=inf,
+        )
+        parts = (archive[start : start + PART_BYTES] for start in range(0, len(archive), PART_BYTES))
+        if not FileTable(self._database).put(file, parts):
+            raise StoreConflict("The store has too many heads: remove some that nothing needs.")
 
     def weights(self, label: str) -> bytes | None:
-        raise NotImplementedError
+        table = FileTable(self._database)
+        kept = table.newest(_OWNER, purpose=_purpose(label), after=None, most=1)
+        return b"".join(table.pages(kept[0])) if kept else None
 
 
-class RunTable:
+class RunTable(StoreTable):
     """The one run, which is changed by who knows its last version."""
 
-    def __init__(self, database: Database, clock: Callable[[], float] = time.time) -> None:
-        raise NotImplementedError
+    def __init__(self, database: Database, clock: Callable[[], float] | None = None) -> None:
+        """`clock`: None is the database's."""
+        super().__init__(database, now=database_time if clock is None else lambda _: clock())
 
     def read(self) -> LearningRun:
         """Return the run; one that has ended, and is of no rule, if there never was one."""
-        raise NotImplementedError
+        with self._database.read() as connection:
+            document = _RUNS.get(connection, _RUN)
+        return LearningRun() if document is None else document.value
 
     def swap(self, run: LearningRun) -> bool:
         """Write `run` if the stored one has its version, with the version after it; return whether it was written."""
-        raise NotImplementedError
+        following = replace(run, version=run.version + 1)
+        with self._database.write() as connection:
+            at = self._now(connection)
+            return _RUNS.swap(connection, StoredDocument(_RUN, following, at, following.version, run.holder))
 
     def now(self) -> float:
         """Return the database's Unix time, by which leases run out for all machines."""
-        raise NotImplementedError
+        with self._database.read() as connection:
+            return self._now(connection)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +165,74 @@ def forget(
 ) -> ForgottenExamples:
     """Delete examples of a tenant, of one request or of a rule, and their ids in manifests; bar what learnt from them.
 
-    `later`: rules whose policy says that heads leave at the next promotion.
+    Of several that are given each narrows the others. `request_id`: any name that the request's record has. `later`:
+    rules whose policy says that heads leave at the next promotion. Examples of requests that run now are not written.
+    If this fails half way, it can be repeated. Raises `InvalidParameter` if nothing is given, and `StoreUnavailable`.
     """
-    raise NotImplementedError
+    if tenant is None and not request_id and not rule:
+        raise InvalidParameter("nothing is named; allowed: a tenant, a request or a rule", param="tenant")
+    note_forgotten(database, EXAMPLES)
+    ids = _example_ids(database, request_id) if request_id else frozenset()
+    number = examples.remove(database, tenant=tenant, ids=ids, rule=rule)
+    what = "request" if request_id else "examples of the rule" if tenant is None else "tenant"
+    with database.write() as connection:
+        hold(connection, _LINEAGE)
+        sets = _without(connection, tenant, ids, rule)
+        why = f"{what} forgotten {datetime.fromtimestamp(database_time(connection), UTC):%Y-%m-%d}"
+        learnt = {name: head for name, head in _heads(connection).items() if not sets.isdisjoint(head.manifests)}
+        touched = {
+            name: replace(head, touched=why)
+            for name, head in learnt.items()
+            if head.rule in later and not head.touched and not head.retired
+        }
+        retired = {
+            name: replace(head, retired=why)
+            for name, head in learnt.items()
+            if head.rule not in later and not head.retired
+        }
+        _put(connection, {**touched, **retired})
+        all_retired = [name for name, head in _heads(connection).items() if head.retired]
+    _remove_weights(database, all_retired)
+    return ForgottenExamples(number, tuple(sorted(retired)), tuple(sorted(touched)))
+
+
+def _without(connection: Connection, tenant: str | None, ids: Collection[str], rule: str) -> frozenset[str]:
+    """Take ids out of manifests, and return the keys of those that have some, or had them before they were taken."""
+    short, digest = {each[:16] for each in ids}, None if tenant is None else tenant_digest(tenant)
+    changed = list[StoredDocument[DatasetManifest]]()
+    for document in _DATASETS.list(connection):
+        held, manifest = document.value.examples, document.value
+        mine = [name for name in held if digest in (None, name) and (not ids or not short.isdisjoint(held[name]))]
+        if mine and rule in ("", manifest.rule):
+            left = {name: tuple(each for each in held[name] if ids and each not in short) for name in mine}
+            changed.append(replace(document, value=replace(manifest, examples={**held, **left})))
+    _DATASETS.put(connection, changed)
+    return frozenset(document.key for document in changed)
+
+
+def _example_ids(database: Database, name: str) -> frozenset[str]:
+    with database.read() as connection:
+        known = {str(row["request_id"]) for row in records.find(connection, [name], _MOST_NAMED)}
+    return frozenset(example_id(each) for each in {name, *known})
+
+
+def _key_of(manifest: DatasetManifest) -> str:
+    """Return the key of a manifest as it is read again, where a whole number may have become another."""
+    return digest_of(asdict(DatasetManifest.from_json(manifest.to_json())))[:16]
+
+
+def _heads(connection: Connection) -> dict[str, HeadLineage]:
+    return {document.key: document.value for document in _HEADS.list(connection)}
+
+
+def _put(connection: Connection, heads: Mapping[str, HeadLineage]) -> None:
+    _HEADS.put(connection, [StoredDocument(label, head, head.made_at) for label, head in heads.items()])
+
+
+def _purpose(label: str) -> str:
+    return f"head:{label}"
+
+
+def _remove_weights(database: Database, labels: Collection[str]) -> None:
+    purposes = [_purpose(label) for label in labels]
+    FileTable(database).remove_all((files.c.tenant == _OWNER) & files.c.purpose.in_(purposes))

@@ -59,7 +59,7 @@ class StoreHealth:
 
 
 class StoreMetrics:
-    """`kind` is request, retry or audit."""
+    """`kind` is request, retry, example or audit."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.written = counter(registry, "store_written", "Items on disk", "kind")

@@ -123,6 +123,14 @@ class AuditKeys:
         head = SignedHead(chain=chain, seq=seq, digest=digest, at=at, key_id=own, signature="")
         return replace(head, signature=b64encode(self._private.sign(head.statement())).decode())
 
+    def derived(self, purpose: str) -> bytes:
+        """Return 32 bytes for one purpose, which only owners of the private key know; raises `ConfigError`."""
+        from cryptography.hazmat.primitives.hashes import SHA256
+        from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+        secret = self._private.private_bytes_raw()
+        return HKDF(SHA256(), length=32, salt=None, info=f"prolepsis {purpose}".encode()).derive(secret)
+
     @cached_property
     def _private(self) -> "Ed25519PrivateKey":
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey

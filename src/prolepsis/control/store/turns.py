@@ -34,13 +34,29 @@ class PeriodicWork(StoreTable):
 
 
 def forget(database: Database, tenant: str) -> None:
-    """Note that a tenant is forgotten now, by a digest of its name; raises `StoreUnavailable`."""
-    PeriodicWork(database).take(_forgetting(tenant), 0.0)
+    """Note that a tenant is forgotten now; raises `StoreUnavailable`."""
+    note_forgotten(database, tenant)
     with database.write() as connection:
-        hold(connection, _forgetting(tenant))  # writers that did not see it have ended
         owners = f"tenant:{tenant}", f"background:{tenant}"
         names = [allowance_name(kind, owner) for kind in ("requests", "tokens") for owner in owners]
         ALLOWANCES.remove(connection, of.key.in_(names))
+
+
+def note_forgotten(database: Database, name: str) -> None:
+    """Note, by a digest of its name, that something is forgotten now, and wait for writers that did not see it.
+
+    `name`: of a tenant, or one with a colon, which no tenant has. Raises `StoreUnavailable`.
+    """
+    PeriodicWork(database).take(_forgetting(name), 0.0)
+    with database.write() as connection:
+        hold(connection, _forgetting(name))
+
+
+def forgotten_at(connection: Connection, name: str) -> float:
+    """Return when something was forgotten last, 0 for never; it is not until the transaction ends."""
+    hold(connection, _forgetting(name))
+    turn = _TURNS.get(connection, _forgetting(name))
+    return turn.at if turn is not None else 0.0
 
 
 def not_forgotten(connection: Connection, items: Sequence[Item]) -> list[Item]:
@@ -51,5 +67,5 @@ def not_forgotten(connection: Connection, items: Sequence[Item]) -> list[Item]:
     return [item for item in items if item.began_at > times.get(_forgetting(item.tenant), 0.0)]
 
 
-def _forgetting(tenant: str) -> str:
-    return f"forget {sha256(tenant.encode('utf-8', 'replace')).hexdigest()}"
+def _forgetting(name: str) -> str:
+    return f"forget {sha256(name.encode('utf-8', 'replace')).hexdigest()}"

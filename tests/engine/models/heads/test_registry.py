@@ -1,7 +1,10 @@
 """The registry of draft heads: versions, fingerprints, checksums, import and export."""
 
+import gzip
 import json
+import tarfile
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 from typing import cast
 
@@ -13,7 +16,7 @@ from prolepsis.core.errors import InvalidParameter, ModelLoadError
 from prolepsis.engine.models.draft_models import list_draft_models, warn_of_other_target
 from prolepsis.engine.models.files.weights import open_checkpoint
 from prolepsis.engine.models.heads.aliases import HeadAliases, head_folder
-from prolepsis.engine.models.heads.exchange import export_head, import_head, remove_head
+from prolepsis.engine.models.heads.exchange import archive_of, export_head, import_archive, import_head, remove_head
 from prolepsis.engine.models.heads.format import CONFIG, WEIGHTS, HeadStorage, load_head, read_config, save_head
 from prolepsis.engine.models.heads.levels import LEVELS, save_levels
 from prolepsis.engine.models.heads.registry import (
@@ -68,6 +71,13 @@ def shape_of(target: LoadedModel) -> LeanShape:
 
 def put(root: Path, fitting: LoadedModel, label: str, **said: object) -> Path:
     return save_random_head(head_folder(root) / label, shape_of(fitting), said)
+
+
+def flip(folder: Path) -> None:
+    """Change the last byte of a head's weights."""
+    weights = bytearray((folder / WEIGHTS).read_bytes())
+    weights[-1] ^= 1
+    (folder / WEIGHTS).write_bytes(weights)
 
 
 def test_a_name_is_its_newest_version_and_a_label_exactly_one(root: Path, target: LoadedModel) -> None:
@@ -194,9 +204,7 @@ def test_a_damaged_head_is_refused_and_auto_does_without(root: Path, target: Loa
     record_checksum(folder)
     HeadAliases(root).set("a", "champion", 1)
     assert head_for("auto", target, root) is not None
-    weights = bytearray((folder / WEIGHTS).read_bytes())
-    weights[-1] ^= 1
-    (folder / WEIGHTS).write_bytes(weights)
+    flip(folder)
     with pytest.raises(ModelLoadError, match=r"is damaged: its SHA-256 is \w{64}, not the recorded \w{64}"):
         head_for("a", target, root)
     assert head_for("auto", target, root) is None
@@ -224,6 +232,73 @@ def test_import_copies_a_head_as_the_next_version_and_records_its_checksum(
     for name in ("auto", "a/b", "", "a@0", ".a"):
         with pytest.raises(InvalidParameter, match="name is"):
             import_head(source, name, root)
+
+
+@pytest.mark.parametrize("with_levels", [False, True])
+def test_an_archive_is_the_head_on_another_machine(
+    root: Path, tmp_path: Path, target: LoadedModel, with_levels: bool
+) -> None:
+    source = put(root, target, "mine@4", target_fingerprint=target.identity, manifests=["9f31"], serves=["0a" * 8])
+    if with_levels:
+        save_levels(source, random_levels(shape_of(target).hidden, count=2), {})
+    record_checksum(source)
+    content, there = archive_of(find_head("mine@4", root)), tmp_path / "there" / "models"
+    assert content == archive_of(find_head("mine@4", root))
+    entry = import_archive(content, "mine@4", there)
+    assert (entry.folder, entry.provenance.serves) == (head_folder(there) / "mine@4", ("0a" * 8,))
+    info = open_head(entry, target).info
+    assert (info.levels, info.serves) == (2 * with_levels, frozenset(["0a" * 8]))
+    assert import_archive(content, "mine@4", there) == entry, "it is there already"
+    flip(put(root, target, "other"))
+    with pytest.raises(InvalidParameter, match="mine@4 is taken"):
+        import_archive(archive_of(find_head("other", root)), "mine@4", there)
+
+
+def packed(*members: tuple[tarfile.TarInfo, bytes]) -> bytes:
+    content = BytesIO()
+    with tarfile.open(fileobj=content, mode="w") as archive:
+        for member, data in members:
+            member.size = len(data)
+            archive.addfile(member, BytesIO(data))
+    return content.getvalue()
+
+
+def link(name: str) -> tarfile.TarInfo:
+    member = tarfile.TarInfo(name)
+    member.type, member.linkname = tarfile.SYMTYPE, "/etc/passwd"
+    return member
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "cannot be read"),
+        (b"no archive" * 100, "cannot be read"),
+        (gzip.compress(packed((tarfile.TarInfo(CONFIG), b"{}"))), "cannot be read"),
+        (packed((tarfile.TarInfo(CONFIG), b"{}"))[:514], "cannot be read"),
+        (packed((tarfile.TarInfo("../config.json"), b"{}")), r"has '\.\./config\.json'; allowed: config\.json, model"),
+        (packed((tarfile.TarInfo("/tmp/config.json"), b"{}")), "has '/tmp/config.json'"),
+        (packed((tarfile.TarInfo("run.py"), b"")), "has 'run.py'"),
+        (packed((link(CONFIG), b"")), "has 'config.json'"),
+        (packed((tarfile.TarInfo(WEIGHTS), b"")), "has no config.json"),
+    ],
+)
+def test_other_archives_are_refused_and_leave_nothing(root: Path, content: bytes, message: str) -> None:
+    with pytest.raises(ModelLoadError, match=message):
+        import_archive(content, "mine@1", root)
+    assert own(root) == []
+
+
+def test_an_archive_with_other_weights_than_it_records_is_refused(
+    root: Path, tmp_path: Path, target: LoadedModel
+) -> None:
+    there = tmp_path / "there" / "models"
+    folder = put(root, target, "mine@1")
+    record_checksum(folder)
+    flip(folder)
+    with pytest.raises(ModelLoadError, match="is damaged: its SHA-256"):
+        import_archive(archive_of(find_head("mine@1", root)), "mine@1", there)
+    assert own(there) == []
 
 
 def test_levels_go_with_their_head_and_are_loaded_with_it(root: Path, tmp_path: Path, target: LoadedModel) -> None:

@@ -12,7 +12,9 @@ from contextlib import contextmanager
 import torch
 
 from prolepsis.core.config import DRAFT_HEAD, HeadProposerName
+from prolepsis.core.learning import tenant_digest
 from prolepsis.core.page_size import PAGE_SIZE
+from prolepsis.core.requests import UNCOUNTED_CLASS
 from prolepsis.core.stats import ProposerMemory
 from prolepsis.engine.drafting.draft import Draft
 from prolepsis.engine.drafting.proposer import HiddenStates, Proposer, SequenceView
@@ -48,6 +50,14 @@ class HeadProposer(Proposer):
     @property
     def label(self) -> str:
         return self._head.info.name
+
+    def serves(self, sequence: SequenceView) -> bool:
+        """Return whether the head may draft for the sequence: others could time what its tenants wrote.
+
+        The server's own requests, on which heads are tried, have a traffic class that no client can choose.
+        """
+        serves = self._head.info.serves
+        return not serves or tenant_digest(sequence.tenant) in serves or sequence.traffic_class == UNCOUNTED_CLASS
 
     def memory(self) -> ProposerMemory:
         info = self._head.info

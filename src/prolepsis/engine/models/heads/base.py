@@ -30,6 +30,8 @@ class HeadInfo:
     weight_bytes: int
     levels: int = 0
     """Number of levels: further tokens that a pass over committed tokens predicts (`LookaheadHead`)."""
+    serves: frozenset[str] = frozenset()
+    """Digests of the tenants that it drafts for (`core.learning.tenant_digest`); empty: for everybody."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,17 +3,21 @@
 import json
 import re
 import shutil
+import tarfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from io import BytesIO
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from prolepsis.core.errors import InvalidParameter, ModelLoadError
+from prolepsis.core.files import exclusive
 from prolepsis.engine.models.files.config import llama_shaped
 from prolepsis.engine.models.files.store import open_store
 from prolepsis.engine.models.files.weights import open_checkpoint
@@ -35,6 +39,7 @@ from prolepsis.engine.models.provenance import KEY
 from prolepsis.engine.models.targets.lean_shape import LeanShape, rope_parameters
 from prolepsis.engine.models.targets.lean_weights import output_rows, read_ends
 
+_FILES = (CONFIG, WEIGHTS, LEVELS)
 NAME = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*)(@(?P<version>[1-9]\d*))?")
 
 
@@ -67,6 +72,43 @@ def import_head(folder: Path, name: str, root: Path | None = None) -> HeadEntry:
     home = head_folder(root) / label
     copy_head(source, home, {KEY: provenance})
     return find_head(str(home), root)
+
+
+def archive_of(entry: HeadEntry) -> bytes:
+    """Return a head's files as a tar file, the same for the same files, so that a server elsewhere can import it."""
+    content = BytesIO()
+    with tarfile.open(fileobj=content, mode="w") as archive:
+        for name in (name for name in _FILES if (entry.folder / name).is_file()):
+            data = (entry.folder / name).read_bytes()
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, BytesIO(data))
+    return content.getvalue()
+
+
+def import_archive(content: bytes, name: str, root: Path | None = None) -> HeadEntry:
+    """Import what `archive_of` returned as NAME@VERSION; a head of these weights that is there already stays.
+
+    Several processes may do so at once. Raises the errors of `import_head`, and `ModelLoadError` for other archives.
+    """
+    home = head_folder(root)
+    with exclusive(home / ".import.lock"), TemporaryDirectory() as folder:
+        try:
+            with tarfile.open(fileobj=BytesIO(content), mode="r:") as archive:
+                for member in archive:
+                    data = archive.extractfile(member) if member.isreg() and member.name in _FILES else None
+                    if data is None:
+                        raise ModelLoadError(f"the archive of {name} has {member.name!r}; allowed: {', '.join(_FILES)}")
+                    file = Path(folder, member.name)
+                    file.parent.mkdir(exist_ok=True)
+                    file.write_bytes(data.read())
+        except tarfile.TarError as error:
+            raise ModelLoadError(f"the archive of {name} cannot be read: {error}") from error
+        if (home / name / CONFIG).is_file():
+            here = find_head(str(home / name), root)
+            if here.provenance.sha256 == weights_checksum(Path(folder)):
+                return here
+        return import_head(Path(folder), name, root)
 
 
 def fitting_models(entry: HeadEntry, root: Path | None = None) -> list[str]:

@@ -18,6 +18,7 @@ from prolepsis.core.errors import ModelLoadError
 from prolepsis.core.files import replacing, sha256_of
 from prolepsis.engine.models.files.config import llama_shaped
 from prolepsis.engine.models.files.stored import Q8_0, StoredMatrix, quantise
+from prolepsis.engine.models.provenance import read_provenance
 from prolepsis.engine.models.targets.lean_shape import LeanShape
 
 CONFIG = "config.json"
@@ -64,6 +65,10 @@ class HeadConfig:
     storage: HeadStorage = field(default_factory=HeadStorage)
     provenance: Mapping[str, Any] = field(default_factory=dict)
     """Its training, with `target_fingerprint` if known (`engine.models.provenance`). Plain JSON values."""
+
+    @property
+    def serves(self) -> frozenset[str]:
+        return frozenset(read_provenance(self.provenance).serves)
 
 
 def _stored(name: str, *sizes: str) -> dict[str, Any]:

@@ -103,6 +103,7 @@ class LeanHead:
             page_bytes=page_bytes(self._kv, dtype),
             weight_bytes=sum(int(t.nbytes) for t in (w.fc, w.q, w.k, w.v, w.o, w.gate, w.up, w.down, w.lm_head)),
             levels=levels.count if levels else 0,
+            serves=config.serves,
         )
 
     def make_cache(self, num_pages: int) -> KVCache:

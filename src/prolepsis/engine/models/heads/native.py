@@ -84,6 +84,7 @@ class NativeHead:
             page_bytes=shape.kv_heads * 2 * PAGE_SIZE * shape.head_dim * 2,
             weight_bytes=self._decoder.weight_bytes(),
             levels=levels.count if levels else 0,
+            serves=config.serves,
         )
 
     def make_cache(self, num_pages: int) -> KVCache:

@@ -76,6 +76,11 @@ class HeadEntry:
         return self.provenance.target_fingerprint
 
     @property
+    def is_learnt(self) -> bool:
+        """Whether it learnt from traffic, so that it drafts only where it is named."""
+        return bool(self.provenance.manifests or self.provenance.serves)
+
+    @property
     def size(self) -> int:
         file = self.folder / WEIGHTS
         return file.stat().st_size if file.is_file() else 0
@@ -122,10 +127,11 @@ def fitting_entry(identity: str, root: Path | None = None) -> HeadEntry | None:
     """Return the head for exactly the target of this `identity` that drafts unless another is named, or None.
 
     That is one which an operator made the champion, else a shipped one; of several the one with the best recorded
-    acceptance. A head that was only imported, as for a trial, is none of them, whatever it records. Of each name only
-    the newest version is considered. Raises `ConfigError` if the file of aliases is damaged.
+    acceptance. A head that was only imported, as for a trial, is none of them, whatever it records, and one that learnt
+    from traffic never is. Of each name only the newest version is considered. Raises `ConfigError` if the file of
+    aliases is damaged.
     """
-    fitting = [entry for entry in list_heads(root) if entry.target_fingerprint == identity]
+    fitting = [entry for entry in list_heads(root) if entry.target_fingerprint == identity and not entry.is_learnt]
     champions = [entry for entry in fitting if is_champion(entry, root)]
     newest = {entry.name: entry for entry in champions or fitting if champions or entry.shipped}
     return max(newest.values(), key=lambda entry: entry.provenance.chain_of_3 or 0.0, default=None)
@@ -139,6 +145,8 @@ def seen_by_auto(entry: HeadEntry, identity: str, root: Path | None = None) -> s
     """Return whether and why "auto" takes a head, or why not; empty for one of another target than `identity`."""
     if entry.target_fingerprint != identity:
         return "" if entry.target_fingerprint else "it records no target, and drafts if draft_head names it"
+    if entry.is_learnt:
+        return f"{entry.provenance.audience}; it learnt from traffic, and drafts only in the slot that it is put in"
     if not entry.shipped and not is_champion(entry, root):
         return f"it was only imported; `prolepsis models alias {entry.label} {CHAMPION}` adopts it"
     taken = fitting_entry(identity, root)
