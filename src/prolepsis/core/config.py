@@ -14,6 +14,8 @@ DRAFT_HEAD: Literal["draft_head"] = "draft_head"
 """The proposer whose weights can be swapped while serving."""
 CANDIDATE_HEAD: Literal["candidate_head"] = "candidate_head"
 """A second draft head, loaded while serving. It drafts only where it is named, by a rule or by an operator."""
+LEARNT_HEAD: Literal["learnt_head"] = "learnt_head"
+"""A third draft head: the one that a rule learnt and that was promoted. It drafts only where it is named."""
 HeadProposerName = Literal["draft_head", "candidate_head"]
 CLIENT = "client"
 CORPUS = "corpus"

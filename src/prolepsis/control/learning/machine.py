@@ -4,7 +4,7 @@ Each server makes itself alike from what is stored (`in_place`), so nothing is s
 killed between two acts, follows with its next tick. Heads that are retired stay so, whatever a run says of them.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from prolepsis.control.rollout.machine import Phase as RolloutPhase
@@ -12,6 +12,7 @@ from prolepsis.core.config import DAY_S
 from prolepsis.core.learning import HeadLineage, LearningRun, Outcome, Phase, Trigger
 
 SETTLE_S = DAY_S  # so long a candidate drafts for all but the holdout before it is promoted
+_DRAFTED, _LEAST = 8, 0.02
 TRIED: tuple[Phase, ...] = ("trial", "settling")
 """Phases in which a candidate drafts for users."""
 
@@ -170,3 +171,14 @@ def champion_of(heads: Mapping[str, HeadLineage], rules: Collection[str], *, to_
         if not (to_learn_from and lineage.touched)
     ]
     return max(known, default=(0.0, ""))[1]
+
+
+def shadow_limit(lineage: HeadLineage) -> float:
+    """Return the acceptance rate in (0, 1) that a candidate has to be above in shadow.
+
+    Four fifths of that of drafts of eight tokens of which each is right as often as the first was when it was
+    evaluated: other traffic leaves that much, and a damaged export next to nothing.
+    """
+    first = lineage.evaluation.get("first")
+    right = float(first[1]) if isinstance(first, Sequence) and len(first) == 2 else 0.0
+    return max(_LEAST, 0.8 * sum(right**place for place in range(1, _DRAFTED + 1)) / _DRAFTED)

@@ -55,7 +55,6 @@ class ShownRun:
     progress: float  # of the training, 0 to 1
     processor_s: float
     since: float  # when the phase began
-    chain: list[ChainStep]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +72,7 @@ class LearntHead:
 class LearningReply:
     rules: list[RuleLearning]
     runs: list[ShownRun]  # the one that is under way or was last; empty before the first
+    chain: list[ChainStep]  # its steps
     heads: list[LearntHead]  # the newest first
     warnings: list[str] = field(default_factory=list)
 
@@ -110,8 +110,7 @@ RUNS = Resource(
         "runs": (
             *("rule > trigger > why", "phase > outcome > reason", "head > parent"),
             *("progress=progress:share > processor_s", "since"),
-        ),
-        "runs.chain": ("step", "state", "shows"),
+        )
     },
     empty="No run has begun yet.",
     acts={
@@ -125,6 +124,13 @@ RUNS = Resource(
             unless="outcome",
         )
     },
+)
+CHAIN = Resource(
+    title="Steps of the run",
+    path=_PATH,
+    part="chain",
+    help=LEARNING.help,
+    columns={"chain": ("step", "state", "shows")},
 )
 LEARNT = Resource(
     title="Learnt heads",
@@ -145,7 +151,7 @@ LEARNT = Resource(
         )
     },
 )
-COLUMNS = {**LEARNING.columns, **RUNS.columns, **LEARNT.columns}
+COLUMNS = {**LEARNING.columns, **RUNS.columns, **CHAIN.columns, **LEARNT.columns}
 """Of the whole reply."""
 
 
@@ -163,7 +169,8 @@ def shown(
     newest = sorted(heads.items(), key=lambda item: -item[1].made_at)
     return LearningReply(
         rules=[_rule(rule, totals[rule], blocks.get(rule), heads) for rule in sorted({*blocks, *totals})],
-        runs=[_run(run, heads.get(run.head), trial)] if run.run_id else [],
+        runs=[_run(run)] if run.run_id else [],
+        chain=_chain(run, heads.get(run.head), trial) if run.run_id else [],
         heads=[_head(label, lineage, run, heads) for label, lineage in newest],
         warnings=[f"the policy in use has no block `learning` for {rule}" for rule in sorted({*totals} - {*blocks})],
     )
@@ -188,7 +195,7 @@ def _rule(
     )
 
 
-def _run(run: LearningRun, lineage: HeadLineage | None, trial: RolloutView | None) -> ShownRun:
+def _run(run: LearningRun) -> ShownRun:
     return ShownRun(
         rule=run.rule,
         phase=run.phase,
@@ -201,7 +208,6 @@ def _run(run: LearningRun, lineage: HeadLineage | None, trial: RolloutView | Non
         progress=run.progress,
         processor_s=run.processor_s,
         since=run.since,
-        chain=_chain(run, lineage, trial),
     )
 
 

@@ -8,8 +8,10 @@ from functools import partial
 from pathlib import Path
 
 from prolepsis.control.policy.conditions import Names, Range
+from prolepsis.control.policy.learnt import HOLDOUT
 from prolepsis.control.policy.model import DEFAULT_RULE, Match, Policy, Rule, Terms, control_terms
 from prolepsis.control.policy.rollout_terms import METRICS, AgainstTerms, GuardrailTerms, RolloutTerms
+from prolepsis.core.config import CANDIDATE_HEAD, DRAFT_HEAD
 from prolepsis.core.files import read_text
 from prolepsis.core.requests import SAMPLING_TABLE
 from prolepsis.core.validation import Finding
@@ -56,11 +58,13 @@ def check(policy: Policy, known: Known = NOTHING_KNOWN) -> list[Finding]:
         path: Keys = ("rules", i)
         findings += _match((*path, "match"), rule.match, known)
         findings += _terms(path, rule.terms, rule.model_fields_set, known)
+        findings += _learning((*path, "learning"), rule.terms, rule.match, policy.never_learn, known)
         hiding = next((earlier for earlier in policy.rules[:i] if earlier.match.covers(rule.match)), None)
         if hiding is not None:
             message = f"of rule {rule.name!r} is never reached: rule {hiding.name!r} above matches all its requests"
             findings.append(_error((*path, "match"), message))
     findings += _terms(("default",), policy.default_terms, policy.default.model_fields_set, known)
+    findings += _learning(("default", "learning"), policy.default_terms, Match(), policy.never_learn, known)
     return findings
 
 
@@ -159,9 +163,13 @@ def _guardrails(path: Keys, guardrails: Sequence[GuardrailTerms], *, control_dra
         meaning = METRICS[guardrail.metric]
         what = f"{guardrail.metric} ({meaning.text})"
         has_control = meaning.has_control or (control_drafts and meaning.compares_drafts)
-        if guardrail.margin is not None and not has_control:
+        compared = "margin" if guardrail.gain is None else "gain"
+        if guardrail.limit is None and not has_control:
             message = f"is given for {what}, which plain requests do not have; allowed: limit"
-            yield _error((*path, i, "margin"), message)
+            yield _error((*path, i, compared), message)
+        elif guardrail.gain is not None and not meaning.is_amount:
+            amounts = ", ".join(name for name, info in METRICS.items() if info.is_amount)
+            yield _error((*path, i, "gain"), f"is given for {what}; allowed: on {amounts}")
         for name, given in (("margin", guardrail.margin), ("limit", guardrail.limit)):
             least = meaning.lowest if name == "limit" else 0.0
             if given is not None and not least < given < meaning.highest:
@@ -170,15 +178,8 @@ def _guardrails(path: Keys, guardrails: Sequence[GuardrailTerms], *, control_dra
 
 
 def _rollout(path: Keys, rollout: RolloutTerms, terms: Terms) -> Iterator[Finding]:
-    shares, here, most = rollout.stages, (*path, "stages"), 100.0 - rollout.holdout
-    shown = ", ".join(f"{share:g}" for share in shares)
-    if list(shares) != sorted(set(shares)):
-        yield _error(here, f"is {shown}; allowed: percentages that rise from stage to stage")
-    elif shares[0] == 0:
-        yield _error(here, f"is {shown}; allowed: percentages above 0")
-    elif shares[-1] > most:
-        kept = f"{rollout.holdout:g} percent {'plain' if rollout.against is None else 'with the control'}"
-        yield _error(here, f"is {shown}; allowed: up to {most:g}, since holdout keeps {kept}")
+    kept = "plain" if rollout.against is None else "with the control"
+    yield from _stages((*path, "stages"), rollout.stages, rollout.holdout, kept)
     if rollout.min_stage_s >= rollout.max_stage_s:
         message = f"is {rollout.min_stage_s:g}, and max_stage_s {rollout.max_stage_s:g}; allowed: less than that"
         yield _error((*path, "min_stage_s"), message)
@@ -190,6 +191,46 @@ def _rollout(path: Keys, rollout: RolloutTerms, terms: Terms) -> Iterator[Findin
     if rollout.gate == "automatic" and all(guardrail.dry_run for guardrail in terms.guardrails):
         message = "is automatic, and no guardrail is decisive; allowed: manual, or a guardrail without dry_run"
         yield _error((*path, "gate"), message)
+
+
+def _stages(path: Keys, shares: Sequence[float], holdout: float, kept: str) -> Iterator[Finding]:
+    shown, most = ", ".join(f"{share:g}" for share in shares), 100.0 - holdout
+    if list(shares) != sorted(set(shares)):
+        yield _error(path, f"is {shown}; allowed: percentages that rise from stage to stage")
+    elif shares[0] == 0:
+        yield _error(path, f"is {shown}; allowed: percentages above 0")
+    elif shares[-1] > most:
+        yield _error(path, f"is {shown}; allowed: up to {most:g}, since holdout keeps {holdout:g} percent {kept}")
+
+
+def _learning(path: Keys, terms: Terms, match: Match, never: Collection[str], known: Known) -> Iterator[Finding]:
+    learning = terms.learning
+    if learning is None:
+        return
+    agreed, here = learning.tenants, (*path, "tenants")
+    barred = sorted({*never} & {*agreed})
+    if barred:
+        yield _error(here, f"names {', '.join(barred)}; allowed: tenants that never_learn does not name")
+    yield from (_warning(here, f"names {name!r} twice") for name in _twice(agreed))
+    matched = match.tenant.root if match.tenant is not None else ("",)
+    if learning.serves == "tenant" and (len(agreed) > 1 or agreed != matched):
+        shown = ", ".join(map(repr, agreed))
+        message = f"is {shown} with serves: tenant; allowed: one tenant, which match.tenant names alone, or serves: all"
+        yield _error(here, message)
+    if learning.serves == "all" and learning.min_tenants > (most := len({*agreed})):
+        message = f"is {learning.min_tenants}; allowed: up to {most}, the number of tenants"
+        yield _error((*path, "min_tenants"), message)
+    yield from _stages((*path, "stages"), learning.stages, HOLDOUT, "with the champion")
+    if terms.pinned or terms.mode != "on":
+        given = "for a rule that is pinned" if terms.pinned else f"with mode {terms.mode}"
+        yield _error(path, f"is given {given}; allowed: with mode on, for a rule that is not pinned")
+    if terms.proposers and CANDIDATE_HEAD in terms.proposers:
+        message = f"is given for a rule that names {CANDIDATE_HEAD}; allowed: without, as trials need its slot"
+        yield _error(path, message)
+    if terms.rollout is not None:
+        yield _warning(path, "is given with a rollout, whose place a trial takes; one begins only while that is on")
+    if known.loaded is not None and not {DRAFT_HEAD, CANDIDATE_HEAD} & {*known.loaded}:
+        yield _warning(path, "is given, and no draft head is loaded here, which is what learns")
 
 
 def _against(path: Keys, against: AgainstTerms, terms: Terms, known: Known) -> Iterator[Finding]:

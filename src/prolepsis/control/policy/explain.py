@@ -33,6 +33,7 @@ def diff(old: Policy, new: Policy) -> list[Change]:
     before, after = ({rule.name: (i, rule) for i, rule in enumerate(policy.rules, 1)} for policy in (old, new))
     labels = [{name: getattr(policy, name) for name in _SHOWN_LABELS} for policy in (old, new)]
     changes = list(_fields("", *labels, effective=False))
+    changes += _fields("", *({"never_learn": sorted({*policy.never_learn})} for policy in (old, new)))
     for name, (place, rule) in before.items():
         if name not in after:
             changes.append(Change("removed", name, old=_described(place, rule)))
@@ -130,10 +131,12 @@ def explain(
     facts: RequestFacts,
     requested: SpeculationRequest = UNSTATED,
     refused: Mapping[str, str] | None = None,
+    in_force: Mapping[str, Terms] | None = None,
 ) -> ExplainedRequest:
     """Return the decision on a request with these facts, and the rules that led to it.
 
-    `refused`: parameter and message where a server refuses it before the policy does.
+    `refused`: parameter and message where a server refuses it before the policy does. `in_force`: terms of rules that
+    something was learnt for, in place of the policy's.
     """
     tried: list[Tried] = []
     name, terms = DEFAULT_RULE, policy.default_terms
@@ -147,6 +150,7 @@ def explain(
             name, terms = rule.name, rule.terms
     tried.append(Tried(DEFAULT_RULE, "matched" if name == DEFAULT_RULE else "not_reached"))
     against = conflict(name, terms, requested)
+    terms = (in_force or {}).get(name, terms)
     refused = refused or (asdict(against) if against else None)
     return ExplainedRequest(
         policy_version=policy.full_version,

@@ -6,7 +6,10 @@ from pydantic import BeforeValidator, Field
 
 from prolepsis.control.policy.conditions import AnyWindow
 from prolepsis.control.policy.rollout_terms import Percent
-from prolepsis.core.validation import Number, Part, one_or_more
+from prolepsis.core.validation import Number, Part, one_or_more, spelt
+
+TenantName = Annotated[str, spelt(r"[^*]*", "the whole name of a tenant, without *")]
+TenantNames = Annotated[tuple[TenantName, ...], BeforeValidator(one_or_more)]
 
 
 class WhenTerms(Part):
@@ -21,7 +24,7 @@ class WhenTerms(Part):
 class LearningTerms(Part):
     """Learning from a rule's requests, of which each must agree as well."""
 
-    tenants: Annotated[tuple[str, ...], BeforeValidator(one_or_more), Field(min_length=1)]
+    tenants: Annotated[TenantNames, Field(min_length=1)]
     """Those who agreed, by name; "" is the one of development without keys."""
     serves: Literal["tenant", "all"] = "tenant"
     """tenant: what is learnt serves the one tenant that it was learnt from; all: all that the rule matches."""

@@ -6,7 +6,7 @@ from functools import cached_property
 from math import isinf
 from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, SerializeAsAny
 
 from prolepsis.control.health.eligibility import EligibilityTerms, StartTerms
 from prolepsis.control.policy.conditions import (
@@ -21,7 +21,7 @@ from prolepsis.control.policy.conditions import (
     ToolChoices,
     TrueFlags,
 )
-from prolepsis.control.policy.learning_terms import LearningTerms
+from prolepsis.control.policy.learning_terms import LearningTerms, TenantNames
 from prolepsis.control.policy.rollout_terms import GuardrailTerms, Percent, RolloutTerms
 from prolepsis.core.ended import AuditContent
 from prolepsis.core.facts import RequestFacts
@@ -128,7 +128,7 @@ class Terms(Part):
     shadow_percentage: Percent = 100.0
     """Share of the requests that draft in shadow, as a mode or at the beginning of a rollout; the others are plain."""
     guardrails: Annotated[tuple[GuardrailTerms, ...], BeforeValidator(one_or_more)] = ()
-    rollout: RolloutTerms | None = None
+    rollout: SerializeAsAny[RolloutTerms] | None = None
     audit: AuditTerms | None = None
     """Terms of the audit log for the requests; None: the server's settings apply."""
     eligible_while: EligibilityTerms | None = None
@@ -195,6 +195,8 @@ class Policy(VersionedPart):
 
     description: str = ""
     owner: str = ""  # of the policy, and of rules that name none
+    never_learn: TenantNames = ()
+    """Tenants whose contract forbids it: no rule may name one of them among those who agreed to be learnt from."""
     default: GivenTerms = GivenTerms()
     rules: Annotated[tuple[Rule, ...], BeforeValidator(lambda v: tuple(v) if isinstance(v, list) else v)] = ()
 
@@ -212,7 +214,8 @@ class Policy(VersionedPart):
         rules = [
             {"name": rule.name, "match": plain_match(rule.match), **plain_terms(rule.terms)} for rule in self.rules
         ]
-        return {"default": plain_terms(self.default_terms), "rules": rules}
+        never = {"never_learn": sorted({*self.never_learn})} if self.never_learn else {}
+        return {"default": plain_terms(self.default_terms), "rules": rules, **never}
 
     @property
     def owners(self) -> dict[str, str]:

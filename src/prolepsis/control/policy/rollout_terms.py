@@ -58,8 +58,13 @@ class MetricInfo:
     def highest(self) -> float:
         return 1.0 if self.is_rate else float("inf")
 
+    @property
+    def is_amount(self) -> bool:
+        """Whether the metric is a mean of values of any size, of which a canary may be asked for a gain."""
+        return self.level is None and not self.is_rate
+
     def compared(self, margin: float) -> MeanDifference | Ratio | QuantileRatio:
-        """Return the test against the control."""
+        """Return the test against the control; a negative margin, of an amount, asks for a gain."""
         assert self.has_control or self.compares_drafts, "the control has the metric"
         if self.level is not None:
             return QuantileRatio(level=self.level, margin=margin)
@@ -121,7 +126,7 @@ OnHarm = Literal["plain", "last_stage"]
 
 
 class GuardrailTerms(Part):
-    """A bound on a metric of the requests that a rollout gives the rule's mode: by a margin, or by a limit."""
+    """A bound on a metric of the requests that a rollout gives the rule's mode: a margin, a limit or a gain."""
 
     name: Name
     metric: Metric
@@ -129,12 +134,14 @@ class GuardrailTerms(Part):
     """Allowed difference from the control: absolute for rates, a share of the control's value for times and costs."""
     limit: Annotated[Number, Field(gt=0)] | None = None
     """A fixed bound: the metric has to stay above it if higher is better, else below it."""
+    gain: Annotated[Number, Field(gt=0, lt=1)] | None = None
+    """How much better than the control it has to be, as a share of the control's value; to pass it surely is."""
     dry_run: bool = False  # measured and reported, never decisive
 
     @model_validator(mode="after")
     def _one(self) -> Self:
-        if (self.margin is None) == (self.limit is None):
-            raise ValueError("allowed: exactly one of margin, limit")
+        if [self.margin, self.limit, self.gain].count(None) != 2:
+            raise ValueError("allowed: exactly one of margin, limit, gain")
         return self
 
 
@@ -204,3 +211,9 @@ class RolloutTerms(Part):
             value = facts.headers.get(self.assign_by.header, "")
             return f"{len(facts.tenant)}:{facts.tenant}:{value}" if value else None
         return {"request": None, "tenant": facts.tenant, "key": facts.key}[self.assign_by] or None
+
+
+class TrialTerms(RolloutTerms):
+    """The rollout of a head that the rule learnt. `learnt.with_trial` makes it, and no file can give it."""
+
+    trial: str  # NAME@VERSION of the head: each has a rollout of its own

@@ -1,7 +1,7 @@
 """The policy in use while serving: it follows its source, and decides how each request speculates."""
 
 import asyncio
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Literal, Protocol
@@ -19,6 +19,8 @@ from prolepsis.control.policy.decision import (
     decide,
     decide_alone,
 )
+from prolepsis.control.policy.learning_terms import LearningTerms
+from prolepsis.control.policy.learnt import in_shadow
 from prolepsis.control.policy.model import DEFAULT_RULE, Policy, Terms, control_terms
 from prolepsis.control.policy.source import PolicySource
 from prolepsis.control.web.feature import Feature
@@ -43,8 +45,8 @@ def unlimited(terms: Terms, traffic_class: str) -> DraftLimits:
 class Assigner(Protocol):
     """The rollouts, as the policy sees them."""
 
-    def adopt(self, policy: Policy) -> None:
-        """Roll out the rules of this policy that ask for it, and no others."""
+    def adopt(self, policy: Policy, in_force: Mapping[str, Terms]) -> None:
+        """Roll out the rules of this policy that ask for it, by the terms in force, and no others."""
 
     def assign(self, rule: str, key: str, sticky: str | None = None) -> Assignment:
         """Return the assignment of the request with `key`, or of all that share `sticky`; `rule` is rolled out."""
@@ -77,6 +79,10 @@ class Policies(Feature):
         self.now = now
         self.source = source
         self.policy: Policy | None = None
+        self.terms: Mapping[str, Terms] = {}
+        """Terms in force by rule, the default among them: the policy's, unless something was learnt for a rule."""
+        self._learnt: dict[str, Callable[[Terms], Terms]] = {}
+        self._num_learnt = 0  # changes so far
         self._class_rules: frozenset[str] = frozenset()
         self.known = Known(loaded=loaded, flags=flags, replays=replays, bills_time=bills_time)
         """The names and features of this server."""
@@ -100,8 +106,25 @@ class Policies(Feature):
 
     @property
     def conditions(self) -> tuple[str, Conditions]:
-        """Return the version of the policy in use, and what its rules ask of the drafts of traffic classes."""
-        return self.version, _conditions(self.policy)
+        """Return a version of the terms in force, empty without a policy, and what they ask of traffic classes."""
+        return self.version and f"{self.version}+{self._num_learnt}", _conditions(self.terms.values())
+
+    @property
+    def learning(self) -> Mapping[str, LearningTerms]:
+        """The terms of learning of the policy in use, by rule."""
+        return {name: terms.learning for name, terms in self.terms.items() if terms.learning is not None}
+
+    def learnt(self, rule: str, change: Callable[[Terms], Terms] | None) -> None:
+        """Serve a rule by its terms as `change` gives them, after edits of the policy too; None: as the policy says.
+
+        It holds while the rule has terms of learning. Text and version of the policy stay as they are.
+        """
+        self._learnt.pop(rule, None)
+        if change is not None:
+            self._learnt[rule] = change
+        if self._in_force(self.policy) != self.terms:
+            self._num_learnt += 1
+            self._adopt(self.policy)
 
     @property
     def flag_names(self) -> tuple[str, ...]:
@@ -125,7 +148,9 @@ class Policies(Feature):
             return decide_alone(requested, limits_of(ALONE, traffic_class_of(facts)))
         facts = replace(facts, flag=frozenset(decision.key for decision in flags if decision.value)) if flags else facts
         rule = policy.rule_for(facts)
-        name, terms = (rule.name, rule.terms) if rule else (DEFAULT_RULE, policy.default_terms)
+        name, own = (rule.name, rule.terms) if rule else (DEFAULT_RULE, policy.default_terms)
+        terms = self.terms[name]
+        is_learnt = terms is not own
         class_rule = None if rule is None else name if name in self._class_rules else OTHER_RULES
         traffic_class, assignment = traffic_class_of(facts, class_rule), None
         if terms.rollout is not None:
@@ -136,8 +161,9 @@ class Policies(Feature):
             control = control_terms(terms)
             of_control = limits_of(control, traffic_class)
             limits = of_control if limits.verifies and not of_control.verifies else limits  # both arms wait alike
-            terms = terms if assignment.arm == "canary" else control
-        contradiction = conflict(name, terms, requested)
+            canary = in_shadow(terms) if assignment.mode == "shadow" else terms
+            terms = canary if assignment.arm == "canary" else control
+        contradiction = conflict(name, own if is_learnt else terms, requested)
         if contradiction is not None:
             return contradiction
         decision = decide(name, terms, requested, facts.targeting_key, assignment=assignment, limits=limits)
@@ -154,9 +180,8 @@ class Policies(Feature):
                 self._take("reloaded")
 
     def _take(self, what: Literal["loaded", "reloaded"]) -> None:
-        policy, source = self.source.policy, self.source.name
-        self._rollouts.adopt(policy or _NO_POLICY)
-        before, self.policy = self.policy, policy
+        policy, source, before = self.source.policy, self.source.name, self.policy
+        self._adopt(policy)
         self._class_rules = frozenset(rule.name for rule in policy.rules[:MAX_CLASS_RULES]) if policy else frozenset()
         version, rules = (policy.full_version, len(policy.rules)) if policy else (None, 0)
         log.info(f"policy_{what}", source=source, version=version, rules=rules)
@@ -173,9 +198,20 @@ class Policies(Feature):
         for finding in check(policy, self.known) if policy else ():
             log.warning("policy_warning", finding=finding.in_file(source))
 
+    def _adopt(self, policy: Policy | None) -> None:
+        terms = self._in_force(policy)
+        self._rollouts.adopt(policy or _NO_POLICY, terms)
+        self.policy, self.terms = policy, terms
 
-def _conditions(policy: Policy | None) -> Iterator[tuple[tuple[str, ...] | None, EligibilityTerms | None]]:
-    for _, terms in policy.named_terms() if policy is not None else ():
+    def _in_force(self, policy: Policy | None) -> dict[str, Terms]:
+        """Return the terms of a policy with what was learnt for its rules."""
+        named = dict(policy.named_terms()) if policy is not None else {}
+        changes = {name: change for name, change in self._learnt.items() if name in named and named[name].learning}
+        return named | {name: change(named[name]) for name, change in changes.items()}
+
+
+def _conditions(in_force: Iterable[Terms]) -> Iterator[tuple[tuple[str, ...] | None, EligibilityTerms | None]]:
+    for terms in in_force:
         yield terms.proposers, terms.eligible_while
         if terms.rollout is not None and terms.rollout.against is not None:
             control = control_terms(terms)

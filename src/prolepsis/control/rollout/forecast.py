@@ -8,16 +8,16 @@ from statistics import NormalDist
 from prolepsis.control.policy.rollout_terms import Value
 from prolepsis.control.rollout.settings import RolloutSettings, Stage
 from prolepsis.control.statistics.guardrail import Guardrail
-from prolepsis.control.statistics.means import HEADROOM, RATIO_HEADROOM, Limit, MeanDifference, Ratio
+from prolepsis.control.statistics.means import HEADROOM, RATIO_HEADROOM, Limit, MeanDifference, Ratio, sign_of
 from prolepsis.control.statistics.planning import AssumedScores, Wait, expected_time_to_pass
 from prolepsis.control.statistics.quantiles import QuantileLimit, QuantileRatio
 
 _REPLAYED: Value = "correctness"
 SPREAD = 0.45  # assumed standard deviation of the logarithm of times
 ASSUMED = (
-    "a canary that is no different; rates half as far from zero (or one) as their limit allows; times and "
-    f"costs lognormal with deviation {SPREAD}, a limit on them at twice what is served; twice the tokens a pass beyond "
-    "the first that the limit asks for"
+    "a canary that is no different, or gains twice what is asked; rates half as far from zero (or one) as their limit "
+    f"allows; times and costs lognormal with deviation {SPREAD}, a limit on them at twice what is served; twice the "
+    "tokens a pass beyond the first that the limit asks for"
 )
 
 
@@ -75,7 +75,8 @@ def _scores(guardrail: Guardrail) -> tuple[float, float, float]:
     if isinstance(measure, QuantileLimit):
         return 0.0, _beyond(measure.level, 2.0), 0.5
     if isinstance(measure, Ratio):
-        return 1.0 / RATIO_HEADROOM, 1.0 / RATIO_HEADROOM, SPREAD / RATIO_HEADROOM
+        gained = 1.0 + sign_of(guardrail.better) * 2.0 * min(0.0, measure.margin)
+        return 1.0 / RATIO_HEADROOM, gained / RATIO_HEADROOM, SPREAD / RATIO_HEADROOM
     amounts = {"device_ms_per_token": 0.5, "acceptance_length": 2.0}  # times the limit
     if isinstance(measure, Limit) and guardrail.metric in amounts:
         times = amounts[guardrail.metric]

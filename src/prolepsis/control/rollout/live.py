@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 
 from prolepsis.control.policy.model import Policy, Terms, control_terms, plain_match, plain_terms
+from prolepsis.control.policy.rollout_terms import TrialTerms
 from prolepsis.control.rollout.machine import (
     ACTIVE,
     JUDGED,
@@ -26,7 +27,7 @@ from prolepsis.control.statistics.guardrail import Outcome
 from prolepsis.control.statistics.judge import Evidence, StageEvidence
 from prolepsis.control.statistics.window import WindowEvidence
 from prolepsis.control.verdict.verdict import RolloutStanding
-from prolepsis.core.config import CANDIDATE_HEAD, DRAFT_HEAD
+from prolepsis.core.config import CANDIDATE_HEAD, DRAFT_HEAD, LEARNT_HEAD
 from prolepsis.core.ended import AssignedArm, Assignment, run_name
 from prolepsis.core.facts import position
 from prolepsis.core.stats import Mode
@@ -63,15 +64,21 @@ class RolloutTarget:
     against: Mapping[str, object] | None = None  # terms of the control; None: it is plain
     heads: frozenset[str] = frozenset()  # proposers with a draft head that canary or control may use
     named_heads: frozenset[str] = frozenset()  # those of them that the terms of an arm name
+    trial: str = ""  # NAME@VERSION of the learnt head that is tried; empty: it is the rule's own rollout
 
 
-def targets_of(policy: Policy, model: str) -> Mapping[str, RolloutTarget]:
-    """Return the rules of a policy that are rolled out, by name; `model` is the one served."""
+def targets_of(policy: Policy, model: str, in_force: Mapping[str, Terms] | None = None) -> Mapping[str, RolloutTarget]:
+    """Return the rules of a policy that are rolled out, by name; `model` is the one served.
+
+    `in_force`: terms of rules that something was learnt for. A rule's own rollout stays the same under them.
+    """
     conditions: dict[str, object] = {rule.name: plain_match(rule.match) for rule in policy.rules}
     targets = {}
-    for name, terms in policy.named_terms():
+    for name, own in policy.named_terms():
+        terms = (in_force or {}).get(name, own)
         if terms.rollout is not None:
-            content = json.dumps([model, conditions.get(name), _drafting(terms)], sort_keys=True)
+            trial = terms.rollout.trial if isinstance(terms.rollout, TrialTerms) else ""
+            content = json.dumps([model, conditions.get(name), _drafting(terms if trial else own)], sort_keys=True)
             targets[name] = RolloutTarget(
                 rollout_id=f"{name}@{sha256(content.encode()).hexdigest()[:_DIGEST_LENGTH]}",
                 rule=name,
@@ -81,6 +88,7 @@ def targets_of(policy: Policy, model: str) -> Mapping[str, RolloutTarget]:
                 against=terms.rollout.against.changes if terms.rollout.against is not None else None,
                 heads=_heads(terms, DRAFT_HEAD),
                 named_heads=_heads(terms),
+                trial=trial,
             )
     return targets
 
@@ -91,12 +99,12 @@ def _heads(terms: Terms, *unless_named: str) -> frozenset[str]:
     if terms.rollout is not None and terms.rollout.against is not None:
         used.append(control_terms(terms).proposers)
     named = {name for proposers in used for name in (proposers or unless_named)}
-    return frozenset(named & {DRAFT_HEAD, CANDIDATE_HEAD})
+    return frozenset(named & {DRAFT_HEAD, CANDIDATE_HEAD, LEARNT_HEAD})
 
 
 def _drafting(terms: Terms) -> dict[str, object]:
-    """Return the terms that change how requests are served: without the audit log's, and without `on_harm`."""
-    plain = plain_terms(terms.model_copy(update={"audit": None}))
+    """Return the terms that change how requests are served: without `audit`, `learning` and `on_harm`."""
+    plain = plain_terms(terms.model_copy(update={"audit": None, "learning": None}))
     if terms.rollout is None:
         return plain
     left_out = {"on_harm"}

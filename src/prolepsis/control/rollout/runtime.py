@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import structlog
 from prometheus_client import CollectorRegistry
 
-from prolepsis.control.policy.model import Policy
+from prolepsis.control.policy.model import Policy, Terms
 from prolepsis.control.rollout.live import LiveRollout, referenced, step_with_references, stopped_runs, targets_of
 from prolepsis.control.rollout.machine import (
     JUDGED,
@@ -124,12 +124,15 @@ class Rollouts(Feature):
         """Call `listener` with every change made here, once it has taken effect."""
         self._listeners.append(listener)
 
-    def adopt(self, policy: Policy) -> None:
-        """Roll out the rules of this policy that ask for it; the other rollouts stay where they are."""
+    def adopt(self, policy: Policy, in_force: Mapping[str, Terms] | None = None) -> None:
+        """Roll out the rules of this policy that ask for it; the other rollouts stay where they are.
+
+        `in_force`: terms of rules that something was learnt for, in place of the policy's.
+        """
         self._policy_version = policy.full_version
         known = {live.target.rollout_id: live for live in (*self._left, *self._live.values())}
         self._live = {}
-        for rule, target in targets_of(policy, self._model).items():
+        for rule, target in targets_of(policy, self._model, in_force).items():
             live = known.pop(target.rollout_id, None)
             if live is None:
                 stored = self._exchange.states.get(target.rollout_id)
@@ -282,6 +285,11 @@ class Rollouts(Feature):
     async def events(self, rollout_id: str) -> Sequence[RolloutEvent]:
         """Return the events of a rollout, oldest first; raises `StoreUnavailable`."""
         return await self._exchange.events(rollout_id)
+
+    def state(self, rule: str) -> RolloutState | None:
+        """Return the state of the rollout of a rule, None if the rule has none now."""
+        live = self._live.get(rule)
+        return None if live is None else live.state
 
     def _find(self, rollout_id: str) -> LiveRollout:
         for live in self._live.values():

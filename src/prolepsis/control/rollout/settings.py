@@ -1,12 +1,12 @@
 """The stages of a rollout, and the settings that hold for all of them; made from a rule's terms."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
 from prolepsis.control.policy.model import Terms
-from prolepsis.control.policy.rollout_terms import METRICS, GuardrailTerms, OnHarm
+from prolepsis.control.policy.rollout_terms import METRICS, GuardrailTerms, OnHarm, TrialTerms
 from prolepsis.control.statistics.guardrail import Guardrail
 from prolepsis.control.statistics.judge import Levels
 from prolepsis.control.statistics.window import NUM_STARTS
@@ -59,16 +59,22 @@ class RolloutSettings:
 
 
 def settings_of(terms: Terms) -> RolloutSettings:
-    """Return the settings of a rule that is rolled out: a shadow stage if acceptance can decide, then the others."""
+    """Return the settings of a rule that is rolled out: a shadow stage if acceptance can decide, then the others.
+
+    A trial has the shadow stage beside a control that drafts. Its limit on acceptance is for the candidate alone, so
+    later, beside other proposers, it decides nothing.
+    """
     rollout = terms.rollout
     assert rollout is not None, "the rule is rolled out"
     guardrails = tuple(guardrail_of(guardrail, rollout.min_samples) for guardrail in terms.guardrails)
     in_shadow = tuple(guardrail for guardrail in guardrails if guardrail.metric == "acceptance")
     share = min(terms.shadow_percentage, 100.0 - rollout.holdout) / 100.0
-    decides = share > 0.0 and rollout.against is None and any(not guardrail.dry_run for guardrail in in_shadow)
+    is_trial = isinstance(rollout, TrialTerms)
+    has_shadow = rollout.against is None or is_trial
+    decides = share > 0.0 and has_shadow and any(not guardrail.dry_run for guardrail in in_shadow)
     return RolloutSettings(
         stages=stages(
-            guardrails,
+            tuple(replace(g, dry_run=g.dry_run or (is_trial and g in in_shadow)) for g in guardrails),
             shares=[percent / 100.0 for percent in rollout.stages],
             shadow_guardrails=in_shadow if decides else (),
             shadow_share=share,
@@ -85,10 +91,11 @@ def settings_of(terms: Terms) -> RolloutSettings:
 def guardrail_of(terms: GuardrailTerms, minimum_samples: int) -> Guardrail:
     """Return the guardrail as judgements use it."""
     metric = METRICS[terms.metric]
+    margin = terms.margin if terms.gain is None else -terms.gain
     return Guardrail(
         name=terms.name,
         metric=metric.value,
-        measure=metric.compared(terms.margin) if terms.margin is not None else metric.limited(terms.limit or 0.0),
+        measure=metric.compared(margin) if margin is not None else metric.limited(terms.limit or 0.0),
         better=metric.better,
         minimum_samples=minimum_samples,
         dry_run=terms.dry_run,

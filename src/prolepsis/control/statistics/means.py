@@ -210,6 +210,8 @@ class MeanDifference(Measure):
 class Ratio(Measure):
     """E[canary] / E[control], against 1 + `margin` (lower is better) or 1 - `margin`; values in [0, high].
 
+    A negative margin asks for a gain: to pass, the canary is surely better by so much.
+
     `high` None: `RATIO_HEADROOM` times the control's mean before the stage; until that is known there is no judgement.
     A ratio of means is tested as the difference E[canary] - (1 + margin) E[control], so nothing is divided by an
     estimate.

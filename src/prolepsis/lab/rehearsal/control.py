@@ -84,7 +84,10 @@ def without_rollouts(policy: Policy) -> Policy:
 
 def _with_terms(policy: Policy, change: Callable[[Any], Any]) -> Policy:
     return Policy(
-        version=policy.version, default=change(policy.default), rules=tuple(change(rule) for rule in policy.rules)
+        version=policy.version,
+        never_learn=policy.never_learn,
+        default=change(policy.default),
+        rules=tuple(change(rule) for rule in policy.rules),
     )
 
 

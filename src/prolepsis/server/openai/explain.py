@@ -1,7 +1,7 @@
 """Explains what a policy makes of a sample request, which is read as a server reads it; /admin/policy/explain."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
@@ -12,7 +12,7 @@ from pydantic import AwareDatetime, Field
 from prolepsis.control.policy.check import usable_policy
 from prolepsis.control.policy.decision import UNSTATED, SpeculationRequest
 from prolepsis.control.policy.explain import ExplainedRequest, explain
-from prolepsis.control.policy.model import Policy
+from prolepsis.control.policy.model import Policy, Terms
 from prolepsis.control.policy.runtime import Policies
 from prolepsis.control.web.body_reader import parse_body, read_body
 from prolepsis.control.web.caller import Caller, Role, SignedIn
@@ -95,12 +95,15 @@ def sample_of(given: PolicyExplainBody, defaults: SamplingDefaults) -> Sample:
     return Sample(replace(facts, flag=frozenset(given.flags)), requested, refused)
 
 
-def explained(policy: Policy, sample: Sample) -> ExplainedRequest:
-    """Return what a policy makes of the sample, which a server refuses where its caller lacks a role."""
+def explained(policy: Policy, sample: Sample, in_force: Mapping[str, Terms] | None = None) -> ExplainedRequest:
+    """Return what a policy makes of the sample, which a server refuses where its caller lacks a role.
+
+    `in_force`: terms of rules that something was learnt for, in place of the policy's.
+    """
     refused = None
     if sample.refused is not None:
         refused = {"param": sample.refused.param or "", "message": str(sample.refused)}
-    return explain(policy, sample.facts, sample.requested, refused)
+    return explain(policy, sample.facts, sample.requested, refused, in_force)
 
 
 def explain_routes(policies: Policies, defaults: Callable[[], SamplingDefaults]) -> Sequence[Route]:
@@ -116,7 +119,6 @@ def explain_routes(policies: Policies, defaults: Callable[[], SamplingDefaults])
 
 
 def _explain_body(body: PolicyExplainBody, policies: Policies, defaults: SamplingDefaults) -> ExplainedRequest:
-    policy = policies.policy
     if body.text is not None:
-        policy = usable_policy(body.text, "policy", policies.known)
-    return explained(policy or Policy(), sample_of(body, defaults))
+        return explained(usable_policy(body.text, "policy", policies.known), sample_of(body, defaults))
+    return explained(policies.policy or Policy(), sample_of(body, defaults), policies.terms)
