@@ -29,11 +29,11 @@ class Split:
 
 
 def dataset_of(
-    examples: Iterable[Example], terms: LearningTerms, info: Fingerprints, base: str, now: float
+    examples: Iterable[Example], terms: LearningTerms, info: Fingerprints, now: float
 ) -> tuple[DatasetManifest, Split] | str:
     """Return the data set of a rule's examples that began until `now`, or in words what it lacks.
 
-    `base`: SHA-256 of the base text.
+    Its base text is named later: it may have to be written, which pays for a data set only.
     """
     given = [example for example in examples if example.tenant in terms.tenants and example.at <= now]
     read = [example for example in given if example.tokenizer == info.tokenizer]
@@ -48,7 +48,7 @@ def dataset_of(
         return f"there are {len(usable)} of {2 * LEAST_DOCUMENTS} different examples{others}"
     first = usable[-max(LEAST_DOCUMENTS, len(usable) // _HELD_OUT_PARTS)].at
     split = Split([example for example in usable if example.at < first], [e for e in usable if e.at >= first])
-    return _manifest(usable, terms, info, base, now, first), split
+    return _manifest(usable, terms, info, now, first), split
 
 
 def _distinct(examples: Iterable[Example]) -> list[Example]:
@@ -61,7 +61,7 @@ def _distinct(examples: Iterable[Example]) -> list[Example]:
     ]
     by_time = sorted(longest, key=lambda example: (example.at, example.example_id))
     oldest = {_ids(example)[-_ENDING:]: example for example in reversed(by_time)}
-    return list(reversed(oldest.values()))
+    return [example for example in by_time if oldest[_ids(example)[-_ENDING:]] is example]
 
 
 def _levelled(examples: Sequence[Example]) -> list[Example]:
@@ -81,7 +81,7 @@ def _levelled(examples: Sequence[Example]) -> list[Example]:
 
 
 def _manifest(
-    examples: Sequence[Example], terms: LearningTerms, info: Fingerprints, base: str, now: float, held_out_from: float
+    examples: Sequence[Example], terms: LearningTerms, info: Fingerprints, now: float, held_out_from: float
 ) -> DatasetManifest:
     ids: dict[str, list[str]] = {}
     num_tokens = Counter[str]()
@@ -99,7 +99,7 @@ def _manifest(
         examples={tenant: tuple(sorted(own)) for tenant, own in ids.items()},
         num_tokens=dict(num_tokens),
         held_out_from=held_out_from,
-        base=base,
+        base="",
     )
 
 

@@ -1,9 +1,10 @@
 """The run while a process trains for it: its lease, its pauses and its budget."""
 
-import os
+import json
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Self
 
 from prolepsis.control.learning.machine import LearningEvent, Taken, step
@@ -12,7 +13,6 @@ from prolepsis.control.store.lineage import RunTable
 from prolepsis.core.errors import StoreUnavailable
 from prolepsis.core.learning import LearningRun
 from prolepsis.engine.native.processor import default_threads
-from dataclasses import replace
 
 LEASE_S = 300.0  # a run whose process is gone is free after it
 _RENEW_S, _LOOK_S = 60.0, 2.0
@@ -40,7 +40,7 @@ class HeldRun:
     ) -> None:
         """`run` is held by this process. `clock` and `processor` count seconds."""
         self.run = run
-        self.terms = LearningTerms.model_validate_json(_json(run))
+        self.terms = LearningTerms.model_validate_json(json.dumps(dict(run.terms)))
         self.progress = run.progress
         self._runs, self._clock, self._processor, self._sleep = runs, clock, processor, sleep
         self._spent_before = run.processor_s - processor()
