@@ -77,6 +77,10 @@ class RunFolder:
     def text(self) -> Path:
         return self.directory.root / "text.jsonl"
 
+    @property
+    def evaluation(self) -> Path:
+        return self.directory.root / "evaluation.json"
+
     def began(self) -> Mapping[str, object]:
         """Return what `begin` was given; empty where the folder is new."""
         file = self.directory.root / "began.json"
@@ -152,11 +156,13 @@ class _Job:
         if isinstance(found, str):
             return self._held.step(Ended("failed", found))
         key, split, base = found
-        label = next((name for name, head in self._lineage.heads().items() if head.manifests[0] == key), "")
+        label = next((name for name, head in self._lineage.heads().items() if head.manifests[:1] == (key,)), "")
         if not label:
-            self._read(split, base)
-            self._train(key)
-            result = self._evaluate()
+            if not self._folder.evaluation.is_file():
+                self._read(split, base)
+                self._train(key)
+                write_whole(self._folder.evaluation, self._evaluate().to_json().encode())
+            result = EvaluationResult.from_json(self._folder.evaluation.read_bytes())
             if not result.passed:
                 return self._held.step(Evaluated("", result.reason))
             label = self._install(key, result)

@@ -64,7 +64,8 @@ def _by_hand(rule: str, blocks: Mapping[str, LearningTerms], model: str, target:
 def take(runs: RunTable, rule: str, due: Due | None, identity: str, *, store: str) -> LearningRun | str:
     """Return the run of a rule (empty: of any), held by this process from now on; or why it cannot be.
 
-    `due`: begins one where none is under way; one that had spent its budget goes on. `identity`: of the target here; `store`: the database's name.
+    `due`: begins one where none is under way; one that had spent its budget goes on. `identity`: of the target here.
+    `store`: the database's name.
     """
     holder = f"{socket.gethostname()} {os.getpid()}"
     while True:
