@@ -42,7 +42,6 @@ def run_learning(
     `rule` is empty.
     """
     ensure_model(settings)
-    in_background()
     engine, runs = settings.engine, RunTable(database)
     identity = identity_of(resolve(engine.model, engine.model_dir))
     due = None if blocks is None else _by_hand(rule, blocks, engine.model, identity[:TARGET_DIGITS])
@@ -50,6 +49,7 @@ def run_learning(
         if blocks is not None:
             raise ConfigError(run, param="rule")
         time.sleep(_WAIT_S)
+    in_background()
     with _shown(run.rule) as say:
         return learn(engine, database, HeldRun(runs, run), say=say)
 
