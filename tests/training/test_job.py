@@ -291,6 +291,6 @@ def test_a_store_that_is_away_leaves_the_run_as_a_kill_does(machine: Machine) ->
         database.failing = {"read": "gone", "write": "gone"}
 
     with pytest.raises(StoreUnavailable):
-        learn(machine.config, database, taken(machine, database), say=_at("evaluation", lose), recipe=RECIPE)
+        learn(machine.config, database, taken(machine, database), say=_at("reading", lose), recipe=RECIPE)
     database.failing = {}
     assert RunTable(database).read().phase == "training"

@@ -11,10 +11,10 @@ from math import inf
 
 import structlog
 
-from prolepsis.control.learning.machine import Due, Taken, step
+from prolepsis.control.learning.machine import Due, Taken, champion_of, step
 from prolepsis.control.policy.learning_terms import LearningTerms
 from prolepsis.control.store.database import Database
-from prolepsis.control.store.lineage import RunTable
+from prolepsis.control.store.lineage import LineageTable, RunTable
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.learning import LearningRun
 from prolepsis.core.telemetry.logs import configure_logs
@@ -44,7 +44,16 @@ def run_learning(
     ensure_model(settings)
     engine, runs = settings.engine, RunTable(database)
     identity = identity_of(resolve(engine.model, engine.model_dir))
-    due = None if blocks is None else _by_hand(rule, blocks, engine.model, identity[:TARGET_DIGITS])
+    due = None
+    if blocks is not None and rule in blocks:
+        due = Due(
+            rule=rule,
+            trigger="hand",
+            model=engine.model,
+            target=identity[:TARGET_DIGITS],
+            parent=champion_of(LineageTable(database).heads(), [rule], to_learn_from=True),
+            terms=blocks[rule].model_dump(mode="json"),
+        )
     while isinstance(run := take(runs, rule, due, identity, store=database.name), str):
         if blocks is not None:
             raise ConfigError(run, param="rule")
@@ -52,13 +61,6 @@ def run_learning(
     in_background()
     with _shown(run.rule) as say:
         return learn(engine, database, HeldRun(runs, run), say=say)
-
-
-def _by_hand(rule: str, blocks: Mapping[str, LearningTerms], model: str, target: str) -> Due | None:
-    """Return what begins a run by hand, None for a rule that does not learn: a run of it may be under way."""
-    if rule not in blocks:
-        return None
-    return Due(rule=rule, trigger="hand", model=model, target=target, terms=blocks[rule].model_dump(mode="json"))
 
 
 def take(runs: RunTable, rule: str, due: Due | None, identity: str, *, store: str) -> LearningRun | str:
