@@ -238,7 +238,7 @@ class _Job:
         """Write the text, and the target's hidden states of it."""
         vocab, ends = self._target.shape.vocab, self._target.eos_token_ids
         if not self._folder.text.is_file():
-            save_texts(self._folder.text, _texts(split, read_texts(base, vocab, ends)))
+            save_texts(self._folder.text, texts_of(split, read_texts(base, vocab, ends)))
         texts = read_texts(self._folder.text, vocab, ends)
         total = sum(min(len(text.prompt), PROMPT_TOKENS) + len(text.answer) for text in texts)
         data, layers = self._folder.directory.data, self._target.recorded_layers
@@ -340,7 +340,7 @@ class _Job:
         self._held.check()
 
 
-def _texts(split: Split, base: Sequence[WrittenText]) -> Iterator[WrittenText]:
+def texts_of(split: Split, base: Sequence[WrittenText]) -> Iterator[WrittenText]:
     """Yield the examples, and as much of the base text, by numbers that hold out what is for the evaluation.
 
     The base text's part for it is of what heads never learn from, as far as there is enough.
