@@ -77,6 +77,8 @@ def take(runs: RunTable, rule: str, due: Due | None, identity: str, *, store: st
             is_left = stored.rule == rule and stored.outcome == "stopped" and RunFolder.of(stored, store).began()
             left = replace(stored, phase="training", outcome=None, reason="", processor_s=0.0, terms=due.terms)
             given = left if is_left and stored.target == due.target else step(stored, due, now)[0]
+        if given.phase == "training" and _is_gone(given, store):
+            given = replace(given, leased_until=0.0)
         after, _ = step(given, Taken(holder, now + LEASE_S), now)
         if given.phase == "ended":
             return f"no run of {rule} is due, and the policy in use has no block `learning` for it"
@@ -92,6 +94,20 @@ def take(runs: RunTable, rule: str, due: Due | None, identity: str, *, store: st
             return f"the run of {given.rule} is under way: {until if given.phase == 'training' else given.phase}"
         if runs.swap(after):
             return replace(after, version=after.version + 1)
+
+
+def _is_gone(run: LearningRun, store: str) -> bool:
+    """Return whether a run was held by a process of this machine that was killed, so that it need not be waited for."""
+    host, _, process = run.holder.partition(" ")
+    if host != socket.gethostname() or not process.isdecimal() or not RunFolder.of(run, store).began():
+        return False
+    try:
+        os.kill(int(process), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:  # it is another user's
+        return False
+    return False
 
 
 def in_background() -> None:
