@@ -56,6 +56,7 @@ class Following:
         client: EngineClient,
         policies: Policies,
         rollouts: Rollouts,
+        *,
         swaps: DraftHeads,
         lineage: LineageTable,
         folder: LearntHeads,

@@ -2,7 +2,8 @@
 
 import asyncio
 import socket
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Protocol
@@ -47,6 +48,7 @@ LOOK_S = 60.0  # between two looks at what is due, and between two starts of a p
 AGAIN_S = 3600.0  # after a run that failed or was stopped, before the next one is due
 WATCHED_S = 7 * DAY_S  # so long a promoted head is watched for harm
 PAUSE_S = 30.0  # for which a run pauses where requests are served beside it
+GIVEN_UP_S = 3600.0
 MOST_STARTS = 3  # of one run's process, by one server
 
 log = structlog.get_logger(__name__)
@@ -78,14 +80,22 @@ class LearningFeature(Feature):
         folder: LearntHeads,
         start: Callable[[LearningRun], Process],
         against: Callable[[], list[tuple[Key, Judge, str]]],
+        targets: Callable[[], Collection[str]],
+        now: Callable[[], float] | None = None,
     ) -> None:
-        """`start` begins the process of a run; `against`: what is held against proposers (`HealthFeature.against`)."""
+        """`start` begins the process of a run; `against`: what is held against proposers (`HealthFeature.against`).
+
+        `targets`: weights of the targets of all servers that share the store. `now`: None is the database's time.
+        """
         self.policies, self.rollouts, self.database = policies, rollouts, context.database
         self._client, self._emit, self._monotonic = context.client, context.emit, context.monotonic
-        self._start, self._against = start, against
-        self._runs, self._lineage = RunTable(self.database), LineageTable(self.database)
+        self._start, self._against, self._served_targets = start, against, targets
+        self._is_served_at = context.monotonic()
+        self._runs, self._lineage = RunTable(self.database, now), LineageTable(self.database, now or time.time)
         self._examples, self._work = ExampleTable(self.database), PeriodicWork(self.database)
-        self.following = Following(context.client, policies, rollouts, heads, self._lineage, folder)
+        self.following = Following(
+            context.client, policies, rollouts, swaps=heads, lineage=self._lineage, folder=folder
+        )
         self._targets: dict[str, str] = {}  # of data sets, by their keys
         self._seen: LearningRun | None = None
         self._process: Process | None = None
@@ -177,18 +187,25 @@ class LearningFeature(Feature):
     async def _event(self, stored: Stored) -> LearningEvent | None:
         """Return what has happened to the run, as far as this server sees it."""
         run, lineage = stored.run, stored.heads.get(stored.run.head)
+        event: LearningEvent | None = None
         if lineage is not None and lineage.retired:
-            return Retired(lineage.retired, forgotten="forgotten" in lineage.retired)
-        if run.phase == "ended" or not stored.is_ours:
-            return None
-        if self.policies.version and run.rule not in self.policies.learning:
-            return Ended("stopped", f"rule {run.rule} of the policy in use does not learn any more")
-        if run.phase in TRIED:
-            if refusal := self.following.refusal(run.head):
-                return Ended("failed", refusal)
-            state = self.following.trial(run)
-            return None if state is None else await self._shown_by(state)
-        return None
+            event = Retired(lineage.retired, forgotten="forgotten" in lineage.retired)
+        elif run.phase != "ended" and not stored.is_ours:
+            event = self._given_up(run)
+        elif run.phase != "ended" and self.policies.version and run.rule not in self.policies.learning:
+            event = Ended("stopped", f"rule {run.rule} of the policy in use does not learn any more")
+        elif run.phase in TRIED and (refusal := self.following.refusal(run.head)):
+            event = Ended("failed", refusal)
+        elif run.phase in TRIED and (state := self.following.trial(run)) is not None:
+            event = await self._shown_by(state)
+        return event
+
+    def _given_up(self, run: LearningRun) -> Ended | None:
+        """End a run, which would keep others waiting, if no server has had its target for an hour."""
+        now = self._monotonic()
+        if run.target in self._served_targets():
+            self._is_served_at = now
+        return Ended("failed", "no server has its target") if now - self._is_served_at > GIVEN_UP_S else None
 
     async def _shown_by(self, state: RolloutState) -> RolloutSeen:
         if state.phase != "rolled_back":

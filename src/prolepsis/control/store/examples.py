@@ -129,12 +129,12 @@ class ExampleTable(StoreTable):
         if num_unopened:
             log.error("examples_not_opened", rule=rule, number=num_unopened, of=len(keys))
 
-    def totals(self) -> Sequence[ExampleTotals]:
-        """Return what there is, by rule, tokenizer, traffic class and tenant."""
+    def totals(self, *, since: float = 0.0) -> Sequence[ExampleTotals]:
+        """Return what there is of later than `since`, by rule, tokenizer, traffic class and tenant."""
         place = func.substr(of.key, 1, func.length(of.key) - _ID_DIGITS - 1).label("place")
         sums = func.sum(of.version), func.sum(func.length(of.text)), func.min(of.at), func.max(of.at)
         num_sealed = func.sum(case((of.text.startswith(PREFIX), 1), else_=0))
-        query = select(place, of.by, func.count(), *sums, num_sealed).where(_EXAMPLES.are())
+        query = select(place, of.by, func.count(), *sums, num_sealed).where(_EXAMPLES.are(of.at > since))
         with self._database.read() as connection:
             rows = connection.execute(query.group_by("place", of.by).order_by("place", of.by)).all()
         totals = list[ExampleTotals]()
