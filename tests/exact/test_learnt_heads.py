@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from prolepsis.core.config import CANDIDATE_HEAD, DRAFT_HEAD, EngineConfig
+from prolepsis.core.config import CANDIDATE_HEAD, DRAFT_HEAD, NAMED_HEADS, EngineConfig, HeadProposerName
 from prolepsis.core.errors import ModelLoadError
 from prolepsis.core.kill_scope import kill_scope
 from prolepsis.core.learning import tenant_digest
@@ -51,10 +51,10 @@ class Learnt:
     target: Target
     answer: tuple[int, ...]
 
-    def engine(self, head: str = "none") -> Engine:
+    def engine(self, head: str = "none", proposer: HeadProposerName = CANDIDATE_HEAD) -> Engine:
         engine = at_any_price(build_engine(self.config))
         if head != "none":
-            swap(engine, head, CANDIDATE)
+            swap(engine, head, proposer)
         return engine
 
 
@@ -106,10 +106,13 @@ def answered(engine: Engine, learnt: Learnt, *requests: GenerateRequest) -> Sequ
     return [terminals(events)[request.request_id].stats for request in requests]
 
 
-def test_what_a_tenant_wrote_is_drafted_for_it_and_for_nobody_else(learnt: Learnt) -> None:
-    own, other, nobody = answered(learnt.engine("secret"), learnt, asked("acme"), asked("other"), asked(""))
+@pytest.mark.parametrize("proposer", NAMED_HEADS)
+def test_what_a_tenant_wrote_is_drafted_for_it_and_for_nobody_else(learnt: Learnt, proposer: HeadProposerName) -> None:
+    choice = SpeculationChoice("always", proposers=(proposer,))
+    requests = [replace(asked(tenant), speculation=choice) for tenant in ("acme", "other", "")]
+    own, other, nobody = answered(learnt.engine("secret", proposer), learnt, *requests)
     assert own.num_accepted > 10, "it learnt the answer by heart"
-    assert own.drafts[CANDIDATE_HEAD]
+    assert own.drafts[proposer]
     [before] = answered(learnt.engine(), learnt, asked("other"))
     for stats in (other, nobody):
         assert (stats.num_drafts, stats.drafts, stats.proposers, stats.judged) == (0, {}, {}, {})
