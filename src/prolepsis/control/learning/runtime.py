@@ -30,6 +30,7 @@ from prolepsis.control.learning.triggers import RuleNews, due, last_of
 from prolepsis.control.policy.runtime import Policies
 from prolepsis.control.rollout.machine import RolloutState
 from prolepsis.control.rollout.runtime import Rollouts
+from prolepsis.control.store.database import database_time
 from prolepsis.control.store.examples import ExampleTable
 from prolepsis.control.store.lineage import LineageTable, RunTable
 from prolepsis.control.store.turns import PeriodicWork
@@ -92,7 +93,8 @@ class LearningFeature(Feature):
         self._start, self._against, self._served_targets = start, against, targets
         self._is_served_at = context.monotonic()
         self._runs, self._lineage = RunTable(self.database, now), LineageTable(self.database, now or time.time)
-        self._examples, self._work = ExampleTable(self.database), PeriodicWork(self.database)
+        self._examples = ExampleTable(self.database)
+        self._work = PeriodicWork(self.database, now=database_time if now is None else lambda _: now())
         self.following = Following(
             context.client, policies, rollouts, swaps=heads, lineage=self._lineage, folder=folder
         )
