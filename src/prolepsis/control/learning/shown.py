@@ -20,6 +20,7 @@ _STEPS: Mapping[Phase, str] = {
     "trial": "trial",
     "settling": "settling",
 }
+_NOT_TRIED = "its rollout shows how far it is, once the head is in its slot and the rule's own rollout is on"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,13 +191,14 @@ def _chain(run: LearningRun, lineage: HeadLineage | None, trial: RolloutView | N
         reached = len(phases) if run.outcome == "promoted" else phases.index("trial" if run.head else "training")
     else:
         reached = phases.index(run.phase)
+    shows = {"training": _evaluated(lineage), "trial": _NOT_TRIED if run.phase == "trial" else ""}
     steps = []
     for number, phase in enumerate(phases):
         state = "done" if number < reached else run.outcome or "now" if number == reached else "to come"
         if phase == run.phase == "trial" and trial is not None:
             steps += _stages(trial)
         else:
-            steps.append(ChainStep(_STEPS[phase], state, _evaluated(lineage) if phase == "training" else ""))
+            steps.append(ChainStep(_STEPS[phase], state, shows.get(phase, "")))
     return steps
 
 
