@@ -346,7 +346,7 @@ async def test_a_run_on_this_machine_pauses_while_requests_run(sites: Sites) -> 
     server.client.reported = replace(IDLE, num_waiting=1)
     await server.tick()
     assert sites.run.paused_until == 0.0
-    assert sites.runs.swap(replace(sites.run, holder=f"{socket.gethostname()}-1"))
+    assert sites.runs.swap(replace(sites.run, holder=f"{socket.gethostname()} 1"))
     await server.tick()
     assert sites.run.paused_until == sites.clock.now + PAUSE_S
 

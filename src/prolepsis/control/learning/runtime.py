@@ -288,7 +288,7 @@ class LearningFeature(Feature):
     async def _pause(self, stored: Stored) -> None:
         """Let a run on this machine pause while requests are served; it goes on soon after the last one."""
         run, health = stored.run, self._client.health()
-        is_here = run.holder.startswith(f"{socket.gethostname()}-")
+        is_here = run.holder.partition(" ")[0] == socket.gethostname()
         if is_here and (health.num_running or health.num_waiting) and run.paused_until < stored.now + PAUSE_S / 2:
             await asyncio.to_thread(self._runs.swap, replace(run, paused_until=stored.now + PAUSE_S))
 
