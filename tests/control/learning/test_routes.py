@@ -6,7 +6,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from prolepsis.control.learning.machine import Evaluated, Taken, step
+from prolepsis.control.learning.machine import Ended, Evaluated, Taken, step
 from prolepsis.control.learning.shown import ChainStep, shown
 from prolepsis.control.policy.learning_terms import LearningTerms
 from prolepsis.core.config import CANDIDATE_HEAD, ServerConfig
@@ -55,6 +55,16 @@ async def test_what_cannot_be_done_is_refused(
 ) -> None:
     reply = await http.put("/admin/learning", json=body)
     assert (reply.status_code, reply.json()["error"]["code"]) == (status, code)
+
+
+async def test_what_an_operator_did_is_told_once_and_under_their_name(sites: Sites) -> None:
+    first, second = Server(sites), Server(sites)
+    assert await first.learning.begin(await first.learning.read(), "code", "hand", "", "ann")
+    await second.tick()
+    await first.learning.step(await first.learning.read(), Ended("stopped", "by ann"), "ann")
+    await second.tick()
+    told = [(event.action, event.actor) for event in sites.events if event.action.startswith("learning.")]
+    assert told == [("learning.due", "ann"), ("learning.stopped", "ann")]
 
 
 async def test_the_page_shows_the_run_and_its_buttons(http: httpx2.AsyncClient) -> None:

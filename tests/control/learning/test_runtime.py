@@ -84,7 +84,7 @@ async def test_a_head_that_wins_its_trial_is_promoted_on_every_server(sites: Sit
         assert server.proposers is not None
         assert server.proposers[0] == LEARNT_HEAD
         assert server.folder.aliases["champion"] == "code@1"
-    assert sites.acts == ["learning.trial", "learning.promoted"]
+    assert sites.acts == ["learning.due", "learning.trial", "learning.promoted"]
 
 
 async def promoted_after(sites: Sites, *servers: Server) -> None:
@@ -128,7 +128,7 @@ async def test_harm_in_the_trial_takes_the_candidate_out_of_every_server(sites: 
         assert server.client.installed == []
     assert (sites.run.outcome, "slower" in sites.run.reason) == ("rolled_back", True)
     assert sites.lineage.heads()["code@1"].retired == sites.run.reason
-    assert sites.acts == ["learning.trial", "learning.rolled_back"]
+    assert sites.acts == ["learning.due", "learning.trial", "learning.rolled_back"]
 
 
 async def test_harm_while_it_settles_does_so_too(sites: Sites) -> None:

@@ -15,10 +15,11 @@ from prolepsis.control.policy.runtime import Policies
 from prolepsis.control.rollout.machine import RolloutState
 from prolepsis.control.rollout.runtime import Rollouts
 from prolepsis.control.store.lineage import LineageTable
+from prolepsis.control.web.errors import RequestRefused
 from prolepsis.core.audit_event import SERVER
 from prolepsis.core.config import CANDIDATE_HEAD, DRAFT_HEAD, HEAD_PROPOSERS, LEARNT_HEAD, HeadProposerName
 from prolepsis.core.engine_client import EngineClient
-from prolepsis.core.errors import InvalidParameter, ProlepsisError, StoreUnavailable
+from prolepsis.core.errors import InvalidParameter, ModelError
 from prolepsis.core.learning import HeadLineage, LearningRun
 
 IDLE_S = 600.0  # so long a head waits for a moment without requests: a swap empties the cache of prefixes
@@ -130,9 +131,7 @@ class Following:
             await asyncio.to_thread(self._folder.install, head, archive)
             await asyncio.to_thread(self._folder.give_alias, head, alias)
             await self._swaps.swap(HeadSwapBody(head=head, proposer=slot, reason=f"{alias}, learnt"), SERVER)
-        except StoreUnavailable:
-            raise
-        except ProlepsisError as error:
+        except (RequestRefused, InvalidParameter, ModelError, ImportError) as error:
             self._refused[slot, head] = str(error)
             log.error("learnt_head_not_used", head=head, slot=slot, error=str(error))
 

@@ -17,7 +17,6 @@ from prolepsis.control.learning.machine import (
     TRIED,
     Due,
     Ended,
-    LearningAct,
     LearningEvent,
     Promote,
     Retire,
@@ -150,28 +149,28 @@ class LearningFeature(Feature):
         }
         return Stored(run, heads, fitting, self._runs.now(), is_ours=run.target == target)
 
-    async def step(self, stored: Stored, event: LearningEvent) -> bool:
+    async def step(self, stored: Stored, event: LearningEvent, by: str = SERVER) -> bool:
         """Carry out and store what an event leads to; return whether it changed the run, and no one was faster."""
         after, acts = step(stored.run, event, stored.now)
         if after == stored.run:
             return False
         for act in acts:
-            await self._carry_out(act)
-        return await asyncio.to_thread(self._runs.swap, after)
-
-    async def _carry_out(self, act: LearningAct) -> None:
-        match act:
-            case Promote(head):
-                await asyncio.to_thread(self._lineage.promoted, head)
-            case Retire(head, why):
-                await self.retire(head, why)
+            match act:
+                case Promote(head):
+                    await asyncio.to_thread(self._lineage.promoted, head)
+                case Retire(head, why):
+                    await self.retire(head, why, by)
+        is_first = await asyncio.to_thread(self._runs.swap, after)
+        if is_first:
+            self._tell(after, by)
+        return is_first
 
     async def retire(self, head: str, why: str, by: str = SERVER) -> None:
         """Bar a head from drafting for good; each server takes it out with its next tick."""
         if await asyncio.to_thread(self._lineage.retire, head, why):
             self._emit(AuditEvent(actor=by, action="head.retired", subject=head, after={"why": why}))
 
-    async def begin(self, stored: Stored, rule: str, trigger: Trigger, why: str) -> bool:
+    async def begin(self, stored: Stored, rule: str, trigger: Trigger, why: str, by: str = SERVER) -> bool:
         """Make a run due, from the rule's champion; return whether it was, as no other is under way."""
         terms, info = self.policies.learning[rule], self._client.info
         parent = champion_of(stored.fitting, [rule], to_learn_from=True)
@@ -184,7 +183,7 @@ class LearningFeature(Feature):
             parent=parent,
             terms=terms.model_dump(mode="json"),
         )
-        return await self.step(stored, event)
+        return await self.step(stored, event, by)
 
     async def _event(self, stored: Stored) -> LearningEvent | None:
         """Return what has happened to the run, as far as this server sees it."""
@@ -292,7 +291,7 @@ class LearningFeature(Feature):
         if is_here and (health.num_running or health.num_waiting) and run.paused_until < stored.now + PAUSE_S / 2:
             await asyncio.to_thread(self._runs.swap, replace(run, paused_until=stored.now + PAUSE_S))
 
-    def _tell(self, run: LearningRun) -> None:
+    def _tell(self, run: LearningRun, by: str = SERVER) -> None:
         """Tell log, metrics and audit log where the run is. Each server does; the audit log has it once."""
         before, self._seen = self._seen, run
         if before is not None:
@@ -305,11 +304,11 @@ class LearningFeature(Feature):
             self._num_starts = 0
         if before is not None and run.outcome is not None:
             self._ended.labels(run.rule, run.outcome).inc()
-        act = {"training": "started", "trial": "trial"}.get(run.phase, run.outcome)
+        act = {"due": "due", "training": "started", "trial": "trial"}.get(run.phase, run.outcome)
         if act is not None:
             after = {
                 name: getattr(run, name) for name in ("run_id", "rule", "head", "parent", "trigger", "why", "reason")
             }
             log.info("learning", act=act, **after)
             uid, subject = digest_of(place)[:32], run.head or run.rule
-            self._emit(AuditEvent(actor=SERVER, action=f"learning.{act}", subject=subject, after=after, uid=uid))
+            self._emit(AuditEvent(actor=by, action=f"learning.{act}", subject=subject, after=after, uid=uid))
