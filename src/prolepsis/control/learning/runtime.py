@@ -90,7 +90,6 @@ class LearningFeature(Feature):
         self.policies, self.rollouts, self.database = policies, rollouts, context.database
         self._client, self._emit, self._monotonic = context.client, context.emit, context.monotonic
         self._start, self._against, self._served_targets = start, against, targets
-        self._is_served_at = context.monotonic()
         self._runs, self._lineage = RunTable(self.database, now), LineageTable(self.database, now or time.time)
         self._examples = ExampleTable(self.database)
         self._work = PeriodicWork(self.database, now=database_time if now is None else lambda _: now())
@@ -98,6 +97,7 @@ class LearningFeature(Feature):
             context.client, policies, rollouts, swaps=heads, lineage=self._lineage, folder=folder
         )
         self._targets: dict[str, str] = {}  # of data sets, by their keys
+        self._alone = "", 0.0  # a run of a target that no server has, and since when
         self._seen: LearningRun | None = None
         self._process: Process | None = None
         self._num_starts = 0
@@ -192,7 +192,7 @@ class LearningFeature(Feature):
         if lineage is not None and lineage.retired:
             event = Retired(lineage.retired, forgotten="forgotten" in lineage.retired)
         elif run.phase != "ended" and not stored.is_ours:
-            event = self._given_up(run)
+            event = self._given_up(stored)
         elif run.phase != "ended" and self.policies.version and run.rule not in self.policies.learning:
             event = Ended("stopped", f"rule {run.rule} of the policy in use does not learn any more")
         elif run.phase in TRIED and (refusal := self.following.refusal(run.head)):
@@ -201,12 +201,12 @@ class LearningFeature(Feature):
             event = await self._shown_by(state)
         return event
 
-    def _given_up(self, run: LearningRun) -> Ended | None:
-        """End a run, which would keep others waiting, if no server has had its target for an hour."""
-        now = self._monotonic()
-        if run.target in self._served_targets():
-            self._is_served_at = now
-        return Ended("failed", "no server has its target") if now - self._is_served_at > GIVEN_UP_S else None
+    def _given_up(self, stored: Stored) -> Ended | None:
+        """End a run, which would keep others waiting, if no server has had its target for an hour, and none trains."""
+        run, now = stored.run, self._monotonic()
+        if run.target in self._served_targets() or run.leased_until > stored.now or run.run_id != self._alone[0]:
+            self._alone = run.run_id, now
+        return Ended("failed", "no server has its target") if now - self._alone[1] > GIVEN_UP_S else None
 
     async def _shown_by(self, state: RolloutState) -> RolloutSeen:
         if state.phase != "rolled_back":
