@@ -10,6 +10,7 @@ from prolepsis.control.policy.explain import explain
 from prolepsis.control.policy.learnt import with_champion, with_trial
 from prolepsis.control.policy.model import Terms, control_terms
 from prolepsis.control.policy.source import GivenPolicy
+from prolepsis.control.rollout.live import targets_of
 from prolepsis.control.rollout.runtime import RolloutView
 from prolepsis.control.rollout.settings import settings_of
 from prolepsis.control.statistics.means import Limit, Ratio
@@ -175,6 +176,18 @@ async def test_each_head_has_a_rollout_of_its_own_and_the_rules_comes_back_as_it
         assert (view.id, view.phase) == (own.id, "on")
     assert site.policies.version == version
     assert {phase.target.trial for phase in site.rollouts._left} == {"acme@4", "acme@5"}
+
+
+def test_an_edit_of_what_is_learnt_is_no_other_rollout_of_the_rule() -> None:
+    held = learns("rollout: {}, ")
+    edited = held.replace("gain: 0.1", "gain: 0.2")
+    targets = [targets_of(policy(text), "tiny")["acme"] for text in (held, edited)]
+    trials = [trial("acme@4")(policy(text).rules[0].terms) for text in (held, edited)]
+    tried = [targets_of(policy(held), "tiny", {"acme": terms})["acme"] for terms in trials]
+    assert targets[0].rollout_id == targets[1].rollout_id
+    assert tried[0].rollout_id != tried[1].rollout_id, "it has to gain more"
+    assert {target.trial for target in targets} == {""}
+    assert {target.trial for target in tried} == {"acme@4"}
 
 
 async def test_a_promoted_head_drafts_in_the_rule_and_its_rollout_is_judged_again() -> None:
