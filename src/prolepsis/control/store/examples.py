@@ -5,6 +5,8 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import accumulate
+from math import inf
 from typing import ClassVar, Self
 
 import structlog
@@ -109,15 +111,20 @@ class ExampleTable(StoreTable):
         super().__init__(database)
         self._clock = clock
 
-    def read(self, rule: str, *, since: float = 0.0, tenants: Collection[str] | None = None) -> Iterator[Example]:
+    def read(
+        self, rule: str, *, since: float = 0.0, tenants: Collection[str] | None = None, most_tokens: float = inf
+    ) -> Iterator[Example]:
         """Yield a rule's examples that are later than `since`, oldest first, of `tenants` or of all.
 
-        Those that cannot be opened are skipped, and the log has their number (`examples_not_opened`).
+        Of all they are the newest, with `most_tokens` together. Those that cannot be opened are skipped, and the log
+        has their number (`examples_not_opened`).
         """
         which = [_of_rule(rule), of.at > since, *([] if tenants is None else [of.by.in_([*tenants])])]
         with self._database.read() as connection:
-            query = select(of.key).where(_EXAMPLES.are(*which)).order_by(of.at, of.key)
-            keys = connection.scalars(query).all()
+            query = select(of.key, of.version).where(_EXAMPLES.are(*which)).order_by(of.at.desc(), of.key.desc())
+            newest = connection.execute(query).all()
+        sums = accumulate(num_tokens for _, num_tokens in newest)
+        keys = [key for (key, _), num in zip(newest, sums, strict=True) if num <= most_tokens][::-1]
         num_unopened = 0
         for start in range(0, len(keys), _PAGE):
             page = keys[start : start + _PAGE]
