@@ -381,6 +381,8 @@ LOCAL = {
     "keys revoke": (["keys", "revoke", "KEY"], "key.revoked"),
     "store prune": (["store", "prune", "--days", "1"], "records.pruned"),
     "store forget-tenant": (["store", "forget-tenant", "acme"], "tenant.forgotten"),
+    "learning export": (["learning", "export", "code", "--to", "examples.jsonl"], "learning.exported"),
+    "learning forget": (["learning", "forget", "acme"], "learning.forgotten"),
 }
 """Commands that control something here; with --url they are acts of the server."""
 ASKING = words_of(
@@ -396,7 +398,7 @@ ASKING = words_of(
 READING = words_of(
     """
     generate, chat, batch, bench, check, doctor, profile, load, tune, workload, rehearse measure, rehearse run,
-    keys list, review, policy check, policy diff, policy explain, store status,
+    keys list, learning status, review, policy check, policy diff, policy explain, store status,
     store prices, audit verify, audit show, audit export, audit replay, show timeline, propose-server, monitoring
     """
 )
@@ -407,6 +409,7 @@ STARTING = {
     "incident": "incident.snapshot",
     "exact": "exact.passed",
     "rehearse check": "rehearsal.checked",
+    "learning run": "learning.started",
 }
 """Commands whose entries have tests of their own."""
 MAKING = ("train", "models")
