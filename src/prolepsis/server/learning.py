@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -67,16 +68,23 @@ def learning(
 
 
 def start_run(context: Context, run: LearningRun) -> "Popen[bytes]":
-    """Start the process of a run with this server's settings; what it prints is in RUN_ID.log beside its folder."""
+    """Start the process of a run with this server's settings; what it prints is in RUN_ID.log of the data directory."""
     home = data_directory() / "learning"
     home.mkdir(parents=True, exist_ok=True)
-    settings = home / f"{run.run_id}.json"
-    settings.write_text(json.dumps(context.engine.model_dump(mode="json", exclude_unset=True)))
-    of_fields = {environment_name(name) for name in field_names()}
-    variables = {name: text for name, text in environ.items() if name not in of_fields}
-    variables |= {"PROLEPSIS_CONFIG": str(settings), environment_name("store"): context.config.store}
-    if context.config.audit_key is not None:
-        variables[environment_name("audit_key")] = str(context.config.audit_key)
     command = [sys.executable, "-c", _COMMAND, "learning", "run", run.rule]
+    variables = variables_of(context, home / f"{run.run_id}.json", environ)
     with (home / f"{run.run_id}.log").open("ab") as output:
         return Popen(command, env=variables, stdout=output, stderr=STDOUT)  # noqa: S603  # our own command
+
+
+def variables_of(context: Context, file: Path, environment: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the environment that gives a process this server's engine and store, whatever gave them to the server.
+
+    Settings of the engine are written to `file`; the store's, which may have a password, are in no file.
+    """
+    file.write_text(json.dumps(context.engine.model_dump(mode="json", exclude_unset=True)))
+    given = {"store": context.config.store, "audit_key": context.config.audit_key, "policy": context.config.policy}
+    own = {environment_name(name): str(value) for name, value in given.items() if value is not None}
+    fields = {environment_name(name) for name in field_names()}
+    others = {name: text for name, text in environment.items() if name not in fields}
+    return {**others, **own, "PROLEPSIS_CONFIG": str(file)}

@@ -288,6 +288,22 @@ async def test_a_rule_that_stops_learning_ends_its_run_and_serves_as_the_policy_
     assert (sites.run.outcome, server.slots, server.proposers) == ("stopped", {}, None)
 
 
+async def test_a_tenant_that_takes_its_consent_back_ends_a_run_that_would_read_its_examples(sites: Sites) -> None:
+    all_agree = POLICY.replace("tenants: [acme]", "serves: all, min_tenants: 2, tenants: [acme, b, c]")
+    sites.policy.write_text(all_agree)
+    server = Server(sites)
+    await begun(sites, server)
+    sites.policy.write_text(all_agree.replace("[acme, b, c]", "[b, c]"))
+    await server.tick()
+    assert (sites.run.outcome, server.processes) == ("stopped", [])
+    sites.policy.write_text(all_agree)
+    await server.tick()
+    await tried(sites, server)
+    sites.policy.write_text(all_agree.replace("[acme, b, c]", "[b, c]"))
+    await server.tick()
+    assert sites.run.phase == "trial"  # what was learnt stays until it is forgotten
+
+
 async def test_what_is_due_begins_once_for_all_servers_and_its_process_is_started_by_one(sites: Sites) -> None:
     first, second = Server(sites), Server(sites)
     await first.tick()

@@ -193,13 +193,19 @@ class LearningFeature(Feature):
             event = Retired(lineage.retired, forgotten="forgotten" in lineage.retired)
         elif run.phase != "ended" and not stored.is_ours:
             event = self._given_up(stored)
-        elif run.phase != "ended" and self.policies.version and run.rule not in self.policies.learning:
-            event = Ended("stopped", f"rule {run.rule} of the policy in use does not learn any more")
+        elif run.phase != "ended" and self.policies.version and not self._agrees(run):
+            event = Ended("stopped", f"by the policy in use {run.rule}, or a tenant of it, does not learn any more")
         elif run.phase in TRIED and (refusal := self.following.refusal(run.head)):
             event = Ended("failed", refusal)
         elif run.phase in TRIED and (state := self.following.trial(run)) is not None:
             event = await self._shown_by(state)
         return event
+
+    def _agrees(self, run: LearningRun) -> bool:
+        """Return whether the rule learns still, and while the run reads its examples, whether their tenants agree."""
+        terms, tenants = self.policies.learning.get(run.rule), run.terms.get("tenants", ())
+        agree = terms is not None and isinstance(tenants, Collection) and {*tenants} <= {*terms.tenants}
+        return agree if run.phase in ("due", "training") else terms is not None
 
     def _given_up(self, stored: Stored) -> Ended | None:
         """End a run, which would keep others waiting, if no server has had its target for an hour, and none trains."""
