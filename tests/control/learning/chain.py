@@ -24,7 +24,7 @@ from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.engine_client import EngineHealth, InstalledHead
 from prolepsis.core.events import Finished
-from prolepsis.core.learning import DatasetManifest, HeadLineage, LearningRun
+from prolepsis.core.learning import DatasetManifest, HeadLineage, LearningRun, tenant_digest
 from prolepsis.core.reasons import Judge
 from prolepsis.core.stats import RequestStats
 from prolepsis.core.telemetry.metrics import Metrics
@@ -166,17 +166,19 @@ class Sites:
     def run(self) -> LearningRun:
         return self.runs.read()
 
-    def head(self, label: str, **changes: Any) -> None:
-        """Keep a head of the target, as a process that trains does."""
+    def head(
+        self, label: str, *, target: str = "aa00ff", archive: bytes = b"weights", tenant: str = "acme", **changes: Any
+    ) -> None:
+        """Keep a head that learnt from a tenant, as a process that trains does."""
         manifest = DatasetManifest(
             rule="code",
             made_at=self.clock.now,
             first_at=0.0,
             last_at=self.clock.now,
-            target="aa00ff",
+            target=target,
             tokenizer="",
             filters={},
-            examples={},
+            examples={tenant_digest(tenant): ("9f" * 8,)},
             num_tokens={},
             held_out_from=0.0,
             base="",
@@ -192,21 +194,25 @@ class Sites:
             evaluation={"first": [0.4, 0.5], "own": {"estimate": 1.13, "lower": 1.09, "upper": 1.2}},
         )
         self.lineage.add_head(label, replace(lineage, **changes))
-        self.lineage.put_weights(label, label.encode())
+        self.lineage.put_weights(label, archive)
 
-    def train(self, label: str) -> None:
+    def train(self, label: str, **head: Any) -> None:
         """Do what the process of the run does, to a head that passed."""
         taken, _ = step(self.run, Taken("gpu-1", self.clock.now + 300.0), self.clock.now)
         assert self.runs.swap(taken)
-        self.head(label)
+        self.head(label, **head)
         tried, _ = step(self.run, Evaluated(label), self.clock.now)
         assert self.runs.swap(tried)
 
     async def pass_stages(self, server: Server) -> None:
-        """Promote the trial's rollout through all stages, by hand."""
-        state = server.rollouts.state("code")
+        await pass_stages(server.rollouts)
+
+
+async def pass_stages(rollouts: Rollouts) -> None:
+    """Promote the trial's rollout through all stages, by hand."""
+    state = rollouts.state("code")
+    assert state is not None
+    while state.phase != "on":
+        await rollouts.command(state.rollout_id, "promote", "a test", force=True)
+        state = rollouts.state("code")
         assert state is not None
-        while state.phase != "on":
-            await server.rollouts.command(state.rollout_id, "promote", "a test", force=True)
-            state = server.rollouts.state("code")
-            assert state is not None

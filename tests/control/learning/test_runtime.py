@@ -12,6 +12,7 @@ from prolepsis.control.learning.following import IDLE_S
 from prolepsis.control.learning.machine import SETTLE_S, Ended
 from prolepsis.control.learning.runtime import AGAIN_S, GIVEN_UP_S, LOOK_S, MOST_STARTS, PAUSE_S
 from prolepsis.control.store.examples import ExampleItem
+from prolepsis.control.store.lineage import forget
 from prolepsis.core.config import CANDIDATE_HEAD, DRAFT_HEAD, LEARNT_HEAD
 from prolepsis.core.learning import Example
 from tests.control.learning.chain import IDLE, POLICY, Server, Sites
@@ -172,7 +173,7 @@ async def test_forgetting_takes_heads_out_within_a_tick_in_each_phase(sites: Sit
             await sites.pass_stages(server)
             await server.tick()
     assert sites.run.phase == phase
-    sites.lineage.retire("code@1", "tenant forgotten 2026-11-28")
+    assert forget(sites.database, tenant="acme").retired == ("code@1",)
     await server.tick()
     assert server.slots == {}
     assert server.client.installed == []
