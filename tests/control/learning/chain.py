@@ -86,7 +86,8 @@ class Server:
 
     def __post_init__(self) -> None:
         self.client = FakeEngineClient(
-            lambda request: [Finished(request.request_id, RequestStats())], replace(INFO, weights=self.weights)
+            lambda request: [Finished(request.request_id, RequestStats())],
+            replace(INFO, weights=self.weights, tokenizer="t"),
         )
         self.client.reported = IDLE
         self.metrics = Metrics()

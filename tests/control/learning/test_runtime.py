@@ -10,7 +10,7 @@ import pytest
 
 from prolepsis.control.learning.following import IDLE_S
 from prolepsis.control.learning.machine import SETTLE_S, Ended
-from prolepsis.control.learning.runtime import AGAIN_S, GIVEN_UP_S, LOOK_S, MOST_STARTS, PAUSE_S
+from prolepsis.control.learning.runtime import AGAIN_S, GIVEN_UP_S, LOOK_S, MOST_STARTS, PAUSE_S, WATCHED_S
 from prolepsis.control.store.examples import ExampleItem
 from prolepsis.control.store.lineage import forget
 from prolepsis.core.config import CANDIDATE_HEAD, DRAFT_HEAD, LEARNT_HEAD
@@ -23,20 +23,20 @@ def sites(tmp_path: Path) -> Sites:
     return Sites(tmp_path)
 
 
-def keep_examples(sites: Sites, number: int = 3, length: int = 100) -> None:
+def keep_examples(sites: Sites, *, length: int, first: int = 0, tokenizer: str = "t") -> None:
     examples = [
         Example(
-            example_id=f"{i:032}",
-            tokenizer="",
+            example_id=f"{first + i:032}",
+            tokenizer=tokenizer,
             rule="code",
             tenant="acme",
             traffic_class="chat-completions/none/free/short/code",
-            at=sites.clock.now - i,
+            at=sites.clock.now - i / 10,
             prompt=(1,) * length,
             answer=(2,),
             greedy=True,
         )
-        for i in range(number)
+        for i in range(3)
     ]
     items = [ExampleItem(lambda e=e: e, "acme", e.at, lambda outcome: None) for e in examples]  # type: ignore[misc]
     with sites.database.write() as connection:
@@ -150,13 +150,30 @@ async def test_a_promoted_head_that_harms_within_a_week_leaves(sites: Sites, jud
     await promoted(sites, server)
     server.against = [((LEARNT_HEAD, "chat-completions/none/free/short/other"), judge, says)]
     await server.tick()
-    assert server.slots == {LEARNT_HEAD: "code@1"}  # another rule's traffic
+    assert not sites.lineage.heads()["code@1"].retired  # another rule's traffic
     server.against = [((LEARNT_HEAD, "chat-completions/none/free/short/code"), judge, says)]
     await server.tick()
     await server.tick()
     assert server.slots == {}
     assert sites.run.outcome == "rolled_back"
     assert [event.action for event in sites.events].count("head.retired") == 1
+
+
+async def test_later_harm_is_the_drift_of_any_head(sites: Sites) -> None:
+    server = Server(sites)
+    await promoted(sites, server)
+    sites.clock.now += WATCHED_S + 1.0
+    server.against = [((LEARNT_HEAD, "chat-completions/none/free/short/code"), "drift", "cliff")]
+    await server.tick()
+    assert not sites.lineage.heads()["code@1"].retired
+
+
+async def test_nobody_learns_from_a_head_that_waits_for_the_next_promotion_to_leave(sites: Sites) -> None:
+    server = Server(sites)
+    await promoted(sites, server)
+    assert forget(sites.database, tenant="acme", later=["code"]).touched == ("code@1",)
+    await tried(sites, server, label="code@2")
+    assert (sites.run.parent, server.slots[LEARNT_HEAD]) == ("", "code@1")
 
 
 @pytest.mark.parametrize("phase", ["due", "trial", "settling", "ended"])
@@ -239,6 +256,14 @@ async def test_a_server_of_another_target_leaves_the_run_alone_until_none_has_it
     sites.clock.now += GIVEN_UP_S + 1.0
     await other.tick()
     assert (sites.run.outcome, sites.run.reason) == ("failed", "no server has its target")
+    await begun(sites, Server(sites))
+    await other.tick()
+    assert sites.run.phase == "due"  # each run has an hour
+    until = sites.clock.now + 3 * GIVEN_UP_S
+    assert sites.runs.swap(replace(sites.run, phase="training", holder="gpu 1", leased_until=until))
+    sites.clock.now += GIVEN_UP_S + 1.0
+    await other.tick()
+    assert (sites.run.phase, sites.run.outcome) == ("training", None)  # a process trains
 
 
 async def test_a_head_that_cannot_be_loaded_ends_its_run_and_is_not_tried_again(sites: Sites) -> None:
@@ -318,6 +343,23 @@ async def test_what_is_due_begins_once_for_all_servers_and_its_process_is_starte
     await first.learning.close()
     await second.learning.close()
     assert [process.status for process in first.processes + second.processes] == [-15]
+
+
+async def test_only_examples_after_the_last_data_set_that_the_tokenizer_reads_are_new(sites: Sites) -> None:
+    server = Server(sites)
+    keep_examples(sites, length=100_000)
+    sites.head("code@1", retired="slower")
+    sites.clock.now += LOOK_S
+    await server.tick()
+    assert sites.run.phase == "ended"
+    keep_examples(sites, length=100_000, tokenizer="other")
+    sites.clock.now += LOOK_S
+    await server.tick()
+    assert sites.run.phase == "ended"
+    keep_examples(sites, length=100_001, first=3)
+    sites.clock.now += LOOK_S
+    await server.tick()
+    assert (sites.run.trigger, sites.run.why) == ("new_tokens", "300,006 new tokens")
 
 
 async def test_a_process_that_ends_again_and_again_ends_the_run(sites: Sites) -> None:

@@ -93,9 +93,7 @@ class Following:
 
     async def follow(self, stored: Stored) -> None:
         """Make this server what the store says; each part may be repeated."""
-        run = stored.run if stored.is_ours else LearningRun()
-        wanted = in_place(run, stored.fitting, self._policies.learning)
-        self._set_terms(stored, wanted)
+        wanted = in_place(stored.run, stored.fitting, self._policies.learning)
         for slot in HEAD_PROPOSERS:
             await self._put_out(slot, stored, wanted)
         for head, lineage in stored.heads.items():
@@ -103,7 +101,7 @@ class Following:
                 self._removed.add(head)
                 await asyncio.to_thread(self._folder.remove, head, lineage.sha256)
         health = self._client.health()
-        if not (health.num_running or health.num_waiting) or stored.now - run.since > IDLE_S:
+        if not (health.num_running or health.num_waiting) or stored.now - stored.run.since > IDLE_S:
             await self._put_in(LEARNT_HEAD, wanted.champion, "champion")
             await self._put_in(CANDIDATE_HEAD, wanted.candidate, "candidate")
         self._set_terms(stored, wanted)
