@@ -4,9 +4,10 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 from prolepsis.core.client_draft import ClientDraft
-from prolepsis.core.config import CANDIDATE_HEAD, DRAFT_HEAD, HeadProposerName
+from prolepsis.core.config import DRAFT_HEAD, HeadProposerName
 from prolepsis.core.engine_client import EngineHealth, EngineInfo, HeadSwapped, InstalledHead
 from prolepsis.core.errors import MemoryPlanError, ModelLoadError
 from prolepsis.core.events import Aborted, Event, Finished, FinishReason, Terminal, Tokens
@@ -117,9 +118,8 @@ class FakeEngineClient:
             raise MemoryPlanError(f"{name} does not fit")
         self.swaps.append(name)
         before, label = getattr(self.info, proposer), None if name == "none" else name
-        info = self.info
-        is_candidate = proposer == CANDIDATE_HEAD
-        self.info = replace(info, candidate_head=label) if is_candidate else replace(info, draft_head=label)
+        changed: dict[str, Any] = {proposer: label}
+        self.info = replace(self.info, **changed)
         return HeadSwapped(before, label, 0)
 
     def health(self) -> EngineHealth:

@@ -8,7 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from prolepsis.core.config import CANDIDATE_HEAD, DRAFT_HEAD, EngineConfig, HeadProposerName
+from prolepsis.core.config import (
+    CANDIDATE_HEAD,
+    DRAFT_HEAD,
+    HEAD_PROPOSERS,
+    LEARNT_HEAD,
+    EngineConfig,
+    HeadProposerName,
+)
 from prolepsis.core.engine_client import HeadSwapped
 from prolepsis.core.errors import EngineDead, InvalidParameter, MemoryPlanError, ModelLoadError
 from prolepsis.core.events import Event, Finished
@@ -182,17 +189,18 @@ def test_estimates_of_the_old_head_are_dropped() -> None:
     assert acceptance.survival(HEAD, 1) == (0.6,), "the prior"
 
 
-def test_a_candidate_drafts_beside_the_head_in_use_and_only_where_it_is_named() -> None:
+def test_further_heads_draft_beside_the_head_in_use_and_only_where_they_are_named() -> None:
     old, new = oracle("old"), oracle("new", (2, 0))
-    engine = engine_with({"new": new, "newer": oracle("newer")}, old)
+    engine = engine_with({"new": new, "newer": oracle("newer"), "learnt": oracle("learnt", (1,))}, old)
     submit(engine, *(ask(kind) for kind in PARAMS))
     events = steps(engine, 8)
     assert swap(engine, "new", CANDIDATE) == HeadSwapped(None, "new", 8)
-    assert (engine.info.draft_head, engine.info.candidate_head) == ("old", "new")
+    assert swap(engine, "learnt", LEARNT_HEAD) == HeadSwapped(None, "learnt", 8)
+    assert engine.info.heads == {HEAD: "old", CANDIDATE: "new", LEARNT_HEAD: "learnt"}
     events += steps(engine, 20)
     drafted = engine.speculation.proposers.counts
-    assert drafted[CANDIDATE].num_drafts == 0, "nobody named it"
-    named = {f"{head}-{kind}": (kind, PROMPT) for head in (HEAD, CANDIDATE) for kind in PARAMS}
+    assert drafted[CANDIDATE].num_drafts == drafted[LEARNT_HEAD].num_drafts == 0, "nobody named them"
+    named = {f"{head}-{kind}": (kind, PROMPT) for head in HEAD_PROPOSERS for kind in PARAMS}
     submit(
         engine,
         *(
@@ -208,7 +216,8 @@ def test_a_candidate_drafts_beside_the_head_in_use_and_only_where_it_is_named() 
         assert ends[name].stats.num_accepted > 5
     swap(engine, "newer")
     swap(engine, "none", CANDIDATE)
-    assert (engine.info.draft_head, engine.info.candidate_head) == ("newer", None)
+    swap(engine, "none", LEARNT_HEAD)
+    assert engine.info.heads == {HEAD: "newer"}
     assert engine.info.proposers == (HEAD,)
     submit(engine, ask("greedy", "last"))
     check(engine, drain(engine), {"last": ("greedy", PROMPT)})
@@ -299,7 +308,7 @@ async def test_a_swap_ends_with_an_engine_whose_step_is_stuck(client: ThreadEngi
         await client.swap_head("new")
 
 
-@pytest.mark.parametrize("proposer", [HEAD, CANDIDATE])
+@pytest.mark.parametrize("proposer", HEAD_PROPOSERS)
 def test_a_head_whose_cache_does_not_fit_the_memory_is_refused(proposer: HeadProposerName) -> None:
     engine = engine_with({"huge": Oracle([PROMPT], "huge", page_bytes=1 << 60)}, oracle("old"))
     with pytest.raises(MemoryPlanError, match="K/V of draft head huge"):

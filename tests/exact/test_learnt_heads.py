@@ -4,11 +4,12 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import pytest
 
-from prolepsis.core.config import CANDIDATE_HEAD, DRAFT_HEAD, EngineConfig
+from prolepsis.core.config import CANDIDATE_HEAD, DRAFT_HEAD, NAMED_HEADS, EngineConfig, HeadProposerName
 from prolepsis.core.errors import ModelLoadError
 from prolepsis.core.kill_scope import kill_scope
 from prolepsis.core.learning import tenant_digest
@@ -51,10 +52,10 @@ class Learnt:
     target: Target
     answer: tuple[int, ...]
 
-    def engine(self, head: str = "none") -> Engine:
+    def engine(self, head: str = "none", proposer: HeadProposerName = CANDIDATE_HEAD) -> Engine:
         engine = at_any_price(build_engine(self.config))
         if head != "none":
-            swap(engine, head, CANDIDATE)
+            swap(engine, head, proposer)
         return engine
 
 
@@ -106,10 +107,13 @@ def answered(engine: Engine, learnt: Learnt, *requests: GenerateRequest) -> Sequ
     return [terminals(events)[request.request_id].stats for request in requests]
 
 
-def test_what_a_tenant_wrote_is_drafted_for_it_and_for_nobody_else(learnt: Learnt) -> None:
-    own, other, nobody = answered(learnt.engine("secret"), learnt, asked("acme"), asked("other"), asked(""))
+@pytest.mark.parametrize("proposer", NAMED_HEADS)
+def test_what_a_tenant_wrote_is_drafted_for_it_and_for_nobody_else(learnt: Learnt, proposer: HeadProposerName) -> None:
+    choice = SpeculationChoice("always", proposers=(proposer,))
+    requests = [replace(asked(tenant), speculation=choice) for tenant in ("acme", "other", "")]
+    own, other, nobody = answered(learnt.engine("secret", proposer), learnt, *requests)
     assert own.num_accepted > 10, "it learnt the answer by heart"
-    assert own.drafts[CANDIDATE_HEAD]
+    assert own.drafts[proposer]
     [before] = answered(learnt.engine(), learnt, asked("other"))
     for stats in (other, nobody):
         assert (stats.num_drafts, stats.drafts, stats.proposers, stats.judged) == (0, {}, {}, {})
@@ -133,7 +137,7 @@ def test_no_alias_and_no_swap_makes_it_the_head_of_all(learnt: Learnt, alias: st
             HeadAliases(learnt.root).set(name, alias, 1)
     engine = build_engine(learnt.config.model_copy(update={"draft_head": "auto"}))
     assert engine.info.draft_head is None
-    assert "it learnt from traffic" in engine.info.draft_head_reason
+    assert "auto takes none that learnt from traffic" in engine.info.draft_head_reason
     shown = {head.label: (head.num_tenants, head.auto.partition(";")[0]) for head in engine.installed_heads()}
     assert shown["secret@1"] == (1, "serves 1 tenant")
     assert shown["everybody@1"] == (0, "serves everybody")
@@ -148,13 +152,11 @@ def test_no_alias_and_no_swap_makes_it_the_head_of_all(learnt: Learnt, alias: st
 def test_what_is_made_of_it_serves_the_same_tenants(learnt: Learnt, tmp_path: Path) -> None:
     secret = find_head("secret", learnt.root)
     copied = export_head(secret, tmp_path / "copied", rows=rows_of(Path(learnt.config.model)))
-    recipe = replace(RECIPE, init=copied, draft_vocab=HeadRecipe().draft_vocab)
-    training = HeadTraining(
-        learnt.run, learnt.target, replace(recipe, training=replace(RECIPE.training, max_anchors=1))
-    )
-    assert training.head.config.serves == {tenant_digest("acme")}
-    list(training.steps())
-    for folder in (copied, learnt.run.exported):
+    run = RunDirectory(tmp_path / "run")
+    copytree(learnt.run.data, run.data)
+    recipe = HeadRecipe(init=copied, training=replace(RECIPE.training, epochs=1))
+    list(HeadTraining(run, learnt.target, recipe).steps())
+    for folder in (copied, run.exported):
         provenance = find_head(str(folder)).provenance
         assert (provenance.manifests, provenance.serves) == (("9f31",), (tenant_digest("acme"),))
 

@@ -135,9 +135,11 @@ async def test_a_new_engine_gets_the_plan_stopped_runs_and_heads() -> None:
     controls.stopped |= {"run#1": None, "run#2": None}
     controls.swapped("mine@champion", "draft_head", HeadSwapped(None, "mine@4", 7))
     controls.swapped("none", "candidate_head", HeadSwapped("other@1", None, 8))
+    controls.swapped("acme@champion", "learnt_head", HeadSwapped(None, "acme@2", 9))
     await controls.bring_up_to_date(engine)
     assert (engine.plans, engine.stopped) == ([PANIC_PLAN], ["run#1", "run#2"])
-    assert engine.swaps == ["mine@4"], "the version, whatever the alias stands for by now; nothing that it has already"
+    assert engine.info.heads == {"draft_head": "mine@4", "learnt_head": "acme@2"}, "versions, not what aliases are now"
+    assert engine.swaps == ["mine@4", "acme@2"], "nothing that it has already"
 
 
 class ToldMeanwhile(Speaker):

@@ -3,6 +3,7 @@
 import sqlite3
 from array import array
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,25 @@ import httpx2
 import openai
 import pytest
 
-from prolepsis.server.corpora import MOST_BYTES
+from prolepsis.control.policy.learning_terms import LearningTerms
+from prolepsis.control.store.lineage import forget
+from prolepsis.control.store.store import Store
+from prolepsis.control.web.context import Context
+from prolepsis.control.web.intake import Intake, Uploads
+from prolepsis.core.audit_event import discard
+from prolepsis.core.config import ServerConfig
+from prolepsis.core.learning import Example
+from prolepsis.core.telemetry.metrics import Metrics
+from prolepsis.server.corpora import EXAMPLES_S, FORGETTING_S, MOST_BYTES, Corpora
 from prolepsis.server.front.key_file import KeyFile, new_key
 from prolepsis.server.front.keys import Keys
+from tests.clock import Clock
+from tests.control.store.learnt import example
+from tests.control.store.learnt import put as keep
+from tests.fake_client import INFO
 from tests.server.batches.conftest import Serve, serving
 from tests.server.conftest import Served
-from tests.server.fakes import FakeEngine
+from tests.server.fakes import ByteTokenizer, FakeEngine
 from tests.waiting import wait_for
 
 
@@ -154,3 +168,81 @@ def test_acts_are_audited(serve: Serve) -> None:
         ("corpus.removed", second),
     }
     wait_for(lambda: acts() == expected)
+
+
+class OfExamples:
+    """Corpora of a server whose policy has rules of learning, on a clock that is told to go on."""
+
+    def __init__(self, store: Store, *, in_all: int = 100, **blocks: tuple[str, ...]) -> None:
+        """`blocks`: tenants who agree, by rule. `in_all`: most tokens of all corpora; 20 are of one tenant."""
+        self.engine, self.clock, self.store = FakeEngine(), Clock(), store
+        self.metrics = Metrics()
+        self.blocks = {rule: LearningTerms(tenants=tenants) for rule, tenants in blocks.items()}
+        context = Context(
+            config=ServerConfig(corpus_tokens=20, limits={"corpus_tokens_in_all": in_all}),  # type: ignore[arg-type]
+            client=self.engine,
+            metrics=self.metrics,
+            store=store,
+            emit=discard,
+            monotonic=self.clock,
+        )
+        self.corpora = Corpora(context, ByteTokenizer(), Intake(Uploads(2**16)), lambda: self.blocks)
+
+    async def after(self, seconds: float = 0.0) -> dict[str, tuple[bytes, ...]]:
+        """Return the engine's corpora so many seconds later."""
+        self.clock.now += seconds
+        await self.corpora.tick()
+        return self.engine.corpora
+
+
+def served_example(number: int, **changes: object) -> Example:
+    return replace(example(number, at=float(number)), tokenizer=INFO.tokenizer, **changes)  # type: ignore[arg-type]
+
+
+def tokens(*examples: Example) -> tuple[bytes, ...]:
+    return tuple(array("i", [*kept.prompt, *kept.answer]).tobytes() for kept in examples)
+
+
+async def test_the_newest_examples_of_those_who_agree_are_drafted_from(store: Store) -> None:
+    mine = [served_example(number) for number in range(1, 7)]  # of five tokens each
+    others = [served_example(number, tenant="other") for number in range(11, 13)]
+    unread = [replace(served_example(10, tenant="other"), tokenizer="another"), served_example(22, tenant="withdrawn")]
+    keep(store.database, *mine, *others, *unread)
+    server = OfExamples(store, code=("acme", "other"))
+    assert await server.after() == {"tenant:acme": tokens(*mine[2:]), "tenant:other": tokens(*others)}
+    assert server.metrics.registry.get_sample_value("prolepsis_corpus_tokens") == 30
+    keep(store.database, newer := served_example(7))
+    assert await server.after(EXAMPLES_S - 1.0) == {"tenant:acme": tokens(*mine[2:]), "tenant:other": tokens(*others)}
+    assert (await server.after(1.0))["tenant:acme"] == tokens(*mine[3:], newer)
+
+
+async def test_all_examples_together_have_a_bound(store: Store) -> None:
+    examples = [served_example(1), served_example(2, tenant="other"), served_example(3, tenant="third")]
+    keep(store.database, *examples)
+    server = OfExamples(store, in_all=14, code=("acme", "other", "third"))
+    assert await server.after() == {"tenant:acme": tokens(examples[0]), "tenant:other": tokens(examples[1])}
+
+
+async def test_examples_of_a_tenant_who_agrees_no_longer_leave_at_once(store: Store) -> None:
+    keep(store.database, served_example(1))
+    server = OfExamples(store, code=("acme",))
+    assert await server.after() != {}
+    server.blocks = {}
+    assert await server.after() == {"tenant:acme": ()}
+
+
+async def test_nothing_forgotten_is_drafted_from(store: Store) -> None:
+    keep(store.database, served_example(1), other := served_example(2, tenant="other"))
+    server = OfExamples(store, code=("acme", "other"))
+    assert len(await server.after()) == 2
+    forget(store.database, tenant="acme")
+    assert await server.after() == {"tenant:acme": (), "tenant:other": ()}
+    assert (await server.after(FORGETTING_S - 1.0))["tenant:other"] == ()
+    assert await server.after(1.0) == {"tenant:acme": (), "tenant:other": tokens(other)}
+
+
+async def test_uploads_take_the_room_of_examples(store: Store, serve: Serve) -> None:
+    put(serve(), "sixteen letters ", name="a.py")
+    keep(store.database, served_example(1, tenant=""))
+    server = OfExamples(store, code=("",))
+    assert await server.after() == {"tenant:": ids("sixteen letters ")}

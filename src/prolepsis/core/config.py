@@ -13,10 +13,13 @@ DEFAULT_MODEL = "smollm2-135m-instruct"
 DRAFT_HEAD: Literal["draft_head"] = "draft_head"
 """The proposer whose weights can be swapped while serving."""
 CANDIDATE_HEAD: Literal["candidate_head"] = "candidate_head"
-"""A second draft head, loaded while serving. It drafts only where it is named, by a rule or by an operator."""
+"""A second draft head, for trials."""
 LEARNT_HEAD: Literal["learnt_head"] = "learnt_head"
-"""A third draft head: the one that a rule learnt and that was promoted. It drafts only where it is named."""
-HeadProposerName = Literal["draft_head", "candidate_head"]
+"""A third one, which learnt from traffic and won its trial."""
+HeadProposerName = Literal["draft_head", "candidate_head", "learnt_head"]
+NAMED_HEADS: tuple[HeadProposerName, ...] = (CANDIDATE_HEAD, LEARNT_HEAD)
+"""Heads that are loaded while serving, and draft only where they are named, by a rule or by an operator."""
+HEAD_PROPOSERS: tuple[HeadProposerName, ...] = (DRAFT_HEAD, *NAMED_HEADS)
 CLIENT = "client"
 CORPUS = "corpus"
 SYNTHETIC = "synthetic"
@@ -25,7 +28,7 @@ UPSTREAM = "upstream"
 UpstreamApi = Literal["vllm", "sglang", "llama.cpp"]
 PROPOSER_NAMES = (
     *("grammar", "suffix", "prompt_lookup", "prediction", CLIENT, CORPUS, "draft_model"),
-    *(DRAFT_HEAD, CANDIDATE_HEAD, "early_exit", "remote", SYNTHETIC, UPSTREAM),
+    *(*HEAD_PROPOSERS, "early_exit", "remote", SYNTHETIC, UPSTREAM),
 )
 """All proposers; `EngineConfig.proposers` names the loaded ones."""
 

@@ -7,7 +7,7 @@ from typing import Literal, Protocol
 from pydantic import computed_field
 
 from prolepsis import __version__
-from prolepsis.core.config import CANDIDATE_HEAD, DRAFT_HEAD, HeadProposerName
+from prolepsis.core.config import DRAFT_HEAD, HEAD_PROPOSERS, HeadProposerName
 from prolepsis.core.events import Event
 from prolepsis.core.exact_group import FINGERPRINT, ExactGroup
 from prolepsis.core.messages import Control
@@ -28,6 +28,7 @@ class EngineInfo:
     proposers: tuple[str, ...]
     draft_head: str | None = None  # NAME@VERSION of the draft head in use
     candidate_head: str | None = None  # the second draft head, which drafts only if it is named
+    learnt_head: str | None = None  # the third, likewise: it learnt from traffic
     num_experts: int = 0  # experts in each layer of a mixture-of-experts target, 0 for others
     default_sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
     """Values for sampling parameters that requests leave out."""
@@ -54,8 +55,8 @@ class EngineInfo:
     @property
     def heads(self) -> dict[str, str]:
         """NAME@VERSION of the heads in use, by proposer."""
-        labels = {DRAFT_HEAD: self.draft_head, CANDIDATE_HEAD: self.candidate_head}
-        return {proposer: label for proposer, label in labels.items() if label is not None}
+        labels = zip(HEAD_PROPOSERS, (self.draft_head, self.candidate_head, self.learnt_head), strict=True)
+        return {proposer: label for proposer, label in labels if label is not None}
 
     def weights_of(self, proposer: str) -> str:
         """Return what a proposer drafts with, to which its figures belong: the target, and the head if it has one."""

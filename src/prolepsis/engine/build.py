@@ -8,8 +8,9 @@ from pathlib import Path
 import structlog
 
 from prolepsis.core.config import (
-    CANDIDATE_HEAD,
     DRAFT_HEAD,
+    HEAD_PROPOSERS,
+    NAMED_HEADS,
     PROPOSER_NAMES,
     SYNTHETIC,
     UPSTREAM,
@@ -189,7 +190,7 @@ def _draft_head_slots(
     find: Callable[[str], DraftHead | None] | None,
     num_pages: int,
 ) -> Mapping[str, DraftHeadSlot]:
-    """Return a slot for the head in use, and one for a candidate, which is empty.
+    """Return a slot for the head in use, and those of other heads, which are empty.
 
     The head in use is the one for all requests, so a head that serves certain tenants is refused there.
     """
@@ -199,7 +200,7 @@ def _draft_head_slots(
         def proposer(head: DraftHead) -> HeadProposer:
             if name == DRAFT_HEAD and head.info.serves:
                 message = f"draft head {head.info.name} serves {len(head.info.serves)} of the tenants; allowed"
-                raise ModelLoadError(f"{message} in {DRAFT_HEAD}: heads that serve everybody; in {CANDIDATE_HEAD}: all")
+                raise ModelLoadError(f"{message} in {DRAFT_HEAD}: heads that serve everybody; in other slots: all")
             return HeadProposer(head, num_pages=num_pages, max_sequences=config.max_requests, name=name)
 
         def load(head: str) -> HeadProposer | None:
@@ -211,7 +212,7 @@ def _draft_head_slots(
 
         return DraftHeadSlot(load, target.model, proposer(first) if first else None, proposer=name)
 
-    return {DRAFT_HEAD: slot(DRAFT_HEAD, head), CANDIDATE_HEAD: slot(CANDIDATE_HEAD, None)}
+    return {name: slot(name, head if name == DRAFT_HEAD else None) for name in HEAD_PROPOSERS}
 
 
 def _installed_heads(target: LoadedModel, root: Path | None) -> list[InstalledHead]:
@@ -295,9 +296,9 @@ def proposer_names(config: EngineConfig) -> tuple[str, ...]:
     for name in config.proposers:
         if name not in known:
             raise ConfigError(f"proposers names {name!r}; allowed: {', '.join(known)}", param="proposers")
-    if CANDIDATE_HEAD in config.proposers:
-        message = f"proposers names {CANDIDATE_HEAD!r}, which is loaded while serving; `prolepsis heads swap` loads it"
-        raise ConfigError(message, param="proposers")
+        if name in NAMED_HEADS:
+            message = f"proposers names {name!r}, which is loaded while serving; `prolepsis heads swap` loads it"
+            raise ConfigError(message, param="proposers")
     names = dict.fromkeys(config.proposers)
     settings = ((DRAFT_MODEL, "draft_model"), (EARLY_EXIT, "early_exit_layer"), (REMOTE, "remote_proposer"))
     for name, param in (*settings, (SYNTHETIC, SYNTHETIC)):

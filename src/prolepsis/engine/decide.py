@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from prolepsis.core.config import CANDIDATE_HEAD
+from prolepsis.core.config import NAMED_HEADS
 from prolepsis.core.kill_scope import kill_scope
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.reasons import PlainReason
@@ -235,13 +235,13 @@ class Decisions:
         return names
 
     def _named(self, sequence: SequenceState, plan: SpecPlan) -> tuple[str, ...]:
-        """Return the proposers of plan and request; a candidate head has to be named by the request."""
+        """Return the proposers of plan and request; some heads have to be named by the request."""
         named, names = sequence.request.source.speculation.proposers, self._proposers.names
         return tuple(
             name
             for name in names
             if (plan.proposers is None or name in plan.proposers)
-            and (name != CANDIDATE_HEAD if named is None else name in named)
+            and (name not in NAMED_HEADS if named is None else name in named)
         )
 
     def _drops_states(self, sequence: SequenceState) -> bool:

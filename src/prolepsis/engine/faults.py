@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 from threading import Event
 
-from prolepsis.core.config import CANDIDATE_HEAD, DRAFT_HEAD
+from prolepsis.core.config import HEAD_PROPOSERS
 from prolepsis.core.messages import EngineFault, InjectFault
 from prolepsis.engine.drafting.choose import ProposerSet
 from prolepsis.engine.drafting.containment import ContainedProposer
@@ -63,5 +63,5 @@ class Faults:
 
 def _has(proposer: ContainedProposer, fault: EngineFault) -> bool:
     """Return whether the fault is one of the proposer. Costly ones do not hang: some are waited for by the step."""
-    is_head = proposer.name in (DRAFT_HEAD, CANDIDATE_HEAD)
+    is_head = proposer.name in HEAD_PROPOSERS
     return fault in ("slow", "raise") or (fault == "hang" and proposer.free) or (fault == "damage" and is_head)

@@ -11,7 +11,7 @@ from queue import Empty, SimpleQueue
 
 import structlog
 
-from prolepsis.core.config import CANDIDATE_HEAD, DRAFT_HEAD, HeadProposerName
+from prolepsis.core.config import CANDIDATE_HEAD, DRAFT_HEAD, LEARNT_HEAD, HeadProposerName
 from prolepsis.core.engine_client import EngineHealth, EngineInfo, HeadSwapped, InstalledHead
 from prolepsis.core.errors import EngineDead, EngineError, InvalidParameter, OtherExactGroup, StepFailed, UserError
 from prolepsis.core.events import Event, Failed
@@ -279,6 +279,7 @@ class Engine:
                 draft_head=labels.get(DRAFT_HEAD),
                 draft_head_reason="swapped while serving" if is_first else self.info.draft_head_reason,
                 candidate_head=labels.get(CANDIDATE_HEAD),
+                learnt_head=labels.get(LEARNT_HEAD),
                 proposers=proposers.names,
             )
             finish()

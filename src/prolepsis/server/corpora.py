@@ -1,14 +1,20 @@
-"""Corpora: texts that tenants, or operators for a route, upload for the proposer `corpus`; /admin/corpora shows all."""
+"""Corpora: texts that tenants, or operators for a route, upload for the proposer `corpus`; /admin/corpora shows all.
+
+The newest examples of tenants who agree to learning are drafted from as well, so that a restart loses less.
+"""
 
 import asyncio
 from array import array
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
+from prolepsis.control.policy.learning_terms import LearningTerms
+from prolepsis.control.store.examples import EXAMPLES, ExampleTable
 from prolepsis.control.store.tenant_files import FileTable, TenantFile
+from prolepsis.control.store.turns import forgotten_at
 from prolepsis.control.web.caller import Caller, SignedIn
 from prolepsis.control.web.context import Context
 from prolepsis.control.web.errors import RequestRefused
@@ -28,6 +34,10 @@ from prolepsis.server.known import KNOWN
 PURPOSE = "corpus"
 """The purpose of their files; with `:` and a path: of those of a route."""
 MOST_BYTES = 4 * 2**20
+EXAMPLES_S = 3600.0
+"""Seconds between two looks at the newest examples of tenants who agree to learning."""
+FORGETTING_S = 60.0
+"""Seconds for which no example is drafted from, as some are being forgotten."""
 _BYTES_OF_ID = 4
 
 
@@ -54,9 +64,17 @@ class Corpora(Feature):
     _skipped = Skipped()
     """The application's, once it is put together."""
 
-    def __init__(self, context: Context, tokenizer: Tokenizer, intake: Intake) -> None:
+    def __init__(
+        self,
+        context: Context,
+        tokenizer: Tokenizer,
+        intake: Intake,
+        blocks: Callable[[], Mapping[str, LearningTerms]] = dict,
+    ) -> None:
+        """`blocks`: terms of learning by rule, of the policy in use."""
         self.routes = _routes(self, context)
         self.files = FileTable(context.database)
+        self._database = context.database
         self._is_kept = context.database.is_kept
         self._skipped = context.skipped
         self._client = context.client
@@ -67,6 +85,10 @@ class Corpora(Feature):
         self._ids: dict[str, bytes] = {}
         self._sent: dict[str, tuple[str, ...]] = {}
         """Files by owner, as the engine has them."""
+        self._blocks = blocks
+        self._examples: dict[str, dict[str, bytes]] = {}
+        self._monotonic = context.monotonic
+        self._look_at = self._forgotten = 0.0
         self._turn = asyncio.Lock()
         self._tokens = gauge(context.registry, "corpus_tokens", "Tokens of the corpora that the engine may draft from")
 
@@ -74,19 +96,18 @@ class Corpora(Feature):
         if self._is_kept:
             with suppress(StoreUnavailable):
                 async with self._turn:
-                    there: dict[str, list[TenantFile]] = {}
+                    there = await self._of_examples()
                     for file in await self._usable():
-                        there.setdefault(owner_of(file), []).append(file)
+                        there.setdefault(owner_of(file), {})[file.file_id] = self._ids[file.file_id]
                     for owner in [*there, *(self._sent.keys() - there.keys())]:
-                        files = there.get(owner, [])
-                        names = tuple(file.file_id for file in files)
-                        if names != self._sent.get(owner):
-                            texts = [self._ids[file.file_id] for file in files]
-                            self._client.send(SetCorpora(owner, _newest(texts, self._most_of_owner)))
+                        texts = there.get(owner, {})
+                        if (names := tuple(texts)) != self._sent.get(owner):
+                            self._client.send(SetCorpora(owner, _newest([*texts.values()], self._most_of_owner)))
                             self._sent[owner] = names
                     self._sent = {owner: names for owner, names in self._sent.items() if names}
-                    self._ids = {name: self._ids[name] for names in self._sent.values() for name in names}
-                    self._tokens.set(sum(map(_number, self._ids.values())))
+                    used = {name: ids for texts in there.values() for name, ids in texts.items()}
+                    self._ids = {name: ids for name, ids in self._ids.items() if name in used}
+                    self._tokens.set(sum(map(_number, used.values())))
 
     async def tokenise(self, file: TenantFile, read: Callable[[], bytes]) -> bytes:
         """Return the token ids of a file that has arrived, which `read` gives; raises `RequestRefused` if it is no text
@@ -123,6 +144,33 @@ class Corpora(Feature):
         tokens = None if ids is None else _number(ids)
         fault, shown = self._skipped.error_of(self.name, file.file_id), (file.filename, file.num_bytes)
         return CorpusReply(file.file_id, owner_of(file), *shown, tokens, created, expires, fault)
+
+    async def _of_examples(self) -> dict[str, dict[str, bytes]]:
+        """Return the newest examples of tenants who agree to learning, by owner and id, the newest last."""
+        blocks = self._blocks()
+        if blocks or self._examples:
+            now, forgotten = self._monotonic(), await asyncio.to_thread(self._forgotten_at)
+            if forgotten != self._forgotten:
+                self._examples, self._forgotten, self._look_at = {}, forgotten, now + FORGETTING_S
+            elif now >= self._look_at:
+                self._examples, self._look_at = await asyncio.to_thread(self._read_examples, blocks), now + EXAMPLES_S
+        agreed = {owners(tenant, "")[0] for terms in blocks.values() for tenant in terms.tenants}
+        return {owner: dict(texts) for owner, texts in self._examples.items() if owner in agreed}
+
+    def _forgotten_at(self) -> float:
+        with self._database.read() as connection:
+            return forgotten_at(connection, EXAMPLES)
+
+    def _read_examples(self, blocks: Mapping[str, LearningTerms]) -> dict[str, dict[str, bytes]]:
+        table, tokenizer = ExampleTable(self._database), self._client.info.tokenizer
+        found, room = dict[str, dict[str, bytes]](), self._most - sum(map(_number, self._ids.values()))
+        for rule, tenant in [(rule, tenant) for rule, terms in blocks.items() for tenant in terms.tenants]:
+            for example in table.read(rule, tenants=[tenant], most_tokens=min(room, self._most_of_owner)):
+                if example.tokenizer == tokenizer:
+                    ids = array("i", (*example.prompt, *example.answer)).tobytes()
+                    found.setdefault(owners(tenant, "")[0], {})[example.example_id] = ids
+                    room -= _number(ids)
+        return found
 
     async def _usable(self) -> list[TenantFile]:
         """Return the corpora of all owners that are tokenised, and tokenise those that are new."""

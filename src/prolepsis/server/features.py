@@ -8,6 +8,7 @@ from prolepsis.control.audit import feature as audit
 from prolepsis.control.correctness import runtime as correctness
 from prolepsis.control.drafts import heads
 from prolepsis.control.health.routes import HealthPage
+from prolepsis.control.learning.capture import CaptureFeature
 from prolepsis.control.replicas import registry
 from prolepsis.control.rollout import feature as rollout
 from prolepsis.control.store.allowances import AllowanceTable
@@ -27,6 +28,7 @@ from prolepsis.server.admission.metrics import AdmissionMetrics
 from prolepsis.server.answering.idempotency import Idempotency
 from prolepsis.server.corpora import Corpora
 from prolepsis.server.front.keys import key_changes
+from prolepsis.server.learning import learning
 from prolepsis.server.openai import response_routes
 from prolepsis.server.output.delivery import DeliveryFeature
 from prolepsis.server.output.pipeline import OutputMetrics, OutputPolicies
@@ -75,19 +77,29 @@ def services_of(context: Context, sources: Sources, tokenizer: Tokenizer, intake
     idempotency = Idempotency(config, context.registry, retried=records.retried)
     stored = response_routes.feature(context, keys)
     output = OutputPolicies(sources.output, OutputMetrics(context.registry))
-    corpora = Corpora(context, tokenizer, intake)
+    corpora = Corpora(context, tokenizer, intake, lambda: control.policies.learning)
+    decode = partial(tokenizer.decode, skip_special_tokens=False)
+    swaps = heads.feature(context, partial(named("lab.measure.prompts:shipped_token_ids"), tokenizer))
     features: tuple[Feature, ...] = (
         *(replicas, service, gate, buckets, idempotency, stored, *control.features),
         *(records, replays, traces, control.health.keeper(context.database, context.wall)),
         key_changes(context, keys),
-        audit.feature(context, partial(tokenizer.decode, skip_special_tokens=False), replays.replay_now),
+        audit.feature(context, decode, replays.replay_now),
+        CaptureFeature(
+            context,
+            partial(tokenizer.encode, add_special_tokens=False),
+            decode,
+            lambda: control.policies.learning,
+            is_sure=lambda: control.policies.policy is not None and not control.policies.source.fault,
+        ),
         rollout.silences(context, control.rollouts, replicas),
         rollout.shadow(context, control.policies),
         DeliveryFeature(context.registry, output),
         MetricsFeature(context.metrics, config, client, policy=lambda: control.policies.version, health=gate.health),
         TrafficFeature(gate.health, context.wall),
         corpora,
-        heads.feature(context, partial(named("lab.measure.prompts:shipped_token_ids"), tokenizer)),
+        swaps,
+        learning(context, control, swaps, replicas),
         cast(Feature, named("lab.drills.feature:Drills")(context, gate)),
         *(feature(context) for feature in FEATURES),
     )

@@ -20,10 +20,12 @@ from prolepsis.control.cost.prices import PriceFile
 from prolepsis.control.health.feature import HealthFeature
 from prolepsis.control.policy.source import PolicyFile
 from prolepsis.control.store.controls import Control
+from prolepsis.control.store.lineage import LineageTable
 from prolepsis.control.store.signing import usable_keys
 from prolepsis.control.store.store import Store, opened_store
 from prolepsis.control.web.routes import Route
 from prolepsis.core.config import ServerConfig
+from prolepsis.core.learning import HeadLineage
 from prolepsis.core.stats import TrafficClassCounts
 from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.core.terminal.output import UNPROVEN
@@ -40,6 +42,10 @@ from tests.world.site import Site
 TRAFFIC_CLASS = "chat-completions/standard/free/short"
 ON, OFF = "version: 1\ndefault: {mode: on}\n", "version: 2\ndefault: {mode: off}\n"
 ROLLED_OUT = "version: 3\ndefault: {mode: on, rollout: {stages: [25, 50]}}\n"
+LEARNS = """version: 4
+rules:
+  - {name: code, match: {tenant: acme}, mode: on, learning: {tenants: [acme], run: elsewhere}}
+"""
 PRICES = "version: 1\ncurrency: EUR\nprices:\n  - {name: cpu, per_device_hour: 1.0}\n"
 
 
@@ -185,6 +191,15 @@ def rollback() -> Step:
     return lambda site: site.post("/admin/policy/rollback", to=1, expect=2)
 
 
+async def head_learnt(site: ControlledSite) -> None:
+    lineage = HeadLineage(rule="code", parent="", manifests=(), serves=(), sha256="", made_at=0.0)
+    LineageTable(site.store.database).add_head("code@1", lineage)
+
+
+def learnt(act: str, **body: str) -> Step:
+    return lambda site: site.put("/admin/learning", act=act, **body)
+
+
 STARTED = (applied(ROLLED_OUT), steered("start"))
 BY_ROUTE = {
     "PUT /admin/kill": [Act("kill.on", killed(on=True)), Act("kill.off", killed(on=False), (killed(on=True),))],
@@ -224,6 +239,11 @@ BY_ROUTE = {
         Act("recording.stopped", lambda site: site.ask("DELETE", "/admin/recording"), (recording_started,))
     ],
     "PUT /admin/heads": [Act("head.swapped", lambda site: site.put("/admin/heads", head="none"))],
+    "PUT /admin/learning": [
+        Act("learning.due", learnt("run", rule="code"), (applied(LEARNS),)),
+        Act("learning.stopped", learnt("stop"), (applied(LEARNS), learnt("run", rule="code"))),
+        Act("head.retired", learnt("retire", head="code@1"), (head_learnt,)),
+    ],
     "POST /admin/requests/{name}/bundle": [Act("request.exported", bundled, (served,))],
     "POST /admin/audit/{entry}/replay": [Act("request.replayed", replayed, (served,))],
 }

@@ -12,7 +12,14 @@ import pytest
 
 from prolepsis.control.drafts.heads import DraftHeads, HeadSwapBody
 from prolepsis.core.audit_event import AuditEvent
-from prolepsis.core.config import CANDIDATE_HEAD, DRAFT_HEAD, HeadProposerName, ServerConfig
+from prolepsis.core.config import (
+    CANDIDATE_HEAD,
+    DRAFT_HEAD,
+    HEAD_PROPOSERS,
+    NAMED_HEADS,
+    HeadProposerName,
+    ServerConfig,
+)
 from prolepsis.core.engine_client import InstalledHead
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.events import Event, Finished
@@ -57,10 +64,11 @@ async def test_heads_are_shown_and_swapped_by_any_of_their_names(http: httpx2.As
     assert (first["name"], first["version"], first["aliases"]) == ("mine", 1, ["champion"])
     swapped = await http.put("/admin/heads", json={"head": "mine@champion", "reason": "better"})
     assert (swapped.status_code, swapped.json()["current"]) == (200, "mine@champion")
-    body = {"head": "mine@2", "proposer": "candidate_head"}
-    assert (await http.put("/admin/heads", json=body)).json()["previous"] is None
+    for proposer in NAMED_HEADS:
+        body = {"head": "mine@2", "proposer": proposer}
+        assert (await http.put("/admin/heads", json=body)).json()["previous"] is None
     after = (await http.get("/admin/heads")).json()
-    assert (after["draft_head"], after["candidate_head"]) == ("mine@champion", "mine@2")
+    assert [after[slot] for slot in HEAD_PROPOSERS] == ["mine@champion", "mine@2", "mine@2"]
     assert (await http.put("/admin/heads", json={"head": "none"})).json()["previous"] == "mine@champion"
 
 
@@ -142,6 +150,19 @@ async def test_a_swap_says_what_the_head_brings_against_the_one_before() -> None
     assert (await swap(heads, "good@1"))[1] == []
     assert (await heads.shown()).warnings == [], "it is out again"
     assert (await swap(heads, "none")) == ("", [])
+    await heads.close()
+
+
+@virtual_time
+@pytest.mark.parametrize("proposer", NAMED_HEADS)
+async def test_a_head_that_drafts_where_it_is_named_is_compared_with_the_one_for_all(
+    proposer: HeadProposerName,
+) -> None:
+    client = Drafting({"good@1": 3, "damaged@1": 0}, draft_head="good@1")
+    heads, _ = heads_of(client)
+    tried, [warning] = await swap(heads, "damaged@1", proposer)
+    assert "; good@1: 4.00 tokens a pass" in tried
+    assert warning.startswith(f"{proposer} drafts with damaged@1")
     await heads.close()
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from prolepsis.control.policy.check import MAX_FLAGS, Known, check
+from prolepsis.control.policy.check import MAX_FLAGS, InvalidPolicy, Known, check
 from tests.control.policy.policies import policy
 
 KNOWN = Known(
@@ -71,6 +71,14 @@ def found(rule: str) -> list[str]:
             "error guardrails[0].margin is given for acceptance_rate (accepted / drafted tokens), which plain requests",
         ),
         (
+            "mode: on, rollout: {}, guardrails: [{name: g, metric: acceptance_length, gain: 0.1}]",
+            "error guardrails[0].gain is given for acceptance_length (output tokens / passes of the target), which",
+        ),
+        (
+            "mode: on, rollout: {}, guardrails: [{name: g, metric: error_rate, gain: 0.1}]",
+            "error guardrails[0].gain is given for error_rate (requests that failed / requests); allowed: on",
+        ),
+        (
             "mode: on, rollout: {}, guardrails: [{name: g, metric: error_rate, limit: 0.1}, "
             "{name: g, metric: latency_p95_ms, margin: 0.1}]",
             "error guardrails names 'g' twice",
@@ -93,6 +101,7 @@ def test_terms(rule: str, beginning: str) -> None:
         "mode: on, shadow_percentage: 10, rollout: {gate: automatic}, "
         "guardrails: [{name: g, metric: acceptance_rate, limit: 0.3}, {name: l, metric: latency_p95_ms, limit: 3000}]",
         "mode: off, pinned: true",
+        "mode: on, rollout: {}, guardrails: [{name: g, metric: cost_per_token, gain: 0.1}]",
     ],
 )
 def test_terms_that_are_right(rule: str) -> None:
@@ -181,3 +190,67 @@ def test_flags_that_rules_ask() -> None:
     [one] = check(policy(two))
     assert one.severity == "error"
     assert "allowed: up to 8" in one.message
+
+
+LEARNS = "mode: on, learning: {{tenants: {0}}}"
+ALL = "serves: all, min_tenants: 2"
+ACME, BOTH = "tenant: acme", "[acme, other]"
+
+
+@pytest.mark.parametrize(
+    ("match", "terms", "where", "message"),
+    [
+        (ACME, LEARNS.format(BOTH), "tenants", "is 'acme', 'other' with serves: tenant; allowed: one tenant, which"),
+        ("tenant: [acme, other]", LEARNS.format(BOTH), "tenants", "is 'acme', 'other' with serves: tenant"),
+        (
+            "tenant: acme*",
+            LEARNS.format("acme"),
+            "tenants",
+            "is 'acme' with serves: tenant; allowed: one tenant, which",
+        ),
+        ("tools: true", LEARNS.format("acme"), "tenants", "is 'acme' with serves: tenant"),
+        (ACME, LEARNS.format("''"), "tenants", "is '' with serves: tenant"),
+        ("", LEARNS.format(f"{BOTH}, serves: all"), "min_tenants", "is 5; allowed: up to 2, the number of tenants"),
+        (
+            "",
+            LEARNS.format(f"[acme, other, hospital], {ALL}"),
+            "tenants",
+            "names hospital; allowed: tenants that never",
+        ),
+        (ACME, LEARNS.format("acme, stages: [50, 10]"), "stages", "is 50, 10; allowed: percentages that rise"),
+        (ACME, LEARNS.format("acme, stages: 99"), "stages", "is 99; allowed: up to 95, since holdout keeps 5 percent"),
+        (ACME, "mode: shadow, learning: {tenants: acme}", "", "is given with mode shadow; allowed: with mode on"),
+        (
+            ACME,
+            f"{LEARNS.format('acme')}, pinned: true",
+            "",
+            "is given for a rule that is pinned; allowed: with mode on",
+        ),
+        (ACME, f"{LEARNS.format('acme')}, proposers: [candidate_head]", "", "is given for a rule that names candidate"),
+    ],
+)
+def test_learning_that_means_nothing_or_that_nobody_agreed_to(match: str, terms: str, where: str, message: str) -> None:
+    text = f"never_learn: hospital\nrules: [{{name: a, match: {{{match}}}, {terms}}}]"
+    [one] = check(policy(text))
+    assert (one.severity, one.where) == ("error", f"rules[0].learning{where and '.'}{where}")
+    assert one.message.startswith(message)
+
+
+@pytest.mark.parametrize("tenants", ["[]", "acme-*", "{a: 1}"])
+def test_those_who_agree_are_named_one_by_one(tenants: str) -> None:
+    with pytest.raises(InvalidPolicy, match=r"learning\.tenants"):
+        policy(f"rules: [{{name: a, match: {{}}, {LEARNS.format(tenants)}}}]")
+
+
+def test_learning_that_is_right_and_what_it_waits_for() -> None:
+    alone = f"rules: [{{name: a, match: {{{ACME}}}, {LEARNS.format('acme')}}}]"
+    shared = f"never_learn: [hospital]\nrules: [{{name: a, match: {{}}, {LEARNS.format(f'{BOTH}, {ALL}')}}}]"
+    development = "default: {mode: on, learning: {tenants: ''}}"
+    for text in (alone, shared, development):
+        assert check(policy(text), Known(loaded=("suffix", "draft_head"))) == []
+    [one] = check(policy(alone), Known(loaded=("suffix",)))
+    assert (one.severity, one.where) == ("warning", "rules[0].learning")
+    assert "no draft head is loaded here" in one.message
+    [one] = check(policy(alone.replace("mode: on", "mode: on, rollout: {}")))
+    assert (one.severity, one.where) == ("warning", "rules[0].learning")
+    assert one.message.endswith("one begins only while that is on")

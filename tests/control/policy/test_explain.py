@@ -91,3 +91,12 @@ def test_changed_field_by_field_with_presets_filled_in() -> None:
         Change("changed", "a", "description", "", "now for code", effective=False),
         Change("changed", "default", "mode", "off", "shadow"),
     ]
+
+
+def test_who_may_never_be_learnt_from_is_a_difference_that_takes_effect() -> None:
+    learns = "default: {mode: on, learning: {tenants: a, serves: all}}"
+    assert diff(policy(f"never_learn: [b, a]\n{learns}"), policy(f"never_learn: [a, b]\n{learns}")) == []
+    [change] = diff(policy(learns), policy(f"never_learn: b\n{learns}"))
+    assert change == Change("changed", "", "never_learn", [], ["b"])
+    [change] = diff(policy(learns), policy(learns.replace("tenants: a", "tenants: [a, c]")))
+    assert change == Change("changed", "default", "learning.tenants", ["a"], ["a", "c"])

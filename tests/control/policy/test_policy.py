@@ -4,6 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from prolepsis.control.policy.check import InvalidPolicy
 from prolepsis.control.policy.model import Match, Policy, Terms, mismatch
 from prolepsis.core.facts import RequestFacts
 from tests.control.policy.policies import policy
@@ -99,3 +100,20 @@ def test_the_digest_follows_what_takes_effect() -> None:
         assert policy(TWO.replace(old, new)).digest != digest
     swapped = Policy(default=policy(TWO).default, rules=policy(TWO).rules[::-1])
     assert swapped.digest != digest
+
+
+def test_learning_is_part_of_a_policy_only_where_it_is_given() -> None:
+    assert policy(TWO).digest == "8e1a877e1036", "what it was before"
+    learns = TWO.replace("emit: token", "emit: token, learning: {tenants: acme}")
+    digests = [
+        policy(text).digest for text in (TWO, learns, learns.replace("tenants: acme", "tenants: acme, gain: 0.1"))
+    ]
+    digests.append(policy(f"{TWO}    never_learn: [b, a]").digest)
+    assert len({*digests}) == 4
+    assert policy(f"{TWO}    never_learn: [a, b, a]").digest == digests[-1]
+    assert "learning" not in policy(TWO).content()["rules"][1]  # type: ignore[index]
+
+
+def test_no_file_gives_a_trial() -> None:
+    with pytest.raises(InvalidPolicy, match=r"rollout\.trial is unknown"):
+        policy("default: {mode: on, rollout: {trial: mine@4}}")

@@ -9,6 +9,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from prolepsis.control.policy.learnt import with_champion
 from prolepsis.control.policy.runtime import Policies
 from prolepsis.control.web.caller import ROLES
 from prolepsis.core.config import EngineConfig, ServerConfig
@@ -225,6 +226,31 @@ async def test_an_edit_is_taken_without_a_restart_and_a_bad_one_is_not(policy_ap
     policy_app.write("version: 4\ndefault: {mode: off}\n")
     await policy_app.policies.tick()
     assert await rule_and_mode() == ("4", False)
+
+
+LEARNS = "rules: [{name: acme, match: {tenant: acme}, mode: on, proposers: [suffix], learning: {tenants: acme}}]"
+
+
+async def test_what_was_learnt_reaches_the_engine_and_the_explanation_under_the_policys_version(
+    policy_app: PolicyApp,
+) -> None:
+    policy_app.write(LEARNS)
+    http = policy_app.open(roles=ROLES)
+    drafting: list[object] = []
+    versions = set()
+    for change in (None, with_champion, None):
+        policy_app.policies.learnt("acme", change)
+        reply = await ask(http, speculation={"metrics": True})
+        explained = (await http.post("/admin/policy/explain", json={"request": CHAT, "tenant": "acme"})).json()
+        versions |= {explained["policy_version"], reply.json()["metrics"]["effective"]["policy_version"]}
+        assert explained["in_effect"]["proposers"] == list(policy_app.last.speculation.proposers or ())
+        drafting.append(policy_app.last.speculation.proposers)
+    assert drafting == [("suffix",), ("learnt_head", "suffix"), ("suffix",)]
+    assert versions == {policy_app.policies.version}
+    given = {"request": CHAT, "tenant": "acme", "text": LEARNS}
+    policy_app.policies.learnt("acme", with_champion)
+    by_text = (await http.post("/admin/policy/explain", json=given)).json()
+    assert by_text["in_effect"]["proposers"] == ["suffix"], "a text is explained as it is"
 
 
 async def test_no_rule_sees_secrets(policy_app: PolicyApp) -> None:

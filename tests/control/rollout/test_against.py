@@ -11,10 +11,11 @@ from prolepsis.control.policy.check import Known, check
 from prolepsis.control.policy.decision import UNSTATED, Decision
 from prolepsis.control.policy.model import Policy, Terms
 from prolepsis.control.policy.runtime import Policies
+from prolepsis.control.policy.source import GivenPolicy
 from prolepsis.control.rollout.live import targets_of
 from prolepsis.control.rollout.runtime import Rollouts
 from prolepsis.control.rollout.store import RolloutStore
-from prolepsis.core.config import CANDIDATE_HEAD, DRAFT_HEAD
+from prolepsis.core.config import CANDIDATE_HEAD, DRAFT_HEAD, LEARNT_HEAD
 from prolepsis.core.ended import Assignment
 from prolepsis.core.facts import RequestFacts
 from tests.control.health.ended import ended
@@ -34,19 +35,12 @@ RULE = """
 DEPTH, HEAD = "{num_speculative_tokens: 4}", "{proposers: [draft_head]}"
 
 
-class _Source:
-    name, fault = "test", ""
-
-    def __init__(self, held: Policy) -> None:
-        self.policy = held
-
-
 class Site:
     """Rollouts of a rule against other terms, with versions of heads and a clock set by hand."""
 
-    def __init__(self, against: str, store: RolloutStore | None = None) -> None:
+    def __init__(self, against: str, store: RolloutStore | None = None, *, held: Policy | None = None) -> None:
         self.now = 1000.0
-        self.versions = {DRAFT_HEAD: "mine@3", CANDIDATE_HEAD: "mine@4"}
+        self.versions = {DRAFT_HEAD: "mine@3", CANDIDATE_HEAD: "mine@4", LEARNT_HEAD: ""}
         self.rollouts = Rollouts(
             store or memory_store(),
             lambda run: None,
@@ -56,7 +50,8 @@ class Site:
             has_head=lambda proposer: bool(self.versions[proposer]),
             clock=lambda: self.now,
         )
-        self.policies = Policies(_Source(policy(RULE.format(against))), (), self.rollouts)  # type: ignore[arg-type]
+        self.source = GivenPolicy(held or policy(RULE.format(against)))
+        self.policies = Policies(self.source, (), self.rollouts)
 
     async def tick(self, seconds: float = 1.0) -> None:
         self.now += seconds

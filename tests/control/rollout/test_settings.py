@@ -69,18 +69,22 @@ def test_costs_are_compared_as_means_of_amounts() -> None:
 guardrails:
   - {name: dearer, metric: cost_per_token, margin: 0.1}
   - {name: dear, metric: cost_per_token, limit: 20}
+  - {name: cheaper, metric: cost_per_token, gain: 0.2}
 """
-    dearer, dear = settings("{}", both).stages[0].guardrails
+    dearer, dear, cheaper = settings("{}", both).stages[0].guardrails
     assert (dearer.metric, dearer.better, dearer.measure) == ("device_ms_per_token", "lower", Ratio(margin=0.1))
     assert not dearer.measure.ready
     assert dear.measure == Limit(limit=20.0, high=80.0, num_points=33)
+    assert cheaper.measure == Ratio(margin=-0.2)
 
 
 @pytest.mark.parametrize(
     ("guardrail", "said"),
     [
-        ("metric: error_rate", "exactly one of margin, limit"),
-        ("metric: error_rate, margin: 0.1, limit: 0.1", "exactly one of margin, limit"),
+        ("metric: error_rate", "exactly one of margin, limit, gain"),
+        ("metric: error_rate, margin: 0.1, limit: 0.1", "exactly one of margin, limit, gain"),
+        ("metric: cost_per_token, margin: 0.1, gain: 0.1", "exactly one of margin, limit, gain"),
+        ("metric: cost_per_token, gain: 1", "gain is 1"),
         ("metric: speedup, margin: 0.1", "speedup"),
     ],
 )
@@ -108,6 +112,7 @@ def settings_with(guardrail: str, rollout: str = "{}") -> RolloutSettings:
         "metric: correctness, limit: 0.9",
         "metric: cost_per_token, margin: 0.1",
         "metric: cost_per_token, limit: 20",
+        "metric: cost_per_token, gain: 0.1",
     ],
 )
 def test_every_stage_has_an_end_that_comes_sooner_with_more_requests(guardrail: str) -> None:

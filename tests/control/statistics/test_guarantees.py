@@ -1,8 +1,13 @@
 """False rollbacks and promotions in a few simulated rollouts, judged after every request."""
 
+from collections import Counter
+
+import numpy as np
 import pytest
 
-from tests.simulation.guarantees import clopper_pearson, simulate
+from prolepsis.control.statistics.guardrail import Guardrail
+from prolepsis.control.statistics.means import Better, Ratio
+from tests.simulation.guarantees import Stream, clopper_pearson, simulate
 from tests.simulation.rollout_traffic import Damage
 
 NUMBER = 12
@@ -31,3 +36,25 @@ def test_a_damaged_draft_is_rolled_back_within_hundreds_of_requests() -> None:
 )
 def test_clopper_pearson_is_as_tabulated(hits: int, number: int, expected: tuple[float, float]) -> None:
     assert clopper_pearson(hits, number) == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize(("better", "factor"), [("higher", 1.1), ("lower", 0.9)])
+def test_a_gain_passes_where_it_surely_is_there_and_fails_where_it_surely_is_not(better: Better, factor: float) -> None:
+    gains = Guardrail(name="gain", metric="amount", better=better, measure=Ratio(margin=-0.1)).referring_to(2.0)
+
+    def outcomes(ratio: float, seed: int) -> Counter[str]:
+        """Judge canaries of so many times the control's mean after each of 3,000 requests; the first outcome counts."""
+        seen: Counter[str] = Counter()
+        for i in range(60):
+            draw = np.random.default_rng([seed, i])
+            canary = draw.random(3000) < 0.5
+            fails, passes = Stream(gains, 0.5).extend(canary, draw.uniform(1.2, 2.8, 3000) * np.where(canary, ratio, 1))
+            decided = fails | passes
+            seen["inconclusive" if not decided.any() else "fail" if fails[decided.argmax()] else "pass"] += 1
+        return seen
+
+    at_it = outcomes(factor, 93)
+    assert at_it["pass"] <= 3, "its level is one in twenty"
+    assert at_it["fail"] <= 1
+    assert outcomes(1.0, 94)["fail"] == 60, "no gain is harm"
+    assert outcomes(factor**3, 95)["pass"] == 60

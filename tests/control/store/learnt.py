@@ -1,6 +1,8 @@
 """Examples and data sets to keep."""
 
 from collections import defaultdict
+from dataclasses import replace
+from functools import partial
 
 from prolepsis.control.store.database import Database
 from prolepsis.control.store.examples import ExampleItem, example_id
@@ -30,9 +32,12 @@ def example(
 EXAMPLE = example(1)
 
 
+def nothing(_: str) -> None: ...
+
+
 def put(database: Database, *examples: Example) -> None:
     """Write examples of requests that begin after all that was forgotten."""
-    items = [ExampleItem(lambda each=each: each, each.tenant, 1e12, lambda _: None) for each in examples]  # type: ignore[misc]
+    items = [ExampleItem(partial(replace, each), each.tenant, 1e12, nothing) for each in examples]
     with database.write() as connection:
         ExampleItem.write(connection, items)
 

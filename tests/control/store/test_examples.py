@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -68,7 +69,7 @@ def test_what_is_forgotten_while_it_waits_is_not_written(database: Database) -> 
     forget(database, tenant="bank")
     writer = Writer(database, CollectorRegistry())
     for number, began_at in enumerate((0.0, 1e12)):
-        writer.offer(ExampleItem(lambda number=number: example(number), "acme", began_at, told.append))  # type: ignore[misc]
+        writer.offer(ExampleItem(partial(example, number), "acme", began_at, told.append))
     assert writer.flush(20.0)
     writer.close()
     assert (numbers_of(ExampleTable(database)), told) == ([1], ["kept"])
@@ -92,6 +93,7 @@ def test_totals_say_what_there_is_without_opening_it(database: Database) -> None
     own = totals[3]
     assert (own.num_tokens, own.num_bytes, own.first_at, own.last_at) == (10, 2 * size, 5.0, 9.0)
     assert {row.num_sealed for row in totals} == {0}
+    assert [(row.number, row.first_at) for row in ExampleTable(database).totals(since=5.0)] == [(1, 9.0)]
 
 
 def test_old_examples_and_those_without_consent_are_deleted(database: Database) -> None:

@@ -111,7 +111,7 @@ def _json(value: object) -> Reply:
 
 
 def _replies(url: str) -> dict[str, Any]:
-    head = {"name": "mine", "version": 2, "misfit": None}
+    head = {"name": "mine", "version": 2, "misfit": None, "slot": "draft_head"}
     groups: Any = alert_groups()
     alerts = [
         {"name": one["alert"], "labels": {}, "annotations": {"runbook_url": f"{url}/runbooks/latency"}}

@@ -108,7 +108,7 @@ def replicas(**changes: object) -> Change:
     return reply("/admin/replicas", replicas=[replica(here=True), replica(**changes)])
 
 
-HEAD = {"name": "mine", "version": 2, "misfit": "trained for another model"}
+HEAD = {"name": "mine", "version": 2, "misfit": "trained for another model", "slot": "learnt_head"}
 KILLED = Control("2026-01-01T00:00:00+00:00", 1.0)
 STORE = {"ok": False, "num_queued": 9, "written": {}, "dropped": {}}
 FAILING: Mapping[str, tuple[Change, ...]] = {

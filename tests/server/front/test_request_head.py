@@ -28,6 +28,7 @@ REFUSED = {
     "two_keys_as_x_api_key": (post(LENGTH, b"x-api-key: a", b"X-Api-Key: b"), 400, "x-api-key"),
     "the_same_key_twice": (post(LENGTH, b"authorization: Bearer a", b"authorization: Bearer a"), 400, "2 times"),
     "two_modes": (post(LENGTH, b"x-spec-mode: off", b"x-spec-mode: always"), 400, "x-spec-mode"),
+    "two_consents": (post(LENGTH, b"x-spec-learn: no", b"x-spec-learn: yes"), 400, "x-spec-learn"),
     "length_and_chunks": (post(LENGTH, b"transfer-encoding: chunked", body=CHUNKED), 400, "both"),
     "chunks_and_length": (post(b"Transfer-Encoding: chunked", b"Content-Length: 5", body=CHUNKED), 400, "both"),
     "chunks_of_http_1_0": (post(b"transfer-encoding: chunked", body=CHUNKED, version=b"1.0"), 400, "HTTP/1.0"),

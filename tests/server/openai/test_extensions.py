@@ -74,6 +74,43 @@ async def test_the_mode_may_come_as_a_header(client: Connect) -> None:
     assert [r.speculation.mode for r in engine.requests] == ["off", "always"]
 
 
+@pytest.mark.parametrize(
+    ("in_body", "header", "agreed"),
+    [
+        (None, None, False),
+        (True, None, True),
+        (None, "yes", True),
+        (True, "yes", True),
+        (False, None, False),
+        (False, "yes", False),
+        (True, "no", False),
+        (None, "no", False),
+    ],
+)
+def test_a_caller_agrees_to_learning_in_body_or_header_and_a_no_outweighs_a_yes(
+    in_body: bool | None, header: str | None, agreed: bool
+) -> None:
+    for body in (SpeculationBody(learn=in_body), *([None] if in_body is None else [])):
+        assert requested_speculation(body, None, caller("client"), (), header).learn is agreed
+
+
+async def test_consent_by_header_is_yes_or_no(client: Connect) -> None:
+    reply = await client(FakeEngine()).post("/v1/chat/completions", json=CHAT, headers={"x-spec-learn": "true"})
+    assert reply.status_code == 400
+    error = reply.json()["error"]
+    assert (error["param"], error["message"]) == ("x-spec-learn", "x-spec-learn is 'true'; allowed: yes, no")
+
+
+async def test_a_caller_hears_where_nothing_is_learnt(client: Connect) -> None:
+    http = client(FakeEngine())
+    for stream in (False, True):
+        agreed = await http.post(
+            "/v1/chat/completions", json={**CHAT, "stream": stream, "speculation": {"learn": True}}
+        )
+        assert agreed.headers["warning"].startswith('299 - "nothing is learnt: that takes a rule with learning')
+        assert "warning" not in (await http.post("/v1/chat/completions", json={**CHAT, "stream": stream})).headers
+
+
 async def test_shadow_is_asked_of_the_engine_and_its_figures_are_apart(client: Connect) -> None:
     engine = FakeEngine()
     body = CHAT | {"speculation": {"mode": "shadow", "metrics": True}}

@@ -1,7 +1,7 @@
 """The audit log of one process: events are queued for the store's writer, and a tenant's details can be erased."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,8 +11,9 @@ from sqlalchemy import Connection
 from prolepsis.control.audit import chain
 from prolepsis.control.audit.entry import SERVED, AuditEntry, RedactedEvent, redact
 from prolepsis.control.audit.waiting import take
-from prolepsis.control.store import batches, records, responses, turns
+from prolepsis.control.store import batches, lineage, records, responses, turns
 from prolepsis.control.store.database import Database
+from prolepsis.control.store.lineage import ForgottenExamples
 from prolepsis.control.store.queue import QueueItem
 from prolepsis.control.store.writer import ItemWriter
 from prolepsis.core.audit_event import AuditEvent
@@ -75,13 +76,15 @@ class AuditLog:
 @dataclass(frozen=True, slots=True)
 class ForgottenTenant:
     num_records: int
+    learnt: ForgottenExamples
     entry: AuditEntry  # it lists the erased entries and names no person
 
 
-def forget_tenant(database: Database, tenant: str, actor: str) -> ForgottenTenant:
-    """Delete a tenant's files, batches, responses and records, then erase the details of the audit entries about it.
+def forget_tenant(database: Database, tenant: str, actor: str, *, later: Collection[str] = ()) -> ForgottenTenant:
+    """Delete a tenant's files, batches, responses, records and examples, then erase the details of the audit entries.
 
-    The chain still verifies. Acts that wait for a server get their entries first. Of requests that have begun before,
+    The chain still verifies. Heads that learnt from the tenant are retired, but at their rule's next promotion where
+    `later` has the rule. Acts that wait for a server get their entries first. Of requests that have begun before,
     running servers write nothing afterwards. If this fails half way, it can be repeated from the start. Raises
     `StoreUnavailable`, and `InvalidParameter` if the name is empty.
     """
@@ -92,9 +95,19 @@ def forget_tenant(database: Database, tenant: str, actor: str) -> ForgottenTenan
     turns.forget(database, tenant)  # what is written meanwhile is deleted below, and what comes later is not written
     responses.forget_tenant(database, tenant)
     num_records = records.forget(database, tenant)
+    learnt = lineage.forget(database, tenant=tenant, later=later)
     while take(database):
         pass
-    event = AuditEvent(actor=actor, action="tenant.forgotten", after={"request_records": num_records})
+    after = {"request_records": num_records, "examples": learnt.num_examples, "heads_retired": learnt.retired}
+    event = AuditEvent(actor=actor, action="tenant.forgotten", after=after)
     with database.write() as connection:
         chain.head(connection, hold=True)
-        return ForgottenTenant(num_records, chain.erase(connection, chain.of_tenant(connection, tenant), event))
+        chain.append(connection, retirements(learnt, actor))
+        entry = chain.erase(connection, chain.of_tenant(connection, tenant), event)
+    return ForgottenTenant(num_records, learnt, entry)
+
+
+def retirements(learnt: ForgottenExamples, actor: str) -> list[AuditEvent]:
+    """Return the acts of what was forgotten, one a head that may not draft any more."""
+    why = {"because": "what it learnt from was forgotten"}
+    return [AuditEvent(actor=actor, action="head.retired", subject=label, after=why) for label in learnt.retired]

@@ -9,7 +9,7 @@ from prolepsis.core.terminal.output import command_group
 from prolepsis.core.terminal.resource import REASON, Act, Resource, add_commands, parameter
 
 _SWAPPED = typer.Argument(metavar="HEAD", help="NAME (its newest version), NAME@VERSION, NAME@ALIAS, auto or none")
-_PLACE = typer.Option(help="draft_head, or candidate_head: a second head, which drafts only where a rule names it")
+_PLACE = typer.Option(help="draft_head, or candidate_head or learnt_head, which draft only where a rule names them")
 
 HEADS = Resource(
     title="Heads",

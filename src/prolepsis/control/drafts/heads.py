@@ -22,7 +22,7 @@ from prolepsis.control.web.feature import Feature
 from prolepsis.control.web.fields import Body
 from prolepsis.control.web.routes import OPERATORS, READERS, Routes
 from prolepsis.core.audit_event import SERVER, AuditEvent, Emit, discard
-from prolepsis.core.config import CANDIDATE_HEAD, DRAFT_HEAD, HeadProposerName
+from prolepsis.core.config import DRAFT_HEAD, HeadProposerName
 from prolepsis.core.engine_client import EngineClient, HeadSwapped, InstalledHead
 from prolepsis.core.errors import ConfigError, InvalidParameter, MemoryPlanError, ModelError
 
@@ -37,7 +37,7 @@ class HeadSwapBody(Body):
     head: Annotated[str, Field(min_length=1, max_length=128)]
     """NAME (its newest version), NAME@VERSION, NAME@ALIAS, "auto" (the best that fits) or "none"."""
     proposer: HeadProposerName = DRAFT_HEAD
-    """candidate_head: a second head, which drafts only where a rule or an operator names it."""
+    """candidate_head, learnt_head: further heads, which draft only where a rule or an operator names them."""
     reason: Annotated[str, Field(max_length=500)] = ""
 
 
@@ -61,6 +61,7 @@ class HeadsReply:
     draft_head: str | None  # NAME@VERSION of the head in use
     draft_head_reason: str  # how it was found, or why there is none
     candidate_head: str | None
+    learnt_head: str | None
     heads: list[ShownHead]
     warnings: list[str]  # heads in use that bring much less than those before
 
@@ -116,7 +117,14 @@ class DraftHeads(Feature):
             for head in installed
         ]
         warnings = [text for head in info.heads.values() if (text := self._standings[head].worse)]
-        return HeadsReply(info.draft_head, info.draft_head_reason, info.candidate_head, heads, warnings)
+        return HeadsReply(
+            draft_head=info.draft_head,
+            draft_head_reason=info.draft_head_reason,
+            candidate_head=info.candidate_head,
+            learnt_head=info.learnt_head,
+            heads=heads,
+            warnings=warnings,
+        )
 
     async def swap(self, body: HeadSwapBody, by: str) -> HeadSwapReply:
         """Put a head in, between two steps, and try it; say what it brings if that is quick.
@@ -142,7 +150,7 @@ class DraftHeads(Feature):
             task.cancel()
         if (head := swapped.current) is None:
             return HeadSwapReply(**asdict(swapped), tried="", warnings=[])
-        other = self._client.info.draft_head if proposer == CANDIDATE_HEAD else swapped.previous
+        other = swapped.previous if proposer == DRAFT_HEAD else self._client.info.draft_head
         self._untried[proposer] = head, other
         self._tasks[proposer] = asyncio.create_task(self._try(proposer))
         await asyncio.wait([self._tasks[proposer]], timeout=REPLY_S)
@@ -153,7 +161,7 @@ class DraftHeads(Feature):
         head, before = self._untried[proposer]
         found = self._standings[head]
         found.tried, found.worse = "it is being tried on the shipped prompts", ""
-        if proposer == CANDIDATE_HEAD:
+        if proposer != DRAFT_HEAD:
             await self._try_before(DRAFT_HEAD)
         known, trial = self._standings[before or ""].trial, await self._trial(proposer, head, IN_THE_BACKGROUND)
         if trial is None or not trial.num_drafts:
@@ -192,6 +200,6 @@ class DraftHeads(Feature):
             raise RequestRefused(str(error), code="heads_unreadable", status=503) from None
 
 
-def feature(context: Context, prompts: Callable[[], Prompts]) -> Feature:
+def feature(context: Context, prompts: Callable[[], Prompts]) -> DraftHeads:
     """Return the heads; `prompts` as `DraftHeads`."""
     return DraftHeads(context.client, prompts, emit=context.emit)

@@ -155,8 +155,10 @@ class InPlace:
 def in_place(run: LearningRun, heads: Mapping[str, HeadLineage], rules: Collection[str]) -> InPlace:
     """Return what a server has in place, given the heads that fit its target and the rules that learn."""
     lineage = heads.get(run.head)
-    is_tried = run.phase in TRIED and run.rule in rules and lineage is not None and not lineage.retired
-    return InPlace(run.head if is_tried else "", champion_of(heads, rules))
+    if run.phase not in TRIED or run.rule not in rules or lineage is None or lineage.retired:
+        return InPlace(champion=champion_of(heads, rules))
+    others = {label: other for label, other in heads.items() if label != run.head}  # its promotion may be half done
+    return InPlace(run.head, champion_of(others, rules))
 
 
 def champion_of(heads: Mapping[str, HeadLineage], rules: Collection[str], *, to_learn_from: bool = False) -> str:

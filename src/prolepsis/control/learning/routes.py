@@ -45,13 +45,13 @@ def learning_routes(feature: LearningFeature) -> list[Route]:
                 raise RequestRefused(message, code="unknown_head", param="head", status=404)
             await feature.retire(body.head, why, caller.actor)
         elif body.act == "stop":
-            await feature.step(stored, Ended("stopped", why))
+            await feature.step(stored, Ended("stopped", why), caller.actor)
         else:
             rules = feature.policies.learning
             if body.rule not in rules:
                 message = f"rule is {body.rule!r}; allowed, as they learn: {', '.join(rules) or 'none'}"
                 raise RequestRefused(message, code="unknown_rule", param="rule", status=404)
-            if not await feature.begin(stored, body.rule, "hand", why):
+            if not await feature.begin(stored, body.rule, "hand", why, caller.actor):
                 message = f"A run for {stored.run.rule} is under way: {stored.run.phase}. One runs at a time."
                 raise RequestRefused(message, code="learning_under_way", param="rule", status=409)
         return await learning()

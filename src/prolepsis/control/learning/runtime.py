@@ -2,7 +2,8 @@
 
 import asyncio
 import socket
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Protocol
@@ -16,7 +17,6 @@ from prolepsis.control.learning.machine import (
     TRIED,
     Due,
     Ended,
-    LearningAct,
     LearningEvent,
     Promote,
     Retire,
@@ -29,6 +29,7 @@ from prolepsis.control.learning.triggers import RuleNews, due, last_of
 from prolepsis.control.policy.runtime import Policies
 from prolepsis.control.rollout.machine import RolloutState
 from prolepsis.control.rollout.runtime import Rollouts
+from prolepsis.control.store.database import database_time
 from prolepsis.control.store.examples import ExampleTable
 from prolepsis.control.store.lineage import LineageTable, RunTable
 from prolepsis.control.store.turns import PeriodicWork
@@ -47,6 +48,7 @@ LOOK_S = 60.0  # between two looks at what is due, and between two starts of a p
 AGAIN_S = 3600.0  # after a run that failed or was stopped, before the next one is due
 WATCHED_S = 7 * DAY_S  # so long a promoted head is watched for harm
 PAUSE_S = 30.0  # for which a run pauses where requests are served beside it
+GIVEN_UP_S = 3600.0
 MOST_STARTS = 3  # of one run's process, by one server
 
 log = structlog.get_logger(__name__)
@@ -78,15 +80,24 @@ class LearningFeature(Feature):
         folder: LearntHeads,
         start: Callable[[LearningRun], Process],
         against: Callable[[], list[tuple[Key, Judge, str]]],
+        targets: Callable[[], Collection[str]],
+        now: Callable[[], float] | None = None,
     ) -> None:
-        """`start` begins the process of a run; `against`: what is held against proposers (`HealthFeature.against`)."""
+        """`start` begins the process of a run; `against`: what is held against proposers (`HealthFeature.against`).
+
+        `targets`: weights of the targets of all servers that share the store. `now`: None is the database's time.
+        """
         self.policies, self.rollouts, self.database = policies, rollouts, context.database
         self._client, self._emit, self._monotonic = context.client, context.emit, context.monotonic
-        self._start, self._against = start, against
-        self._runs, self._lineage = RunTable(self.database), LineageTable(self.database)
-        self._examples, self._work = ExampleTable(self.database), PeriodicWork(self.database)
-        self.following = Following(context.client, policies, rollouts, heads, self._lineage, folder)
+        self._start, self._against, self._served_targets = start, against, targets
+        self._runs, self._lineage = RunTable(self.database, now), LineageTable(self.database, now or time.time)
+        self._examples = ExampleTable(self.database)
+        self._work = PeriodicWork(self.database, now=database_time if now is None else lambda _: now())
+        self.following = Following(
+            context.client, policies, rollouts, swaps=heads, lineage=self._lineage, folder=folder
+        )
         self._targets: dict[str, str] = {}  # of data sets, by their keys
+        self._alone = "", 0.0  # a run of a target that no server has, and since when
         self._seen: LearningRun | None = None
         self._process: Process | None = None
         self._num_starts = 0
@@ -138,28 +149,28 @@ class LearningFeature(Feature):
         }
         return Stored(run, heads, fitting, self._runs.now(), is_ours=run.target == target)
 
-    async def step(self, stored: Stored, event: LearningEvent) -> bool:
+    async def step(self, stored: Stored, event: LearningEvent, by: str = SERVER) -> bool:
         """Carry out and store what an event leads to; return whether it changed the run, and no one was faster."""
         after, acts = step(stored.run, event, stored.now)
         if after == stored.run:
             return False
         for act in acts:
-            await self._carry_out(act)
-        return await asyncio.to_thread(self._runs.swap, after)
-
-    async def _carry_out(self, act: LearningAct) -> None:
-        match act:
-            case Promote(head):
-                await asyncio.to_thread(self._lineage.promoted, head)
-            case Retire(head, why):
-                await self.retire(head, why)
+            match act:
+                case Promote(head):
+                    await asyncio.to_thread(self._lineage.promoted, head)
+                case Retire(head, why):
+                    await self.retire(head, why, by)
+        is_first = await asyncio.to_thread(self._runs.swap, after)
+        if is_first:
+            self._tell(after, by)
+        return is_first
 
     async def retire(self, head: str, why: str, by: str = SERVER) -> None:
         """Bar a head from drafting for good; each server takes it out with its next tick."""
         if await asyncio.to_thread(self._lineage.retire, head, why):
             self._emit(AuditEvent(actor=by, action="head.retired", subject=head, after={"why": why}))
 
-    async def begin(self, stored: Stored, rule: str, trigger: Trigger, why: str) -> bool:
+    async def begin(self, stored: Stored, rule: str, trigger: Trigger, why: str, by: str = SERVER) -> bool:
         """Make a run due, from the rule's champion; return whether it was, as no other is under way."""
         terms, info = self.policies.learning[rule], self._client.info
         parent = champion_of(stored.fitting, [rule], to_learn_from=True)
@@ -172,23 +183,36 @@ class LearningFeature(Feature):
             parent=parent,
             terms=terms.model_dump(mode="json"),
         )
-        return await self.step(stored, event)
+        return await self.step(stored, event, by)
 
     async def _event(self, stored: Stored) -> LearningEvent | None:
         """Return what has happened to the run, as far as this server sees it."""
         run, lineage = stored.run, stored.heads.get(stored.run.head)
+        event: LearningEvent | None = None
         if lineage is not None and lineage.retired:
-            return Retired(lineage.retired, forgotten="forgotten" in lineage.retired)
-        if run.phase == "ended" or not stored.is_ours:
-            return None
-        if self.policies.version and run.rule not in self.policies.learning:
-            return Ended("stopped", f"rule {run.rule} of the policy in use does not learn any more")
-        if run.phase in TRIED:
-            if refusal := self.following.refusal(run.head):
-                return Ended("failed", refusal)
-            state = self.following.trial(run)
-            return None if state is None else await self._shown_by(state)
-        return None
+            event = Retired(lineage.retired, forgotten="forgotten" in lineage.retired)
+        elif run.phase != "ended" and not stored.is_ours:
+            event = self._given_up(stored)
+        elif run.phase != "ended" and self.policies.version and not self._agrees(run):
+            event = Ended("stopped", f"by the policy in use {run.rule}, or a tenant of it, does not learn any more")
+        elif run.phase in TRIED and (refusal := self.following.refusal(run.head)):
+            event = Ended("failed", refusal)
+        elif run.phase in TRIED and (state := self.following.trial(run)) is not None:
+            event = await self._shown_by(state)
+        return event
+
+    def _agrees(self, run: LearningRun) -> bool:
+        """Return whether the rule learns still, and while the run reads its examples, whether their tenants agree."""
+        terms, tenants = self.policies.learning.get(run.rule), run.terms.get("tenants", ())
+        agree = terms is not None and isinstance(tenants, Collection) and {*tenants} <= {*terms.tenants}
+        return agree if run.phase in ("due", "training") else terms is not None
+
+    def _given_up(self, stored: Stored) -> Ended | None:
+        """End a run, which would keep others waiting, if no server has had its target for an hour, and none trains."""
+        run, now = stored.run, self._monotonic()
+        if run.target in self._served_targets() or run.leased_until > stored.now or run.run_id != self._alone[0]:
+            self._alone = run.run_id, now
+        return Ended("failed", "no server has its target") if now - self._alone[1] > GIVEN_UP_S else None
 
     async def _shown_by(self, state: RolloutState) -> RolloutSeen:
         if state.phase != "rolled_back":
@@ -269,11 +293,11 @@ class LearningFeature(Feature):
     async def _pause(self, stored: Stored) -> None:
         """Let a run on this machine pause while requests are served; it goes on soon after the last one."""
         run, health = stored.run, self._client.health()
-        is_here = run.holder.startswith(f"{socket.gethostname()}-")
+        is_here = run.holder.partition(" ")[0] == socket.gethostname()
         if is_here and (health.num_running or health.num_waiting) and run.paused_until < stored.now + PAUSE_S / 2:
             await asyncio.to_thread(self._runs.swap, replace(run, paused_until=stored.now + PAUSE_S))
 
-    def _tell(self, run: LearningRun) -> None:
+    def _tell(self, run: LearningRun, by: str = SERVER) -> None:
         """Tell log, metrics and audit log where the run is. Each server does; the audit log has it once."""
         before, self._seen = self._seen, run
         if before is not None:
@@ -286,11 +310,11 @@ class LearningFeature(Feature):
             self._num_starts = 0
         if before is not None and run.outcome is not None:
             self._ended.labels(run.rule, run.outcome).inc()
-        act = {"training": "started", "trial": "trial"}.get(run.phase, run.outcome)
+        act = {"due": "due", "training": "started", "trial": "trial"}.get(run.phase, run.outcome)
         if act is not None:
             after = {
                 name: getattr(run, name) for name in ("run_id", "rule", "head", "parent", "trigger", "why", "reason")
             }
             log.info("learning", act=act, **after)
             uid, subject = digest_of(place)[:32], run.head or run.rule
-            self._emit(AuditEvent(actor=SERVER, action=f"learning.{act}", subject=subject, after=after, uid=uid))
+            self._emit(AuditEvent(actor=by, action=f"learning.{act}", subject=subject, after=after, uid=uid))

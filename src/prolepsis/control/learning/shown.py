@@ -2,15 +2,15 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
-from prolepsis.control.learning.machine import champion_of
+from prolepsis.control.learning.machine import TRIED, champion_of
 from prolepsis.control.policy.learning_terms import LearningTerms
 from prolepsis.control.rollout.runtime import RolloutView
 from prolepsis.control.store.database import Database
 from prolepsis.control.store.examples import ExampleTable, ExampleTotals
 from prolepsis.control.store.lineage import LineageTable, RunTable
-from prolepsis.core.learning import HeadLineage, LearningRun, Outcome, Phase, Trigger
+from prolepsis.core.learning import HeadLineage, LearningRun, Phase
 from prolepsis.core.terminal.resource import REASON, Act, Resource
 
 _PATH = "/admin/learning"
@@ -20,6 +20,7 @@ _STEPS: Mapping[Phase, str] = {
     "trial": "trial",
     "settling": "settling",
 }
+_NOT_TRIED = "its rollout shows how far it is, once the head is in its slot and the rule's own rollout is on"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +33,7 @@ class RuleLearning:
     num_examples: int
     num_tokens: int
     num_bytes: int
+    num_sealed: int  # examples that nobody reads without the audit key
     first_at: float | None  # when the oldest began
 
 
@@ -43,35 +45,15 @@ class ChainStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShownRun:
-    rule: str
-    phase: Phase
-    outcome: Outcome | None
-    reason: str
-    trigger: Trigger
-    why: str
+class LearntHead(HeadLineage):
     head: str
-    parent: str  # the head that it began from; empty: the shipped one
-    progress: float  # of the training, 0 to 1
-    processor_s: float
-    since: float  # when the phase began
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LearntHead:
-    head: str
-    rule: str
-    parent: str
-    datasets: tuple[str, ...]
-    state: str  # champion, candidate, promoted, or why it was retired
-    retired: bool
-    made_at: float
+    state: str  # in words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearningReply:
     rules: list[RuleLearning]
-    runs: list[ShownRun]  # the one that is under way or was last; empty before the first
+    runs: list[LearningRun]  # the one that is under way or was last; empty before the first
     chain: list[ChainStep]  # its steps
     heads: list[LearntHead]  # the newest first
     warnings: list[str] = field(default_factory=list)
@@ -84,7 +66,12 @@ LEARNING = Resource(
     help="Show what is kept to learn from, the run that is under way, and the heads that were learnt.",
     columns={
         "rules": (
-            *("rule > serves", "champion", "examples=num_examples > tokens=num_tokens", "kept=num_bytes > first_at"),
+            *(
+                "rule > serves",
+                "champion",
+                "examples=num_examples > tokens=num_tokens",
+                "kept=num_bytes:bytes > sealed=num_sealed > first_at",
+            ),
         )
     },
     hint="Requests are kept as token ids where the rule's block `learning` names their tenant and they agree"
@@ -137,7 +124,7 @@ LEARNT = Resource(
     path=_PATH,
     part="heads",
     help=LEARNING.help,
-    columns={"heads": ("head > rule", "parent", "data sets=datasets", "state", "made_at")},
+    columns={"heads": ("head > rule", "parent", "data sets=manifests", "state", "made_at")},
     empty="No head was learnt yet.",
     acts={
         "retire": Act(
@@ -151,7 +138,8 @@ LEARNT = Resource(
         )
     },
 )
-COLUMNS = {**LEARNING.columns, **RUNS.columns, **CHAIN.columns, **LEARNT.columns}
+RESOURCES = (LEARNING, RUNS, CHAIN, LEARNT)
+COLUMNS = {path: columns for resource in RESOURCES for path, columns in resource.columns.items()}
 """Of the whole reply."""
 
 
@@ -169,7 +157,7 @@ def shown(
     newest = sorted(heads.items(), key=lambda item: -item[1].made_at)
     return LearningReply(
         rules=[_rule(rule, totals[rule], blocks.get(rule), heads) for rule in sorted({*blocks, *totals})],
-        runs=[_run(run)] if run.run_id else [],
+        runs=[run] if run.run_id else [],
         chain=_chain(run, heads.get(run.head), trial) if run.run_id else [],
         heads=[_head(label, lineage, run, heads) for label, lineage in newest],
         warnings=[f"the policy in use has no block `learning` for {rule}" for rule in sorted({*totals} - {*blocks})],
@@ -191,41 +179,26 @@ def _rule(
         num_examples=sum(total.number for total in totals),
         num_tokens=sum(total.num_tokens for total in totals),
         num_bytes=sum(total.num_bytes for total in totals),
+        num_sealed=sum(total.num_sealed for total in totals),
         first_at=min((total.first_at for total in totals), default=None),
-    )
-
-
-def _run(run: LearningRun) -> ShownRun:
-    return ShownRun(
-        rule=run.rule,
-        phase=run.phase,
-        outcome=run.outcome,
-        reason=run.reason,
-        trigger=run.trigger,
-        why=run.why,
-        head=run.head,
-        parent=run.parent,
-        progress=run.progress,
-        processor_s=run.processor_s,
-        since=run.since,
     )
 
 
 def _chain(run: LearningRun, lineage: HeadLineage | None, trial: RolloutView | None) -> list[ChainStep]:
     """Return the steps of a run; a trial is the stages of its rollout, where that is known."""
     phases = [*_STEPS]
-    if run.phase == "ended":  # the phase that it ended in is not kept: a head that it has was evaluated
+    if run.phase == "ended":  # in which phase is not kept; a head was evaluated
         reached = len(phases) if run.outcome == "promoted" else phases.index("trial" if run.head else "training")
-        states = {"now": "ended" if run.outcome == "promoted" else str(run.outcome)}
     else:
-        reached, states = phases.index(run.phase), {"now": "now"}
+        reached = phases.index(run.phase)
+    shows = {"training": _evaluated(lineage), "trial": _NOT_TRIED if run.phase == "trial" else ""}
     steps = []
     for number, phase in enumerate(phases):
-        state = "done" if number < reached else states["now"] if number == reached else "to come"
-        if phase == "trial" and number == reached and trial is not None:
+        state = "done" if number < reached else run.outcome or "now" if number == reached else "to come"
+        if phase == run.phase == "trial" and trial is not None:
             steps += _stages(trial)
         else:
-            steps.append(ChainStep(_STEPS[phase], state, _evaluated(lineage) if phase == "training" else ""))
+            steps.append(ChainStep(_STEPS[phase], state, shows.get(phase, "")))
     return steps
 
 
@@ -250,17 +223,14 @@ def _evaluated(lineage: HeadLineage | None) -> str:
 
 
 def _head(label: str, lineage: HeadLineage, run: LearningRun, heads: Mapping[str, HeadLineage]) -> LearntHead:
-    state = f"retired: {lineage.retired}" if lineage.retired else "promoted" if lineage.promoted_at else "made"
-    if not lineage.retired and label == champion_of(heads, [lineage.rule]):
+    if lineage.retired:
+        state = f"retired: {lineage.retired}"
+    elif label == champion_of(heads, [lineage.rule]):
         state = "champion"
-    elif not lineage.retired and label == run.head and run.phase != "ended":
+    elif label == run.head and run.phase in TRIED:
         state = "candidate"
-    return LearntHead(
-        head=label,
-        rule=lineage.rule,
-        parent=lineage.parent,
-        datasets=lineage.manifests,
-        state=state if not lineage.touched or lineage.retired else f"{state}, until the next promotion",
-        retired=bool(lineage.retired),
-        made_at=lineage.made_at,
-    )
+    else:
+        state = "promoted earlier" if lineage.promoted_at else "made"
+    if lineage.touched and not lineage.retired:
+        state += f" until the next promotion: {lineage.touched}"
+    return LearntHead(head=label, state=state, **{each.name: getattr(lineage, each.name) for each in fields(lineage)})

@@ -11,7 +11,7 @@ from prolepsis.control.policy.conditions import Names, Range
 from prolepsis.control.policy.learnt import HOLDOUT
 from prolepsis.control.policy.model import DEFAULT_RULE, Match, Policy, Rule, Terms, control_terms
 from prolepsis.control.policy.rollout_terms import METRICS, AgainstTerms, GuardrailTerms, RolloutTerms
-from prolepsis.core.config import CANDIDATE_HEAD, DRAFT_HEAD
+from prolepsis.core.config import HEAD_PROPOSERS, NAMED_HEADS
 from prolepsis.core.files import read_text
 from prolepsis.core.requests import SAMPLING_TABLE
 from prolepsis.core.validation import Finding
@@ -224,12 +224,13 @@ def _learning(path: Keys, terms: Terms, match: Match, never: Collection[str], kn
     if terms.pinned or terms.mode != "on":
         given = "for a rule that is pinned" if terms.pinned else f"with mode {terms.mode}"
         yield _error(path, f"is given {given}; allowed: with mode on, for a rule that is not pinned")
-    if terms.proposers and CANDIDATE_HEAD in terms.proposers:
-        message = f"is given for a rule that names {CANDIDATE_HEAD}; allowed: without, as trials need its slot"
-        yield _error(path, message)
+    if named := {*(terms.proposers or ())}.intersection(NAMED_HEADS):
+        yield _error(
+            path, f"is given for a rule that names {', '.join(sorted(named))}; allowed: to leave both to trials"
+        )
     if terms.rollout is not None:
         yield _warning(path, "is given with a rollout, whose place a trial takes; one begins only while that is on")
-    if known.loaded is not None and not {DRAFT_HEAD, CANDIDATE_HEAD} & {*known.loaded}:
+    if known.loaded is not None and set(HEAD_PROPOSERS).isdisjoint(known.loaded):
         yield _warning(path, "is given, and no draft head is loaded here, which is what learns")
 
 

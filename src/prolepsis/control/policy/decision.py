@@ -24,6 +24,7 @@ class SpeculationRequest:
     proposer: str | None = None
     emit: Emit | None = None
     metrics: bool = False  # the reply shows figures of the request
+    learn: bool = False  # draft heads may learn from it
 
     @property
     def leaves_drafts_open(self) -> bool:

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field
 
 from prolepsis.control.policy.conditions import AnyWindow
-from prolepsis.control.policy.rollout_terms import Percent
+from prolepsis.control.policy.rollout_terms import Stages
 from prolepsis.core.validation import Number, Part, one_or_more, spelt
 
 TenantName = Annotated[str, spelt(r"[^*]*", "the whole name of a tenant, without *")]
@@ -39,6 +39,6 @@ class LearningTerms(Part):
     share: Annotated[Number, Field(gt=0, le=1)] = 0.5  # of the machine's cores, while it is idle
     gain: Annotated[Number, Field(gt=0, lt=1)] = 0.03  # by how much a head must surely draft better, offline and live
     loss: Annotated[Number, Field(gt=0, lt=1)] = 0.02  # how much worse it may be on the base text
-    stages: tuple[Percent, ...] = (10.0, 50.0)
+    stages: Stages = (10.0, 50.0)
     on_forget: Literal["now", "next"] = "now"
     """now: a head that learnt from a tenant that is forgotten leaves service at once; next: at the next promotion."""

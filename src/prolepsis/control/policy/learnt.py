@@ -6,6 +6,7 @@ from prolepsis.core.config import (
     CANDIDATE_HEAD,
     DAY_S,
     DRAFT_HEAD,
+    HEAD_PROPOSERS,
     LEARNT_HEAD,
     PROPOSER_NAMES,
     HeadProposerName,
@@ -63,4 +64,4 @@ def _drafting_with(terms: Terms, head: str) -> tuple[str, ...] | None:
     if head == DRAFT_HEAD:
         return terms.proposers
     own = PROPOSER_NAMES if terms.proposers is None else terms.proposers
-    return head, *(name for name in own if name not in (DRAFT_HEAD, CANDIDATE_HEAD, LEARNT_HEAD))
+    return head, *(name for name in own if name not in HEAD_PROPOSERS)

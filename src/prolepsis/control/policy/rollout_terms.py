@@ -121,6 +121,7 @@ METRICS: dict[Metric, MetricInfo] = {
 }
 
 Percent = Annotated[Number, Field(ge=0, le=100)]
+Stages = Annotated[tuple[Percent, ...], BeforeValidator(one_or_more), Field(min_length=1)]
 Gate = Literal["manual", "automatic"]
 OnHarm = Literal["plain", "last_stage"]
 
@@ -183,7 +184,7 @@ class AgainstTerms(Part):
 class RolloutTerms(Part):
     """Shares of the matched requests that get the rule's mode, stage by stage; the others are decoded plainly."""
 
-    stages: Annotated[tuple[Percent, ...], BeforeValidator(one_or_more), Field(min_length=1)] = (1, 5, 25, 50)
+    stages: Stages = (1, 5, 25, 50)
     """Percent of the requests, one value a stage; after the last one all but the holdout get the rule's mode."""
     holdout: Annotated[Number, Field(ge=0, le=50)] = 5.0
     """Percent of the requests that stay plain throughout, for comparison."""

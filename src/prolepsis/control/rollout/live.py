@@ -27,7 +27,7 @@ from prolepsis.control.statistics.guardrail import Outcome
 from prolepsis.control.statistics.judge import Evidence, StageEvidence
 from prolepsis.control.statistics.window import WindowEvidence
 from prolepsis.control.verdict.verdict import RolloutStanding
-from prolepsis.core.config import CANDIDATE_HEAD, DRAFT_HEAD, LEARNT_HEAD
+from prolepsis.core.config import DRAFT_HEAD, HEAD_PROPOSERS
 from prolepsis.core.ended import AssignedArm, Assignment, run_name
 from prolepsis.core.facts import position
 from prolepsis.core.stats import Mode
@@ -99,7 +99,7 @@ def _heads(terms: Terms, *unless_named: str) -> frozenset[str]:
     if terms.rollout is not None and terms.rollout.against is not None:
         used.append(control_terms(terms).proposers)
     named = {name for proposers in used for name in (proposers or unless_named)}
-    return frozenset(named & {DRAFT_HEAD, CANDIDATE_HEAD, LEARNT_HEAD})
+    return frozenset(named.intersection(HEAD_PROPOSERS))
 
 
 def _drafting(terms: Terms) -> dict[str, object]:

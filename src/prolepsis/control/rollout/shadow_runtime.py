@@ -8,7 +8,7 @@ from prolepsis.control.rollout.commands import SHADOW
 from prolepsis.control.rollout.shadow import ShadowEvidence, TrafficClassEvidence
 from prolepsis.control.web.feature import Feature
 from prolepsis.control.web.routes import READERS, shown
-from prolepsis.core.config import CANDIDATE_HEAD, DRAFT_HEAD
+from prolepsis.core.config import HEAD_PROPOSERS
 from prolepsis.core.ended import RequestEnded
 from prolepsis.core.engine_client import EngineInfo
 from prolepsis.core.reasons import EffectiveReason
@@ -88,7 +88,7 @@ class ShadowFeature(Feature):
         for prompt in ended.prompts:
             request, stats = prompt.request, prompt.stats
             is_measured = request.speculation.mode == "shadow" and prompt.answer in ("complete", "cut")
-            is_current = all(stats.is_evidence_of(name, info.weights_of(name)) for name in (DRAFT_HEAD, CANDIDATE_HEAD))
+            is_current = all(stats.is_evidence_of(name, info.weights_of(name)) for name in HEAD_PROPOSERS)
             if is_measured and is_current and stats.mode.reason in _CONCLUSIVE:
                 self.evidence.add(request.traffic_class, stats, version)
 

@@ -5,6 +5,8 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import accumulate
+from math import inf
 from typing import ClassVar, Self
 
 import structlog
@@ -109,15 +111,20 @@ class ExampleTable(StoreTable):
         super().__init__(database)
         self._clock = clock
 
-    def read(self, rule: str, *, since: float = 0.0, tenants: Collection[str] | None = None) -> Iterator[Example]:
+    def read(
+        self, rule: str, *, since: float = 0.0, tenants: Collection[str] | None = None, most_tokens: float = inf
+    ) -> Iterator[Example]:
         """Yield a rule's examples that are later than `since`, oldest first, of `tenants` or of all.
 
-        Those that cannot be opened are skipped, and the log has their number (`examples_not_opened`).
+        Of all they are the newest, with `most_tokens` together. Those that cannot be opened are skipped, and the log
+        has their number (`examples_not_opened`).
         """
         which = [_of_rule(rule), of.at > since, *([] if tenants is None else [of.by.in_([*tenants])])]
         with self._database.read() as connection:
-            query = select(of.key).where(_EXAMPLES.are(*which)).order_by(of.at, of.key)
-            keys = connection.scalars(query).all()
+            query = select(of.key, of.version).where(_EXAMPLES.are(*which)).order_by(of.at.desc(), of.key.desc())
+            newest = connection.execute(query).all()
+        sums = accumulate(num_tokens for _, num_tokens in newest)
+        keys = [key for (key, _), num in zip(newest, sums, strict=True) if num <= most_tokens][::-1]
         num_unopened = 0
         for start in range(0, len(keys), _PAGE):
             page = keys[start : start + _PAGE]
@@ -129,12 +136,12 @@ class ExampleTable(StoreTable):
         if num_unopened:
             log.error("examples_not_opened", rule=rule, number=num_unopened, of=len(keys))
 
-    def totals(self) -> Sequence[ExampleTotals]:
-        """Return what there is, by rule, tokenizer, traffic class and tenant."""
+    def totals(self, *, since: float = 0.0) -> Sequence[ExampleTotals]:
+        """Return what there is of later than `since`, by rule, tokenizer, traffic class and tenant."""
         place = func.substr(of.key, 1, func.length(of.key) - _ID_DIGITS - 1).label("place")
         sums = func.sum(of.version), func.sum(func.length(of.text)), func.min(of.at), func.max(of.at)
         num_sealed = func.sum(case((of.text.startswith(PREFIX), 1), else_=0))
-        query = select(place, of.by, func.count(), *sums, num_sealed).where(_EXAMPLES.are())
+        query = select(place, of.by, func.count(), *sums, num_sealed).where(_EXAMPLES.are(of.at > since))
         with self._database.read() as connection:
             rows = connection.execute(query.group_by("place", of.by).order_by("place", of.by)).all()
         totals = list[ExampleTotals]()

@@ -2,6 +2,7 @@
 
 import os
 from base64 import b64decode, b64encode
+from zlib import compress, decompress
 
 from prolepsis.control.store.signing import AuditKeys
 
@@ -11,13 +12,13 @@ _PURPOSE = "sealed texts"
 
 
 def sealed(text: str, keys: AuditKeys | None, place: str) -> str:
-    """Return a text for a place, the only one where it can be opened (AES-256-GCM); without keys as it is."""
+    """Return a text, compressed, for the one place where it can be opened (AES-256-GCM); without keys as it is."""
     if keys is None:
         return text
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
     nonce = os.urandom(_NONCE_BYTES)
-    content = AESGCM(keys.derived(_PURPOSE)).encrypt(nonce, text.encode(), place.encode())
+    content = AESGCM(keys.derived(_PURPOSE)).encrypt(nonce, compress(text.encode()), place.encode())
     return PREFIX + b64encode(nonce + content).decode()
 
 
@@ -33,6 +34,7 @@ def unsealed(stored: str, keys: AuditKeys | None, place: str) -> str | None:
     try:
         content = b64decode(stored.removeprefix(PREFIX), validate=True)
         nonce = content[:_NONCE_BYTES]
-        return AESGCM(keys.derived(_PURPOSE)).decrypt(nonce, content[_NONCE_BYTES:], place.encode()).decode()
+        packed = AESGCM(keys.derived(_PURPOSE)).decrypt(nonce, content[_NONCE_BYTES:], place.encode())
+        return decompress(packed).decode()
     except (InvalidTag, ValueError):
         return None

@@ -210,8 +210,7 @@ def _replays(reply: Any) -> Found:
 
 
 def _misfits(reply: Any) -> Found:
-    labels = (reply["draft_head"], reply["candidate_head"])
-    used = [head for head in reply["heads"] if f"{head['name']}@{head['version']}" in labels]
+    used = [head for head in reply["heads"] if head["slot"]]
     return _none_of(f"{len(used)} heads in use; misfits", (head["misfit"] for head in used if head["misfit"]))
 
 

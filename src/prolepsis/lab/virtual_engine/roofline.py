@@ -9,13 +9,13 @@ from importlib.resources import files
 
 import msgspec
 
-from prolepsis.core.config import CANDIDATE_HEAD, DRAFT_HEAD, PROPOSER_NAMES
+from prolepsis.core.config import HEAD_PROPOSERS, PROPOSER_NAMES
 from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.engine.drafting.cost import CostCurve
 from prolepsis.lab.virtual_engine.machine import Machine, ProposerCost, RehearsedSettings
 
 FORMAT = "prolepsis-roofline/1"
-_COSTLY = (DRAFT_HEAD, CANDIDATE_HEAD, "draft_model", "early_exit", "remote")
+_COSTLY = (*HEAD_PROPOSERS, "draft_model", "early_exit", "remote")
 
 
 class PublishedTime(msgspec.Struct, frozen=True):

@@ -13,7 +13,7 @@ from prolepsis.control.policy.routes import PolicyReply
 from prolepsis.control.web.admin_routes import Section
 from prolepsis.control.web.drawing import Mark
 from prolepsis.control.web.page import Visit
-from prolepsis.core.config import CANDIDATE_HEAD, DRAFT_HEAD
+from prolepsis.core.config import HEAD_PROPOSERS
 from prolepsis.core.kill_scope import EVERYTHING, kill_scope
 
 SWAPPED = "head.swapped"
@@ -98,9 +98,9 @@ async def standing(visit: Visit, entry: AuditEntry) -> Standing | None:
 
 async def _of_head(visit: Visit, slot: str, before: str | None, after: str | None) -> Standing | None:
     heads = await visit.section(HeadsReply, "/admin/heads")
-    if heads.value is None or slot not in (DRAFT_HEAD, CANDIDATE_HEAD):
+    if heads.value is None or slot not in HEAD_PROPOSERS:
         return None
-    current = heads.value.draft_head if slot == DRAFT_HEAD else heads.value.candidate_head
+    current: str | None = getattr(heads.value, slot)
     now, scope = f"{slot} drafts with {current or 'no head'}", kill_scope("proposer", slot)
     if current != after or before == after:
         return Standing(current == after, now, scope=scope)

@@ -6,7 +6,7 @@ from prolepsis.control.cost.runtime import CostReport
 from prolepsis.control.drafts.commands import HEADS
 from prolepsis.control.health.commands import BREAKERS
 from prolepsis.control.web.page import FeaturePages, Visit, listed
-from prolepsis.core.config import CANDIDATE_HEAD, DRAFT_HEAD
+from prolepsis.core.config import HEAD_PROPOSERS
 from prolepsis.core.engine_client import EngineClient
 from prolepsis.ops.console.changes import last_swaps, recent_changes
 
@@ -17,7 +17,7 @@ def proposer_pages(client: EngineClient) -> FeaturePages:
         return "proposers.html", {
             "changes": changes,
             "swaps": last_swaps(changes),
-            "slots": (DRAFT_HEAD, CANDIDATE_HEAD),
+            "slots": HEAD_PROPOSERS,
             "memory": {memory.proposer: memory for memory in cost.value.memory} if cost.value else {},
             "saved": {usage.value: usage.saved_s for usage in cost.value.by_proposer} if cost.value else {},
             "counts": client.proposer_counts(),

@@ -208,6 +208,7 @@ def about(prepared: PreparedRequest) -> RequestAbout:
         flags={flag.key: {"variant": flag.variant, "reason": flag.reason} for flag in decision.flags},
         audit_share=audit.percentage / 100.0 if audit else None,
         audit_content=audit.content if audit else None,
+        learns=prepared.learns,
         http_request_id=prepared.context.http_request_id,
         client=client_family(prepared.context.headers.get("user-agent", "")),
         stream=prepared.stream,

@@ -299,5 +299,6 @@ def describe_drafter(entry: "HeadEntry | DraftModelEntry", root: Path | None) ->
             kind: {"hits": counts.hits, "trials": counts.trials, "chain_of_3": round(counts.length(), 4)}
             for kind, counts in provenance.acceptance.items()
         },
+        **provenance.model_dump(include={"parent", "manifests", "serves"}, exclude_defaults=True),
         "training": dict(provenance.training),
     }

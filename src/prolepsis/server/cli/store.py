@@ -15,6 +15,7 @@ from prolepsis.control.audit.log import forget_tenant
 from prolepsis.control.audit.retention import OldText, TextRetention, erase_old_texts, old_texts
 from prolepsis.control.cost.commands import prices
 from prolepsis.control.policy import versions
+from prolepsis.control.policy.source import StoredPolicy
 from prolepsis.control.store import records
 from prolepsis.control.store.configured import StoreOption, configured_database, ready_database
 from prolepsis.control.store.database import Database
@@ -133,14 +134,25 @@ def forget(
 ) -> None:
     """Delete the request records of a tenant and erase its details in the audit log; the chain still verifies.
 
-    What the engines of this machine keep of its prompts on disk is deleted too.
+    Draft heads that learnt from its requests leave service. What the engines of this machine keep of its prompts on
+    disk is deleted too.
     """
     with signing_database(store) as database:
-        forgotten = forget_tenant(database, tenant, actor())
+        forgotten = forget_tenant(database, tenant, actor(), later=_later(database))
     forget_prefixes(tenant)
     facts: dict[str, object] = {
         "request_records_deleted": forgotten.num_records,
+        "examples_deleted": forgotten.learnt.num_examples,
+        "heads_retired": list(forgotten.learnt.retired),
+        "heads_retired_at_next_promotion": list(forgotten.learnt.touched),
         "audit_entries_erased": len(forgotten.entry.erases),
         "by_audit_entry": forgotten.entry.seq,
     }
     print_reply(facts, as_json=as_json)
+
+
+def _later(database: Database) -> frozenset[str]:
+    """Return the rules whose heads stay until the next promotion, by the store's policy; of other rules none does."""
+    policy = StoredPolicy(database).policy
+    terms = {name: terms.learning for name, terms in (policy.named_terms() if policy else ())}
+    return frozenset(name for name, learning in terms.items() if learning and learning.on_forget == "next")

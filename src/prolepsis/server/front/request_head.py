@@ -16,6 +16,7 @@ _ONCE = frozenset(
         b"idempotency-key",
         b"x-api-key",
         b"x-request-timeout-ms",
+        b"x-spec-learn",
         b"x-spec-mode",
     }
 )

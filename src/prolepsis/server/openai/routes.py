@@ -45,7 +45,7 @@ from prolepsis.server.openai.responses_bodies import ResponsesBody, shown_items
 from prolepsis.server.openai.tokenization import tokenization_routes
 from prolepsis.server.preparing.bodies import ChatBody, CompletionBody, FillBody, SharedBody
 from prolepsis.server.preparing.prepare import prepare_chat, prepare_completion
-from prolepsis.server.preparing.prepared import SPEC_MODE_HEADER, PreparedRequest, context_of
+from prolepsis.server.preparing.prepared import SPEC_HEADERS, PreparedRequest, context_of
 from prolepsis.server.preparing.speculation import decided_by, mode_at_start
 from prolepsis.server.services import Models, Services
 
@@ -54,7 +54,7 @@ CLIENT_CLOSED_REQUEST = 499
 SEED = "x-seed"
 EXACTNESS = "x-exactness"
 """Header of every answer: normal where drafts and other requests may turn a near-tie, else strict."""
-HEADERS = {**SPEC_MODE_HEADER, KEY_HEADER: KEY_SCHEMA}
+HEADERS = {**SPEC_HEADERS, KEY_HEADER: KEY_SCHEMA}
 
 
 B = TypeVar("B", bound=SharedBody)

@@ -239,6 +239,8 @@ class SpeculationBody(Body):
     metrics: bool = False  # add `metrics` with acceptance figures and the mode in effect to the response
     origins: bool = False
     """Add `origins` to chat and text completions: the answer in pieces, each with the proposer that had drafted it."""
+    learn: bool | None = None
+    """true: draft heads may learn from it where the operator agreed for its tenant; false outweighs a header."""
 
 
 class Prediction(Body):

@@ -140,7 +140,9 @@ def _checked(body: GenerationBody, context: RequestContext, model: ModelParts) -
     if body.stream_options is not None and not body.stream:
         raise InvalidParameter("stream_options is given; allowed: only where stream is true", param="stream_options")
     proposers = model.client.info.proposers
-    requested = requested_speculation(body.speculation, context.spec_mode, context.caller, proposers)
+    requested = requested_speculation(
+        body.speculation, context.spec_mode, context.caller, proposers, context.spec_learn
+    )
     model.admission.check_open(context.caller)
     return requested
 
@@ -199,7 +201,7 @@ async def _decided(
         )
         for i, request in enumerate(requests)
     )
-    return PreparedRequest(
+    prepared = PreparedRequest(
         body=body,
         context=context,
         requests=decided,
@@ -209,6 +211,9 @@ async def _decided(
         checked_schema=asked.form.checked,
         grammar_field=asked.field,
     )
+    if requested.learn and not prepared.learns:
+        context.warn("nothing is learnt: that takes a rule with learning for the tenant, n 1 and no cache_salt")
+    return prepared
 
 
 def scope(tenant: str, salt: str | None) -> str:

@@ -20,8 +20,9 @@ from prolepsis.server.preparing.asked import NO_TOOLS, ToolUse
 from prolepsis.server.preparing.bodies import ChatBody, CompletionBody, GenerationBody
 
 SPEC_MODE = "x-spec-mode"
-SPEC_MODE_HEADER = {SPEC_MODE: {"enum": list(get_args(SpecMode))}}
-"""Its schema, by its name."""
+SPEC_LEARN = "x-spec-learn"
+SPEC_HEADERS = {SPEC_MODE: {"enum": list(get_args(SpecMode))}, SPEC_LEARN: {"enum": ["yes", "no"]}}
+"""Their schemas, by their names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,10 @@ class RequestContext:
     @property
     def spec_mode(self) -> str | None:
         return self.headers.get(SPEC_MODE)
+
+    @property
+    def spec_learn(self) -> str | None:
+        return self.headers.get(SPEC_LEARN)
 
 
 def context_of(request: Request) -> RequestContext:
@@ -92,6 +97,17 @@ class PreparedRequest:
     def may_be_stored(self) -> bool:
         """A stored answer may stand for it. A caller who says how to draft wants to see that done."""
         return self.deterministic and self.speculation.requested.leaves_drafts_open
+
+    @property
+    def learns(self) -> str:
+        """The rule under which draft heads may learn from it, as caller and operator agreed; empty: they may not.
+
+        A salt keeps its drafts from other requests, and several answers to one prompt are no sample of what it gets.
+        """
+        terms = self.speculation.terms.learning if self.speculation.terms else None
+        is_agreed = terms is not None and self.context.caller.tenant in terms.tenants
+        is_alone = self.body.cache_salt is None and self.requests[0].n == 1
+        return self.speculation.rule or "" if self.speculation.requested.learn and is_agreed and is_alone else ""
 
     @property
     def echoes(self) -> bool:

@@ -8,7 +8,7 @@ from prolepsis.control.web.errors import RequestRefused
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.requests import SpecMode
 from prolepsis.server.preparing.bodies import SpeculationBody
-from prolepsis.server.preparing.prepared import SPEC_MODE
+from prolepsis.server.preparing.prepared import SPEC_LEARN, SPEC_MODE
 
 _FOR_OPERATORS = ("always", "shadow")
 _DEFAULT = SpeculationBody()
@@ -32,9 +32,16 @@ def decided_by(decision: Decision) -> str:
 
 
 def requested_speculation(
-    body: SpeculationBody | None, header: str | None, caller: Caller, proposers: tuple[str, ...]
+    body: SpeculationBody | None,
+    header: str | None,
+    caller: Caller,
+    proposers: tuple[str, ...],
+    learn_header: str | None = None,
 ) -> SpeculationRequest:
-    """Return the caller's request; raises `InvalidParameter`, or `RequestRefused` (403) for a missing role."""
+    """Return the caller's request; raises `InvalidParameter`, or `RequestRefused` (403) for a missing role.
+
+    `header`: of the mode; `learn_header`: of consent to learning.
+    """
     given = body or _DEFAULT
     mode = _mode(given.mode, header)
     named = ("speculation.mode" if given.mode else SPEC_MODE, mode if mode in _FOR_OPERATORS else None)
@@ -47,7 +54,8 @@ def requested_speculation(
         message = f"speculation.proposer is {given.proposer[:64]!r}; allowed: {allowed}"
         raise InvalidParameter(message, param="speculation.proposer")
     emit = given.emit if "emit" in given.model_fields_set else None
-    return SpeculationRequest(mode, given.max_depth, given.proposer, emit, given.metrics)
+    learns = _learns(given.learn, learn_header)
+    return SpeculationRequest(mode, given.max_depth, given.proposer, emit, given.metrics, learns)
 
 
 def check_allowed(decision: Decision | Conflict) -> Decision:
@@ -66,3 +74,10 @@ def _mode(in_body: SpecMode | None, header: str | None) -> SpecMode:
         message = f"speculation.mode is {in_body!r} and {SPEC_MODE} is {in_header!r}; allowed: one, or equal values"
         raise InvalidParameter(message, param="speculation.mode")
     return in_body or in_header or "auto"
+
+
+def _learns(in_body: bool | None, header: str | None) -> bool:
+    """Return whether the caller agrees: somewhere a yes, and nowhere a no."""
+    if header not in (None, "yes", "no"):
+        raise InvalidParameter(f"{SPEC_LEARN} is {header[:64]!r}; allowed: yes, no", param=SPEC_LEARN)
+    return in_body is not False and header != "no" and (in_body or header == "yes")

@@ -30,7 +30,7 @@ from prolepsis.server.known import VERIFY_ROUTES
 from prolepsis.server.openai.routes import named, streamed
 from prolepsis.server.preparing.bodies import ChatBody, CompletionBody
 from prolepsis.server.preparing.prepare import prepare_chat, prepare_completion
-from prolepsis.server.preparing.prepared import SPEC_MODE_HEADER, PreparedRequest, context_of
+from prolepsis.server.preparing.prepared import SPEC_HEADERS, PreparedRequest, context_of
 from prolepsis.server.services import Models, Services
 from prolepsis.server.text.deltas import Delta
 from prolepsis.server.verify.streams import Refusal, VerifyStream, VerifyStreams, check_supported, refusal_of
@@ -120,7 +120,7 @@ def verify_routes(models: Models) -> Sequence[Route]:
     routes, streams = Routes(), VerifyStreams()
     chat_path, completion_path = VERIFY_ROUTES
     generating = partial(
-        routes.post, roles=CLIENTS, errors=(409, 502, 504), streams="text/event-stream", headers=SPEC_MODE_HEADER
+        routes.post, roles=CLIENTS, errors=(409, 502, 504), streams="text/event-stream", headers=SPEC_HEADERS
     )
 
     def answered(request: Request, prepared: PreparedRequest, services: Services) -> Response:

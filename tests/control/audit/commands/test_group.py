@@ -12,17 +12,21 @@ from prolepsis.control.audit import chain
 from prolepsis.control.audit.anchors import AnchorFeature, default_file, places
 from prolepsis.control.audit.commands.export import LONGEST_WAIT_S, keep_delivering
 from prolepsis.control.audit.entry import SERVED
+from prolepsis.control.policy import versions
 from prolepsis.control.store import records
 from prolepsis.control.store.database import Database, store_url
+from prolepsis.control.store.lineage import LineageTable
 from prolepsis.control.store.signing import OPTION, AuditKeys, key_file
 from prolepsis.control.store.tables import chain_links
 from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import DeliveryFailed, StoreUnavailable
+from prolepsis.core.learning import HeadLineage
 from prolepsis.core.terminal.admin import NoServer
 from prolepsis.core.terminal.output import UNPROVEN
 from prolepsis.server.cli.main import app
 from tests.control.store.fakes import record
+from tests.control.store.learnt import example, manifest, put
 
 
 @pytest.fixture(autouse=True)
@@ -196,11 +200,44 @@ def test_the_newest_entries_are_shown() -> None:
 @pytest.mark.usefixtures("database")
 def test_a_tenant_is_forgotten() -> None:
     forgotten = plain("store", "forget-tenant", "acme")
-    assert forgotten == {"request_records_deleted": 1, "audit_entries_erased": 2, "by_audit_entry": 4}
+    assert forgotten == {
+        "request_records_deleted": 1,
+        "examples_deleted": 0,
+        "heads_retired": [],
+        "heads_retired_at_next_promotion": [],
+        "audit_entries_erased": 2,
+        "by_audit_entry": 4,
+    }
     verified = plain("audit", "verify", status=UNPROVEN)
     assert (verified["erased"], verified["faults"]) == (2, [])
     assert "acme" not in run("audit", "export").stdout
     assert run("store", "forget-tenant", "").exit_code == 2
+
+
+def test_heads_that_learnt_from_a_tenant_leave_when_the_policy_says(database: Database) -> None:
+    table = LineageTable(database)
+    put(database, example(1), example(2, rule="chat"))
+    for rule in ("code", "chat"):
+        key = table.add_dataset(manifest(example(1), rule=rule))
+        made = HeadLineage(rule=rule, parent="", manifests=(key,), serves=(), sha256="ab", made_at=1.0)
+        assert table.add_head(f"{rule}@1", made)
+    learning = "mode: on, learning: {tenants: [acme], on_forget: next}"
+    policy = f"version: 1\nrules:\n- {{name: chat, match: {{tenant: acme}}, {learning}}}\ndefault: {{mode: off}}\n"
+    with database.write() as connection:
+        versions.put(connection, policy, author="ann", expect=versions.NO_VERSION)
+    shown = run("store", "forget-tenant", "acme").stdout
+    assert [line.split() for line in shown.splitlines() if "heads" in line or "examples" in line] == [
+        ["examples", "deleted", "2"],
+        ["heads", "retired", "code@1"],
+        ["heads", "retired", "at", "next", "promotion", "chat@1"],
+    ]
+    assert {label: bool(head.retired) for label, head in table.heads().items()} == {"chat@1": False, "code@1": True}
+    last = [
+        (entry["action"], entry["details"]) for entry in json.loads(run("audit", "show", "--json").stdout)["entries"]
+    ]
+    [(retired, about), (forgotten, what)] = last[-2:]
+    assert (retired, about["subject"], forgotten) == ("head.retired", "code@1", "tenant.forgotten")
+    assert what["after"] == {"request_records": 1, "examples": 2, "heads_retired": ["code@1"]}
 
 
 @pytest.mark.usefixtures("database")

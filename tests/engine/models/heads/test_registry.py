@@ -272,10 +272,10 @@ def link(name: str) -> tarfile.TarInfo:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "cannot be read"),
-        (b"no archive" * 100, "cannot be read"),
-        (gzip.compress(packed((tarfile.TarInfo(CONFIG), b"{}"))), "cannot be read"),
-        (packed((tarfile.TarInfo(CONFIG), b"{}"))[:514], "cannot be read"),
+        (b"", "cannot be unpacked"),
+        (b"no archive" * 100, "cannot be unpacked"),
+        (gzip.compress(packed((tarfile.TarInfo(CONFIG), b"{}"))), "cannot be unpacked"),
+        (packed((tarfile.TarInfo(CONFIG), b"{}"))[:514], "cannot be unpacked"),
         (packed((tarfile.TarInfo("../config.json"), b"{}")), r"has '\.\./config\.json'; allowed: config\.json, model"),
         (packed((tarfile.TarInfo("/tmp/config.json"), b"{}")), "has '/tmp/config.json'"),
         (packed((tarfile.TarInfo("run.py"), b"")), "has 'run.py'"),

@@ -102,8 +102,8 @@ def import_archive(content: bytes, name: str, root: Path | None = None) -> HeadE
                     file = Path(folder, member.name)
                     file.parent.mkdir(exist_ok=True)
                     file.write_bytes(data.read())
-        except tarfile.TarError as error:
-            raise ModelLoadError(f"the archive of {name} cannot be read: {error}") from error
+        except (tarfile.TarError, OSError) as error:
+            raise ModelLoadError(f"the archive of {name} cannot be unpacked: {error}") from error
         if (home / name / CONFIG).is_file():
             here = find_head(str(home / name), root)
             if here.provenance.sha256 == weights_checksum(Path(folder)):

@@ -1,0 +1,94 @@
+"""What learning needs of a machine: the folder of heads, and the settings of a process that trains."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from prolepsis.control.store.store import unrecorded
+from prolepsis.control.web.context import Context
+from prolepsis.core.audit_event import discard
+from prolepsis.core.config import EngineConfig, ServerConfig
+from prolepsis.core.learning import LearningRun
+from prolepsis.core.telemetry.metrics import Metrics
+from prolepsis.core.terminal.config import load_settings
+from prolepsis.engine.models.files.weights import open_checkpoint
+from prolepsis.engine.models.heads.aliases import HeadAliases, head_folder
+from prolepsis.engine.models.heads.exchange import archive_of
+from prolepsis.engine.models.heads.registry import find_head, list_heads
+from prolepsis.engine.models.targets.lean_shape import LeanShape
+from prolepsis.server.learning import HeadFolder, start_run, variables_of
+from tests.engine.models.random_heads import record_checksum, save_random_head
+from tests.engine.models.tiny import save_tiny
+from tests.fake_client import INFO, FakeEngineClient
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> bytes:
+    """A head of another machine."""
+    save_tiny(tmp_path / "target", "llama", {})
+    shape = LeanShape.from_config(open_checkpoint(tmp_path / "target", torch.float32).config)
+    root = tmp_path / "there" / "models"
+    record_checksum(save_random_head(head_folder(root) / "code@2", shape, {"manifests": ["9f31"]}))
+    return archive_of(find_head("code@2", root))
+
+
+def labels(root: Path) -> list[str]:
+    return [entry.label for entry in list_heads(root) if not entry.shipped]
+
+
+def test_a_head_is_installed_named_and_removed_with_its_aliases(tmp_path: Path, archive: bytes) -> None:
+    root = tmp_path / "here" / "models"
+    folder = HeadFolder(root)
+    for _ in range(2):  # as a server does that was killed in between
+        folder.install("code@2", archive)
+        folder.give_alias("code@2", "candidate")
+    assert labels(root) == ["code@2"]
+    assert HeadAliases(root).of("code", 2) == ("candidate",)
+    folder.remove("code@2", "0" * 64)
+    assert labels(root) == ["code@2"], "it has other weights: an operator's own head"
+    sha256 = find_head("code@2", root).provenance.sha256
+    for _ in range(2):
+        folder.remove("code@2", sha256)
+    assert labels(root) == []
+    assert HeadAliases(root).of("code", 2) == ()
+
+
+def context_of(folder: Path, **server: object) -> Context:
+    engine = EngineConfig(model=str(folder / "tiny"), threads=1, proposers=("suffix", "draft_head"))
+    return Context(
+        config=ServerConfig.model_validate({"store": f"sqlite:///{folder}/store.sqlite", **server}),
+        engine=engine,
+        client=FakeEngineClient(lambda request: (), INFO),
+        metrics=Metrics(),
+        store=unrecorded(),
+        emit=discard,
+    )
+
+
+def test_the_process_has_the_settings_of_the_server_whatever_gave_them(tmp_path: Path) -> None:
+    context = context_of(tmp_path, audit_key=tmp_path / "key.pem")
+    stale = {"PROLEPSIS_MODEL": "other", "PROLEPSIS_STORE": "none", "PROLEPSIS_API_KEY": "k", "PATH": "/bin"}
+    variables = variables_of(context, tmp_path / "run.json", stale)
+    settings = load_settings({}, variables, Path(variables["PROLEPSIS_CONFIG"]))
+    assert settings.engine == context.engine
+    assert (settings.server.store, settings.server.audit_key) == (context.config.store, tmp_path / "key.pem")
+    assert (variables["PROLEPSIS_API_KEY"], variables["PATH"]) == ("k", "/bin")
+
+
+def test_the_password_of_the_store_is_in_no_file(tmp_path: Path) -> None:
+    context = context_of(tmp_path)
+    context = replace(context, config=ServerConfig(store="postgresql://ann:secret@host/db"))
+    variables = variables_of(context, tmp_path / "run.json", {})
+    assert "secret" in variables["PROLEPSIS_STORE"]
+    assert "secret" not in (tmp_path / "run.json").read_text()
+    assert json.loads((tmp_path / "run.json").read_text())["threads"] == 1
+
+
+def test_a_process_says_in_a_file_why_it_cannot_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROLEPSIS_DATA", str(tmp_path / "data"))
+    process = start_run(context_of(tmp_path), LearningRun(run_id="code-1", rule="code"))
+    assert process.wait(60.0) != 0
+    assert "there is no store at sqlite:///" in (tmp_path / "data" / "learning" / "code-1.log").read_text()
