@@ -107,7 +107,8 @@ def test_a_run_for_other_weights_says_what_to_do() -> None:
 
 
 def test_without_a_block_nothing_begins() -> None:
-    assert _taken(_runs(), due=None) == ("no run of code is due, and the policy in use has no block `learning` for it")
+    assert _taken(_runs(), due=None) == "no run of code is due"
+    assert _taken(_runs(), "", None) == "no run is due"
 
 
 def test_a_run_that_had_spent_its_budget_goes_on_where_its_folder_is() -> None:

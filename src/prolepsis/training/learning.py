@@ -44,7 +44,7 @@ def run_learning(
     ensure_model(settings)
     engine, runs = settings.engine, RunTable(database)
     identity = identity_of(resolve(engine.model, engine.model_dir))
-    due = None
+    due, told = None, ""
     if blocks is not None and rule in blocks:
         due = Due(
             rule=rule,
@@ -56,7 +56,11 @@ def run_learning(
         )
     while isinstance(run := take(runs, rule, due, identity, store=database.name), str):
         if blocks is not None:
-            raise ConfigError(run, param="rule")
+            learn_too = "" if due else f"; rules of the policy in use that learn: {', '.join(blocks) or 'none'}"
+            raise ConfigError(f"{run}{learn_too}", param="rule")
+        if run != told:
+            log.info("learning_waits", reason=run)
+        told = run
         time.sleep(_WAIT_S)
     in_background()
     with _shown(run.rule) as say:
@@ -81,7 +85,7 @@ def take(runs: RunTable, rule: str, due: Due | None, identity: str, *, store: st
             given = replace(given, leased_until=0.0)
         after, _ = step(given, Taken(holder, now + LEASE_S), now)
         if given.phase == "ended":
-            return f"no run of {rule} is due, and the policy in use has no block `learning` for it"
+            return f"no run{rule and f' of {rule}'} is due"
         if given.rule != rule and rule:
             return f"a run of {given.rule} is under way ({given.phase}), and there is one at a time"
         if not identity.startswith(given.target):

@@ -174,7 +174,7 @@ def test_a_run_of_a_rule_that_does_not_learn_is_refused(
 ) -> None:
     monkeypatch.setenv("PROLEPSIS_MODEL", str(save_target(tmp_path / "tiny")))
     refused = _run("run", "chat", code=BAD_INPUT)
-    assert "no run of chat is due, and the policy in use has no block `learning` for it" in refused.stderr
+    assert "no run of chat is due; rules of the policy in use that learn: code" in refused.stderr
 
 
 def test_a_policy_file_comes_before_the_store(

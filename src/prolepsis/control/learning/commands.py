@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -128,7 +129,9 @@ def forget_examples(
 @app.command()
 def run(  # noqa: PLR0917  # options of a command
     rule: Annotated[str, typer.Argument(help="a rule that learns; with --wait, default: any")] = "",
-    wait: Annotated[bool, typer.Option("--wait", help="wait for runs that a server makes due, for ever")] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="carry out all runs that servers make due, until one fails")
+    ] = False,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; default: the share in the block")] = None,
     stop: Annotated[bool, typer.Option("--stop", help="end the run that is under way, wherever it runs")] = False,
     store: StoreOption = None,
@@ -140,10 +143,12 @@ def run(  # noqa: PLR0917  # options of a command
             stop_run(opened.database, rule)
             note("the run has ended")
             return
-        ended: LearningRun = named("training.learning:run_learning")(
-            opened.settings, opened.database, rule, None if wait else opened.blocks
-        )
-    print_reply({name: getattr(ended, name) for name in _ENDED}, as_json=as_json)
+        learn = partial(named("training.learning:run_learning"), opened.settings, opened.database, rule)
+        while True:
+            ended: LearningRun = learn(None if wait else opened.blocks)
+            print_reply({name: getattr(ended, name) for name in _ENDED}, as_json=as_json)
+            if not wait:
+                break
     if ended.phase == "ended":
         raise typer.Exit(FAILED)
 
