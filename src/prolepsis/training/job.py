@@ -9,7 +9,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import compress
 from operator import not_
@@ -53,27 +53,26 @@ Progress = Callable[[str, int, int, str], None]
 """Takes one of `STEPS`, what is done of it and all of it, and figures in words."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunFolder:
-    """The folder of a run on this machine, for its user only: text, hidden states, checkpoint and exported head."""
+class RunFolder(RunDirectory):
+    """The folder of a run on this machine, for its user only: text and evaluation, besides those of a training."""
 
-    directory: RunDirectory
+    __slots__ = ()
 
     @classmethod
     def of(cls, run: LearningRun, store: str) -> "RunFolder":
-        return cls(RunDirectory(run_folders(store) / run.run_id))
+        return cls(run_folders(store) / run.run_id)
 
     @property
     def text(self) -> Path:
-        return self.directory.root / "text.jsonl"
+        return self.root / "text.jsonl"
 
     @property
     def evaluation(self) -> Path:
-        return self.directory.root / "evaluation.json"
+        return self.root / "evaluation.json"
 
     def began(self) -> Mapping[str, object]:
         """Return what `begin` was given; empty where the folder is new."""
-        file = self.directory.root / "began.json"
+        file = self.root / "began.json"
         began: dict[str, object] = json.loads(file.read_text()) if file.is_file() else {}
         return began
 
@@ -81,11 +80,11 @@ class RunFolder:
         """Empty the folder unless it began with the same."""
         if self.began() != about:
             self.delete()
-            self.directory.root.mkdir(mode=0o700, parents=True)
-            write_whole(self.directory.root / "began.json", json.dumps(about).encode())
+            self.root.mkdir(mode=0o700, parents=True)
+            write_whole(self.root / "began.json", json.dumps(about).encode())
 
     def delete(self) -> None:
-        shutil.rmtree(self.directory.root, ignore_errors=True)
+        shutil.rmtree(self.root, ignore_errors=True)
 
 
 def learn(
@@ -101,8 +100,8 @@ def learn(
     Raises what makes it fail, which ends the run too, and `StoreUnavailable`, after which it can go on as after a kill.
     """
     folder = RunFolder.of(held.run, database.name)
-    for other in folder.directory.root.parent.glob("*"):
-        if other != folder.directory.root:  # of a run that ended elsewhere
+    for other in folder.root.parent.glob("*"):
+        if other != folder.root:  # of a run that ended elsewhere
             shutil.rmtree(other)
     job = partial(_Job, config, database, held, folder, say=say, recipe=recipe or LearningRecipe())
     with held:
@@ -150,7 +149,7 @@ class _Job:
         self._examples, self._lineage = ExampleTable(database), LineageTable(database)
         self._held, self._folder, self._say, self._recipe = held, folder, say, recipe
         self._terms, self._rule, self._root = held.terms, held.run.rule, config.model_dir
-        self._workers = config.threads or max(1, int(self._terms.share * default_threads()))
+        self._workers = max(1, min(config.threads or sys.maxsize, int(self._terms.share * default_threads())))
         self._config = config.model_copy(update={"threads": self._workers})
         self._target = target_of(config)
         self._serves = tuple(sorted(map(tenant_digest, self._terms.tenants))) if self._terms.serves == "tenant" else ()
@@ -201,13 +200,9 @@ class _Job:
         began, run = self._folder.began(), self._held.run
         made_at = began.get("made_at", run.since)
         assert isinstance(made_at, float), "as it was written below"
-        tokenizer = self._target.tokenizer.fingerprint[:16]
-        found = dataset_of(
-            self._examples.read(run.rule, tenants=self._terms.tenants),
-            self._terms,
-            Fingerprints(self._target.identity, tokenizer),
-            made_at,
-        )
+        fingerprints = Fingerprints(self._target.identity, self._target.tokenizer.fingerprint[:16])
+        examples = self._examples.read(run.rule, tenants=self._terms.tenants)
+        found = dataset_of(examples, self._terms, fingerprints, made_at)
         if isinstance(found, str):
             return found
         base = self._base_text()
@@ -241,7 +236,7 @@ class _Job:
             save_texts(self._folder.text, texts_of(split, read_texts(base, vocab, ends)))
         texts = read_texts(self._folder.text, vocab, ends)
         total = sum(min(len(text.prompt), PROMPT_TOKENS) + len(text.answer) for text in texts)
-        data, layers = self._folder.directory.data, self._target.recorded_layers
+        data, layers = self._folder.data, self._target.recorded_layers
         request = DataRequest(data, sys.maxsize, layers, tokens_per_shard=_SHARD_TOKENS)
         record(
             self._config,
@@ -254,13 +249,13 @@ class _Job:
 
     def _train(self, key: str) -> None:
         """Train the head from the one before it, then its levels, if that has some."""
-        directory, machine = self._folder.directory, (self._workers, training_dtype())
+        directory, machine = self._folder, (self._workers, training_dtype())
         before = self._parent.provenance.manifests
         about = {
             "source": "learning",
             "parent": self._parent.label,
-            "manifests": [key, *before],
             "serves": self._serves,
+            "manifests": [key, *before],
         }
         recipe = self._recipe.of_head(self._parent.folder, about, *machine)
         training = HeadTraining(directory, self._target, recipe)
@@ -277,7 +272,7 @@ class _Job:
                 self._tell("levels", done.step, done.num_steps, f"loss={done.loss:.2f}")
 
     def _compare(self) -> EvaluationResult:
-        directory, terms = self._folder.directory, self._terms
+        directory, terms = self._folder, self._terms
         heads = Heads(self._target, self._parent.folder, directory.exported)
         refs = Dataset(directory.data).held_out
 
@@ -310,7 +305,7 @@ class _Job:
             name = self._rule if is_name else f"rule-{self._rule}"
             known = [*self._lineage.heads(), *(entry.label for entry in list_heads(self._root))]
             versions = [int(label.partition("@")[2]) for label in known if label.partition("@")[0] == name]
-            entry = import_head(self._folder.directory.exported, f"{name}@{1 + max(versions, default=0)}", self._root)
+            entry = import_head(self._folder.exported, f"{name}@{1 + max(versions, default=0)}", self._root)
         lineage = HeadLineage(
             rule=self._rule,
             parent=self._parent.label,

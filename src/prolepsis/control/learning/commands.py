@@ -129,10 +129,8 @@ def forget_examples(
 @app.command()
 def run(  # noqa: PLR0917  # options of a command
     rule: Annotated[str, typer.Argument(help="a rule that learns; with --wait, default: any")] = "",
-    wait: Annotated[
-        bool, typer.Option("--wait", help="carry out all runs that servers make due, until one fails")
-    ] = False,
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; default: the share in the block")] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="carry out runs as they become due, until one fails")] = False,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads, at most the share in the block")] = None,
     stop: Annotated[bool, typer.Option("--stop", help="end the run that is under way, wherever it runs")] = False,
     store: StoreOption = None,
     as_json: AsJson = False,
