@@ -1,6 +1,7 @@
 """Examples in the store: written once, sealed, read in order, bounded, and gone when they are forgotten."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -19,7 +20,8 @@ from prolepsis.control.store.tables import documents
 from prolepsis.control.store.writer import Writer
 from prolepsis.core.config import DAY_S
 from prolepsis.core.learning import Example
-from tests.control.store.learnt import CHAT, CODE, EXAMPLE, example, manifest, put
+from tests.control.store.databases import num_waiting_is, opened
+from tests.control.store.learnt import CHAT, CODE, EXAMPLE, example, manifest, nothing, put
 
 NOW = 1000.0 * DAY_S
 
@@ -68,11 +70,24 @@ def test_what_is_forgotten_while_it_waits_is_not_written(database: Database) -> 
     told = list[str]()
     forget(database, tenant="bank")
     writer = Writer(database, CollectorRegistry())
-    for number, began_at in enumerate((0.0, 1e12)):
+    for number, began_at in enumerate((1.0, 1e12)):
         writer.offer(ExampleItem(partial(example, number), "acme", began_at, told.append))
     assert writer.flush(20.0)
     writer.close()
     assert (numbers_of(ExampleTable(database)), told) == ([1], ["kept"])
+
+
+def test_forgetting_waits_for_examples_that_are_being_written(postgresql: str) -> None:
+    with closing(opened(postgresql)) as ours, closing(opened(postgresql)) as theirs, ThreadPoolExecutor(1) as threads:
+        item = ExampleItem(partial(example, 1), "acme", 1.0, nothing)
+        with ours.write() as connection:
+            ExampleItem.write(connection, [item])
+            forgotten = threads.submit(forget, theirs, tenant="acme")
+            assert num_waiting_is(1, ours)
+        assert forgotten.result(10).num_examples == 1
+        with ours.write() as connection:
+            ExampleItem.write(connection, [item])
+        assert list(ExampleTable(ours).read("code")) == []
 
 
 def test_totals_say_what_there_is_without_opening_it(database: Database) -> None:

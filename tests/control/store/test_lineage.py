@@ -51,7 +51,6 @@ def test_data_sets_and_heads_are_kept_once(table: LineageTable) -> None:
     key = table.add_dataset(SHARED)
     assert key == table.add_dataset(replace(SHARED, made_at=5)), "5 and 5.0 are one number"
     assert table.datasets() == {key: SHARED, table.add_dataset(ALONE): ALONE}
-    assert [table.is_whole(key), table.is_whole("unknown")] == [True, False]
     assert not table.add_head("code@1", head("other"))
     assert table.heads()["code@1"] == head(key)
     table.promoted("code@1")
@@ -86,7 +85,6 @@ def test_a_tenant_takes_its_ids_and_what_learnt_from_it_along(table: LineageTabl
     acme, bank = tenant_digest("acme"), tenant_digest("bank")
     left = {acme: (), bank: (THEIRS.example_id[:16],)}
     assert table.datasets() == {shared: replace(SHARED, examples=left), alone: ALONE}
-    assert [table.is_whole(shared), table.is_whole(alone)] == [False, True]
     assert states(table) == {"code@1": "tenant forgotten", "code@2": "tenant forgotten", "chat@1": ""}
     assert [table.weights(label) for label in ("code@1", "code@2", "chat@1")] == [None, None, b"chat@1"]
     assert [each.tenant for each in ExampleTable(database).read("code")] == ["bank"]

@@ -24,7 +24,7 @@ _DATASETS = Documents("dataset", DatasetManifest.from_json, DatasetManifest.to_j
 _HEADS = Documents("head", HeadLineage.from_json, HeadLineage.to_json)
 _RUNS = Documents("learning_run", LearningRun.from_json, LearningRun.to_json)
 _RUN = "run"
-_LINEAGE = "learning:lineage"  # held by who changes data sets or heads
+_LINEAGE = "learning:lineage"  # held by who changes heads
 _OWNER = "learning:"  # of the weights, as no tenant is called
 _MOST_NAMED = 1000  # records of a request
 
@@ -43,19 +43,12 @@ class LineageTable(StoreTable):
         """
         key = _key_of(manifest)
         with self._database.write() as connection:
-            hold(connection, _LINEAGE)
             _DATASETS.add(connection, [StoredDocument(key, manifest, manifest.made_at)])
         return key
 
     def datasets(self) -> Mapping[str, DatasetManifest]:
         with self._database.read() as connection:
             return {document.key: document.value for document in _DATASETS.list(connection)}
-
-    def is_whole(self, key: str) -> bool:
-        """Return whether nothing of a data set was forgotten since it was added."""
-        with self._database.read() as connection:
-            document = _DATASETS.get(connection, key)
-        return document is not None and _key_of(document.value) == key
 
     def add_head(self, label: str, lineage: HeadLineage) -> bool:
         """Keep the lineage of a new head `NAME@VERSION`; return False if there is one of that label.
@@ -179,17 +172,11 @@ def forget(
         hold(connection, _LINEAGE)
         sets = _without(connection, tenant, ids, rule)
         why = f"{what} forgotten {datetime.fromtimestamp(database_time(connection), UTC):%Y-%m-%d}"
-        learnt = {name: head for name, head in _heads(connection).items() if not sets.isdisjoint(head.manifests)}
-        touched = {
-            name: replace(head, touched=why)
-            for name, head in learnt.items()
-            if head.rule in later and not head.touched and not head.retired
-        }
-        retired = {
-            name: replace(head, retired=why)
-            for name, head in learnt.items()
-            if head.rule not in later and not head.retired
-        }
+        heads = {name: head for name, head in _heads(connection).items() if not sets.isdisjoint(head.manifests)}
+        learnt = {name: head for name, head in heads.items() if not head.retired}
+        retired = {name: replace(head, retired=why) for name, head in learnt.items() if head.rule not in later}
+        left = {name: head for name, head in learnt.items() if head.rule in later and not head.touched}
+        touched = {name: replace(head, touched=why) for name, head in left.items()}
         _put(connection, {**touched, **retired})
         all_retired = [name for name, head in _heads(connection).items() if head.retired]
     _remove_weights(database, all_retired)
