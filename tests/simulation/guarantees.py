@@ -70,10 +70,10 @@ def simulate(
     return rollouts
 
 
-def calibrated(traffic: Traffic) -> tuple[Guardrail, ...]:
+def calibrated(traffic: Traffic, guardrails: Sequence[Guardrail] = GUARDRAILS) -> tuple[Guardrail, ...]:
     """Return the guardrails with what the control showed before the canary's first request."""
     _, values = traffic.batch(HISTORY, 0.0, Damage())
-    return tuple(g.calibrated(_history(values[g.metric])) for g in GUARDRAILS)
+    return tuple(g.calibrated(_history(values[g.metric])) for g in guardrails)
 
 
 def _tail(guardrails: Sequence[Guardrail]) -> float:
@@ -94,10 +94,16 @@ def _history(values: Values) -> Histogram:
 
 
 def run_stage(
-    traffic: Traffic, guardrails: Sequence[Guardrail], share: float, damage: Damage, *, replay: bool
+    traffic: Traffic,
+    guardrails: Sequence[Guardrail],
+    share: float,
+    damage: Damage,
+    *,
+    replay: bool,
+    levels: Levels = LEVELS,
 ) -> Stage:
     """Return how a stage ends that is judged after each request."""
-    streams = [Stream(g, share) for g in guardrails]
+    streams = [Stream(g, share, levels.fail_alpha(guardrails)) for g in guardrails]
     seen: list[tuple[NDArray[np.bool_], dict[str, Values]]] = []
     number = on_canary = 0
     while number < LONGEST_STAGE:
@@ -116,7 +122,7 @@ def run_stage(
     else:
         stage = Stage("inconclusive", number, on_canary)
     if replay:
-        check_replay(seen, guardrails, share, stage)
+        check_replay(seen, guardrails, share, stage, levels)
     return stage
 
 
@@ -129,11 +135,10 @@ def _stage(outcome: Outcome, num_requests: int, num_canary: int, share: float) -
 class Stream:
     """One guardrail over a stream: `decide` of prolepsis.control.statistics.guardrail, for every prefix at once."""
 
-    def __init__(self, guardrail: Guardrail, share: float) -> None:
+    def __init__(self, guardrail: Guardrail, share: float, fail_alpha: float) -> None:
         self.guardrail = guardrail
         self._contrast = guardrail.measure.contrast(guardrail.better, share)
         harm = sign_of(guardrail.better)
-        fail_alpha = LEVELS.rollback / (len(GUARDRAILS) * LEVELS.num_stages)
         self._sides = [
             (self._log_factors(self._contrast.stakes(harm)), -math.log(fail_alpha)),
             (self._log_factors(self._contrast.stakes(-harm)), -math.log(LEVELS.promotion)),
@@ -199,6 +204,7 @@ def check_replay(
     guardrails: Sequence[Guardrail],
     share: float,
     stage: Stage,
+    levels: Levels,
 ) -> None:
     """Assert that `judge` decides as the stream did: the same at the same request, and nothing just before."""
     evidence = StageEvidence("simulated", 0)
@@ -209,10 +215,10 @@ def check_replay(
             evidence = evidence.observe(guardrails, "canary" if canary[j] else "control", row)
             number += 1
             if number == stage.num_requests - 1:
-                judgement = judge(guardrails, evidence, share=share, levels=LEVELS)
+                judgement = judge(guardrails, evidence, share=share, levels=levels)
                 assert judgement.outcome == "inconclusive", "judge decided before"
             if number == stage.num_requests:
-                judgement = judge(guardrails, evidence, share=share, levels=LEVELS)
+                judgement = judge(guardrails, evidence, share=share, levels=levels)
                 assert judgement.outcome == stage.outcome, "judge decided otherwise"
                 return
 

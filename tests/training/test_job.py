@@ -20,10 +20,15 @@ from prolepsis.engine.models.heads.aliases import HeadAliases
 from prolepsis.engine.models.heads.exchange import archive_of, import_archive, remove_head
 from prolepsis.engine.models.heads.levels import load_levels, save_levels
 from prolepsis.engine.models.heads.registry import find_head, list_heads
-from prolepsis.training.data import shards_of
-from prolepsis.training.job import BASE, STEPS, learn
+from prolepsis.training.data import HELD_OUT_EVERY, shards_of
+from prolepsis.training.examples import Split
+from prolepsis.training.job import BASE, STEPS, learn, texts_of
 from prolepsis.training.levels import initial_levels
+from prolepsis.training.report import TrainingOutcome
+from prolepsis.training.run_directory import RunDirectory
 from prolepsis.training.settings import LevelSettings
+from prolepsis.training.text import WrittenText, read_texts
+from prolepsis.training.training import HeadTraining
 from tests.training.learnt import (
     RECIPE,
     RULE,
@@ -163,6 +168,51 @@ def test_a_run_that_goes_on_after_forgetting_begins_with_what_is_left(machine: M
     assert len(LineageTable(database).datasets()) == 2
 
 
+def _killed_in_training(machine: Machine, database: Database) -> RunDirectory:
+    """Return the folder of a run that was killed after its first step."""
+    with pytest.raises(Killed):
+        learn(machine.config, database, taken(machine, database), say=_at("training", _die), recipe=RECIPE)
+    [folder] = run_folders(database.name).iterdir()
+    return RunDirectory(folder)
+
+
+def test_later_examples_and_forty_base_texts_are_never_trained_on(machine: Machine) -> None:
+    examples = examples_of(machine)
+    directory = _killed_in_training(machine, store_with(examples))
+    assert directory.root.stat().st_mode & 0o077 == 0, "for its user only"
+    texts = read_texts(directory.root / "text.jsonl", machine.target.shape.vocab, ())
+    by_tokens = {tuple(text.tokens): text.number % HELD_OUT_EVERY == 0 for text in texts}
+    held_out = [by_tokens[example.prompt + example.answer] for example in examples]
+    assert held_out == [False] * 42 + [True] * 40
+    base = [text for text in texts if text.kind == "base: chat"]
+    assert [text.number % HELD_OUT_EVERY == 0 for text in base] == [True] * 40 + [False] * 20
+
+
+def test_base_text_is_no_more_than_that_of_the_examples_and_held_out_where_no_head_learnt(machine: Machine) -> None:
+    split = Split(examples_of(machine)[:3], examples_of(machine)[3:5])
+    base = [WrittenText(number, "chat", True, [number], [1] * 19) for number in range(80, 200)]
+    texts = [*texts_of(split, base)]
+    held_out = [text.tokens[0] for text in texts[5:] if text.number % HELD_OUT_EVERY == 0]
+    assert held_out == [80, 120, 160, *range(81, 118)]
+    trained = [text for text in texts[5:] if text.number % HELD_OUT_EVERY]
+    assert [text.tokens[0] for text in trained] == [118, 119, 121], "60 tokens, as of three examples"
+
+
+class DyingTraining(HeadTraining):
+    def export(self, outcome: TrainingOutcome) -> None:
+        raise Killed
+
+
+def test_a_training_that_is_killed_as_it_exports_exports_again(machine: Machine) -> None:
+    directory = _killed_in_training(machine, store_with(examples_of(machine)))
+    parent = find_head("before@1", machine.root).folder
+    recipe = replace(RECIPE, epochs=1.0).of_head(parent, {}, 1, "float32")
+    with pytest.raises(Killed):
+        list(DyingTraining(directory, machine.target, recipe).steps())
+    list(HeadTraining(directory, machine.target, recipe).steps())
+    assert find_head(str(directory.exported)).target_fingerprint == machine.target.identity
+
+
 def test_a_spent_budget_keeps_the_checkpoint_and_a_hand_goes_on(machine: Machine) -> None:
     database = store_with(examples_of(machine))
     held = taken(machine, database)
@@ -291,6 +341,6 @@ def test_a_store_that_is_away_leaves_the_run_as_a_kill_does(machine: Machine) ->
         database.failing = {"read": "gone", "write": "gone"}
 
     with pytest.raises(StoreUnavailable):
-        learn(machine.config, database, taken(machine, database), say=_at("evaluation", lose), recipe=RECIPE)
+        learn(machine.config, database, taken(machine, database), say=_at("reading", lose), recipe=RECIPE)
     database.failing = {}
     assert RunTable(database).read().phase == "training"

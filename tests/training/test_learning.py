@@ -1,5 +1,9 @@
 """Taking a run: who may, and what is said to those who may not."""
 
+import os
+import socket
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -78,6 +82,20 @@ def test_a_run_that_is_under_way_is_left_alone(stored: LearningRun, expected: st
     assert isinstance(refused, str)
     assert refused.startswith(expected)
     assert runs.read() == replace(stored, version=1)
+
+
+@pytest.mark.parametrize(
+    ("host", "is_here", "is_taken"), [("", True, True), ("", False, False), ("other", True, False)]
+)
+def test_a_run_whose_process_here_was_killed_is_taken_at_once(host: str, *, is_here: bool, is_taken: bool) -> None:
+    killed = subprocess.Popen([sys.executable, "-c", "pass"])  # a process that is gone
+    killed.wait()
+    run = replace(OTHERS, holder=f"{host or socket.gethostname()} {killed.pid}")
+    if is_here:
+        RunFolder.of(run, "s").begin({"dataset": "key"})
+    assert isinstance(_taken(_runs(run)), LearningRun) == is_taken
+    living = replace(run, holder=f"{socket.gethostname()} {os.getppid()}")
+    assert isinstance(_taken(_runs(living)), str)
 
 
 def test_a_run_for_other_weights_says_what_to_do() -> None:

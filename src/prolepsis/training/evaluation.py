@@ -26,6 +26,8 @@ from prolepsis.training.unroll import unroll
 
 LEAST_DOCUMENTS = 40
 """Of own and base text, and of a class that is judged by itself."""
+BASE_DOCUMENTS = 120
+"""Of base text that are worth holding out: of heads that lose nothing on it, a third would fail by 40 short ones."""
 MOST_MEGABYTES = 24.0  # of a head's folder, as of those that are distributed
 MOST_SLOWER = 1.1  # times the champion's milliseconds a draft
 DEPTH = 3  # of the chain whose tokens a pass are compared

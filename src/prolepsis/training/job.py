@@ -10,54 +10,44 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from math import inf
+from functools import partial
+from itertools import compress
+from operator import not_
 from pathlib import Path
-
-import torch
 
 from prolepsis.control.learning.machine import Ended, Evaluated, Taken, champion_of
 from prolepsis.control.store.database import Database
 from prolepsis.control.store.examples import ExampleTable
 from prolepsis.control.store.lineage import LineageTable, RunTable
-from prolepsis.core.config import CANDIDATE_HEAD, EngineConfig
+from prolepsis.core.config import EngineConfig
 from prolepsis.core.errors import ConfigError, StoreUnavailable
-from prolepsis.core.events import Tokens
 from prolepsis.core.files import data_directory, sha256_of, write_whole
 from prolepsis.core.learning import Example, HeadLineage, LearningRun, run_folders, tenant_digest
-from prolepsis.core.messages import Submit
-from prolepsis.core.requests import UNCOUNTED_CLASS, GenerateRequest, SamplingParams, SpeculationChoice
-from prolepsis.engine.build import assemble
 from prolepsis.engine.drafting.proposers.head import PROMPT_TOKENS
 from prolepsis.engine.models.heads.aliases import HeadAliases
 from prolepsis.engine.models.heads.exchange import NAME, archive_of, import_archive, import_head, remove_head
-from prolepsis.engine.models.heads.levels import LEVELS, HeadLevels, load_levels
+from prolepsis.engine.models.heads.levels import LEVELS
 from prolepsis.engine.models.heads.registry import HeadEntry, find_head, fitting_entry, list_heads
-from prolepsis.engine.models.load import load_model
-from prolepsis.engine.models.targets.lean_weights import output_rows
 from prolepsis.engine.native.processor import default_threads
-from prolepsis.engine.step import Engine
-from prolepsis.training.batches import lay_flat
+from prolepsis.training.comparison import Heads, answers_alike
 from prolepsis.training.data import HELD_OUT_EVERY, Dataset, TrainingDocument, read
-from prolepsis.training.evaluation import DEPTH, LEAST_DOCUMENTS, DocumentScore, EvaluationResult, judge, scores
+from prolepsis.training.evaluation import LEAST_DOCUMENTS, EvaluationResult, judge
 from prolepsis.training.examples import Fingerprints, Split, dataset_of
-from prolepsis.training.head import read_head
 from prolepsis.training.held_run import BudgetSpent, HeldRun, RunLost
 from prolepsis.training.levels import LevelRun
 from prolepsis.training.run_directory import RunDirectory
 from prolepsis.training.settings import LearningRecipe
-from prolepsis.training.synthesis import DataRequest, SynthesisLimits, generate, plain
+from prolepsis.training.synthesis import DataRequest, SynthesisLimits, generate
 from prolepsis.training.target import target_of, training_dtype
 from prolepsis.training.text import WrittenText, numbered, read_texts, record, save_texts, write_texts
 from prolepsis.training.training import HeadTraining
-from prolepsis.training.unroll import unroll
 
 BASE = "base.jsonl.xz"
 """The base text in the folder of a head: half of what the heads that follow learn from."""
 _BASE_KIND = "base: "
 _PASS_TOKENS = 256  # so that a pause comes soon
 _SHARD_TOKENS = 8192  # so that little is read again
-_TIMED = 20
-_CHECKED, _CHECKED_TOKENS = 4, 32
+_CHECKED = 4
 STEPS = ("base text", "reading", "training", "levels", "evaluation")
 Progress = Callable[[str, int, int, str], None]
 """Takes one of `STEPS`, what is done of it and all of it, and figures in words."""
@@ -114,36 +104,51 @@ def learn(
     for other in folder.directory.root.parent.glob("*"):
         if other != folder.directory.root:  # of a run that ended elsewhere
             shutil.rmtree(other)
+    job = partial(_Job, config, database, held, folder, say=say, recipe=recipe or LearningRecipe())
     with held:
         try:
-            ended = _Job(config, database, held, say=say, recipe=recipe or LearningRecipe()).carry_out()
-        except BudgetSpent:
-            why = f"its {held.terms.processor_s:,.0f} s of processor time are spent"
-            return held.step(Ended("stopped", f"{why}; `prolepsis learning run {held.run.rule}` goes on"))
+            ended = _carried_out(job, held, folder)
+            is_kept = ended.outcome == "stopped"  # its budget is spent, and a hand may go on
         except RunLost:
             ended = RunTable(database).read()
-        except StoreUnavailable:
-            raise
-        except KeyboardInterrupt:
-            held.step(Taken(held.run.holder, 0.0))
-            raise
-        except Exception as error:  # contained: a run that fails each time must not be started for ever
-            held.step(Ended("failed", str(error) or type(error).__name__))
-            folder.delete()
-            raise
-    if (ended.run_id, ended.phase) != (held.run.run_id, "training"):
+            is_kept = (ended.run_id, ended.phase) == (held.run.run_id, "training")  # another process goes on
+    if not is_kept:
         folder.delete()
     return ended
+
+
+def _carried_out(job: "Callable[[], _Job]", held: HeldRun, folder: RunFolder) -> LearningRun:
+    try:
+        return job().carry_out()
+    except BudgetSpent:
+        why = f"its {held.terms.processor_s:,.0f} s of processor time are spent"
+        return held.step(Ended("stopped", f"{why}; `prolepsis learning run {held.run.rule}` goes on"))
+    except KeyboardInterrupt:
+        held.step(Taken(held.run.holder, 0.0))
+        raise
+    except (RunLost, StoreUnavailable):
+        raise
+    except Exception as error:  # contained: a run that fails each time must not be started for ever
+        held.step(Ended("failed", str(error) or type(error).__name__))
+        folder.delete()
+        raise
 
 
 class _Job:
     """The steps of a run, each of which leaves out what was done before."""
 
     def __init__(
-        self, config: EngineConfig, database: Database, held: HeldRun, *, say: Progress, recipe: LearningRecipe
+        self,
+        config: EngineConfig,
+        database: Database,
+        held: HeldRun,
+        folder: RunFolder,
+        *,
+        say: Progress,
+        recipe: LearningRecipe,
     ) -> None:
         self._examples, self._lineage = ExampleTable(database), LineageTable(database)
-        self._held, self._folder, self._say, self._recipe = held, RunFolder.of(held.run, database.name), say, recipe
+        self._held, self._folder, self._say, self._recipe = held, folder, say, recipe
         self._terms, self._rule, self._root = held.terms, held.run.rule, config.model_dir
         self._workers = config.threads or max(1, int(self._terms.share * default_threads()))
         self._config = config.model_copy(update={"threads": self._workers})
@@ -161,7 +166,7 @@ class _Job:
             if not self._folder.evaluation.is_file():
                 self._read(split, base)
                 self._train(key)
-                write_whole(self._folder.evaluation, self._evaluate().to_json().encode())
+                write_whole(self._folder.evaluation, self._compare().to_json().encode())
             result = EvaluationResult.from_json(self._folder.evaluation.read_bytes())
             if not result.passed:
                 return self._held.step(Evaluated("", result.reason))
@@ -171,8 +176,8 @@ class _Job:
             self._lineage.retire(label, head.retired)  # its weights came after it
             self._discard(key)
             return self._held.step(Ended("forgotten", head.retired))
-        name, _, version = label.partition("@")
-        HeadAliases(self._root).set(name, "candidate", int(version))
+        if (entry := self._imported(key)) is not None:
+            HeadAliases(self._root).set(entry.name, "candidate", entry.version)
         return self._held.step(Evaluated(label, _gain(head.evaluation)))
 
     def _champion(self) -> HeadEntry:
@@ -233,7 +238,7 @@ class _Job:
         """Write the text, and the target's hidden states of it."""
         vocab, ends = self._target.shape.vocab, self._target.eos_token_ids
         if not self._folder.text.is_file():
-            save_texts(self._folder.text, _texts(split, read_texts(base, vocab, ends)))
+            save_texts(self._folder.text, texts_of(split, read_texts(base, vocab, ends)))
         texts = read_texts(self._folder.text, vocab, ends)
         total = sum(min(len(text.prompt), PROMPT_TOKENS) + len(text.answer) for text in texts)
         data, layers = self._folder.directory.data, self._target.recorded_layers
@@ -271,78 +276,38 @@ class _Job:
             for done in LevelRun(directory.exported, directory.data, self._target, settings).steps():
                 self._tell("levels", done.step, done.num_steps, f"loss={done.loss:.2f}")
 
-    def _evaluate(self) -> EvaluationResult:
-        """Compare the head with the one before it on what neither learnt from."""
-        exported, refs = self._folder.directory.exported, Dataset(self._folder.directory.data).held_out
-        folders, total = (self._parent.folder, exported), 2 * len(refs)
+    def _compare(self) -> EvaluationResult:
+        directory, terms = self._folder.directory, self._terms
+        heads = Heads(self._target, self._parent.folder, directory.exported)
+        refs = Dataset(directory.data).held_out
 
         def documents(first: int) -> Iterator[TrainingDocument]:
             for number, ref in enumerate(refs, first):
-                self._tell("evaluation", number, total)
+                self._tell("evaluation", number, 2 * len(refs))
                 yield from read([ref])
 
-        pairs = zip(*(self._scores(folder, documents(i * len(refs))) for i, folder in enumerate(folders)), strict=True)
-        by_text: dict[bool, list[tuple[DocumentScore, DocumentScore]]] = {False: [], True: []}
-        for champion, candidate in pairs:
-            by_text[champion.kind.startswith(_BASE_KIND)].append((champion, candidate))
-        num_bytes = sum(file.stat().st_size for file in exported.rglob("*") if file.is_file())
+        pairs = [*zip(*heads.scores(documents(0), documents(len(refs))), strict=True)]
+        is_base = [pair[0].kind.startswith(_BASE_KIND) for pair in pairs]
         result = judge(
-            by_text[False],
-            by_text[True],
-            gain=self._terms.gain,
-            loss=self._terms.loss,
-            megabytes=num_bytes / 1e6,
-            ms=self._draft_ms(folders, next(documents(0))),
+            [*compress(pairs, map(not_, is_base))],
+            [*compress(pairs, is_base)],
+            gain=terms.gain,
+            loss=terms.loss,
+            megabytes=sum(file.stat().st_size for file in directory.exported.rglob("*") if file.is_file()) / 1e6,
+            ms=heads.draft_ms(*read(refs[:1])),
         )
-        prompts = [document.tokens[: document.response_start] for ref in refs[:_CHECKED] for document in read([ref])]
-        if result.passed and not self._answers_alike([prompt.tolist() for prompt in prompts]):
+        prompts = [document.tokens[: document.response_start].tolist() for document in read(refs[:_CHECKED])]
+        if result.passed and not answers_alike(self._config, directory.exported, prompts):
             return replace(result, passed=False, reason="answers with its drafts differ from those without")
         return result
-
-    def _scores(self, folder: Path, documents: Iterator[TrainingDocument]) -> Sequence[DocumentScore]:
-        head = read_head(folder, self._target)
-        stored = load_levels(folder, head.config.shape.hidden)
-        levels = HeadLevels(stored.to(torch.float32), head.weights.norm, head.config.shape.eps) if stored else None
-        whole = output_rows(self._target.ends, torch.arange(self._target.shape.vocab)).float()
-        return scores(head, levels, documents, self._target.ends_for(head.weights.target_ids), whole)
-
-    @torch.no_grad()
-    def _draft_ms(self, folders: Sequence[Path], document: TrainingDocument) -> tuple[float, float]:
-        """Return the milliseconds that each of two heads takes to draft from every token of a document, at best."""
-        heads = [read_head(folder, self._target) for folder in folders]
-        batches = [
-            lay_flat([document], self._target.ends_for(head.weights.target_ids), len(head.config.aux_layers)).flat
-            for head in heads
-        ]
-        best = [inf, inf]
-        for _ in range(_TIMED):
-            for i, (head, batch) in enumerate(zip(heads, batches, strict=True)):
-                started = time.perf_counter()
-                list(unroll(head, batch, DEPTH))
-                best[i] = min(best[i], 1e3 * (time.perf_counter() - started))
-        return best[0], best[1]
-
-    def _answers_alike(self, prompts: Sequence[list[int]]) -> bool:
-        """Return whether the answers to `prompts` are the same with the head's drafts and without."""
-        config = plain(self._config, max(map(len, prompts)) + _CHECKED_TOKENS)
-        own = {"num_speculative_tokens": DEPTH, "max_requests": 1, "proposers": (), "draft_head": "none"}
-        config = config.model_copy(update=own)
-        engine = assemble(config, load_model(config))
-        plainly = _answers(engine, prompts)
-        swap, _ = engine.load_head(str(self._folder.directory.exported), CANDIDATE_HEAD)
-        engine.send(swap)
-        return _answers(engine, prompts) == plainly
 
     def _install(self, key: str, result: EvaluationResult) -> str:
         """Import the head under the rule's name, and keep its lineage and its weights; return its NAME@VERSION."""
         self._held.check()
         entry = self._imported(key)
         if entry is None:
-            name = (
-                self._rule
-                if NAME.fullmatch(self._rule) and self._rule not in ("auto", "none")
-                else f"rule-{self._rule}"
-            )
+            is_name = NAME.fullmatch(self._rule) and self._rule not in ("auto", "none")
+            name = self._rule if is_name else f"rule-{self._rule}"
             known = [*self._lineage.heads(), *(entry.label for entry in list_heads(self._root))]
             versions = [int(label.partition("@")[2]) for label in known if label.partition("@")[0] == name]
             entry = import_head(self._folder.directory.exported, f"{name}@{1 + max(versions, default=0)}", self._root)
@@ -375,7 +340,7 @@ class _Job:
         self._held.check()
 
 
-def _texts(split: Split, base: Sequence[WrittenText]) -> Iterator[WrittenText]:
+def texts_of(split: Split, base: Sequence[WrittenText]) -> Iterator[WrittenText]:
     """Yield the examples, and as much of the base text, by numbers that hold out what is for the evaluation.
 
     The base text's part for it is of what heads never learn from, as far as there is enough.
@@ -394,25 +359,6 @@ def _texts(split: Split, base: Sequence[WrittenText]) -> Iterator[WrittenText]:
 def _text(example: Example, side: int) -> WrittenText:
     prompt, answer = [*example.prompt], [*example.answer]
     return WrittenText(numbered(prompt + answer, side), example.traffic_class, example.greedy, prompt, answer)
-
-
-def _answers(engine: Engine, prompts: Sequence[list[int]]) -> list[tuple[int, ...]]:
-    """Return the greedy answers to `prompts`, one after another, with all drafts verified."""
-    answers = []
-    for number, prompt in enumerate(prompts):
-        params = SamplingParams(temperature=0.0, max_tokens=_CHECKED_TOKENS)
-        always = SpeculationChoice(mode="always", proposers=(CANDIDATE_HEAD,))
-        request = GenerateRequest(str(number), tuple(prompt), params, traffic_class=UNCOUNTED_CLASS, speculation=always)
-        engine.send(Submit(request, time.monotonic()))
-        tokens: list[int] = []
-        is_over = False
-        while not is_over:
-            for event in engine.step():
-                if isinstance(event, Tokens):
-                    tokens += event.token_ids
-                    is_over = event.finish_reason is not None
-        answers.append(tuple(tokens))
-    return answers
 
 
 def _gain(evaluation: Mapping[str, object]) -> str:

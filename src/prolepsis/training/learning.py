@@ -11,10 +11,10 @@ from math import inf
 
 import structlog
 
-from prolepsis.control.learning.machine import Due, Taken, step
+from prolepsis.control.learning.machine import Due, Taken, champion_of, step
 from prolepsis.control.policy.learning_terms import LearningTerms
 from prolepsis.control.store.database import Database
-from prolepsis.control.store.lineage import RunTable
+from prolepsis.control.store.lineage import LineageTable, RunTable
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.learning import LearningRun
 from prolepsis.core.telemetry.logs import configure_logs
@@ -44,7 +44,16 @@ def run_learning(
     ensure_model(settings)
     engine, runs = settings.engine, RunTable(database)
     identity = identity_of(resolve(engine.model, engine.model_dir))
-    due = None if blocks is None else _by_hand(rule, blocks, engine.model, identity[:TARGET_DIGITS])
+    due = None
+    if blocks is not None and rule in blocks:
+        due = Due(
+            rule=rule,
+            trigger="hand",
+            model=engine.model,
+            target=identity[:TARGET_DIGITS],
+            parent=champion_of(LineageTable(database).heads(), [rule], to_learn_from=True),
+            terms=blocks[rule].model_dump(mode="json"),
+        )
     while isinstance(run := take(runs, rule, due, identity, store=database.name), str):
         if blocks is not None:
             raise ConfigError(run, param="rule")
@@ -52,13 +61,6 @@ def run_learning(
     in_background()
     with _shown(run.rule) as say:
         return learn(engine, database, HeldRun(runs, run), say=say)
-
-
-def _by_hand(rule: str, blocks: Mapping[str, LearningTerms], model: str, target: str) -> Due | None:
-    """Return what begins a run by hand, None for a rule that does not learn: a run of it may be under way."""
-    if rule not in blocks:
-        return None
-    return Due(rule=rule, trigger="hand", model=model, target=target, terms=blocks[rule].model_dump(mode="json"))
 
 
 def take(runs: RunTable, rule: str, due: Due | None, identity: str, *, store: str) -> LearningRun | str:
@@ -75,6 +77,8 @@ def take(runs: RunTable, rule: str, due: Due | None, identity: str, *, store: st
             is_left = stored.rule == rule and stored.outcome == "stopped" and RunFolder.of(stored, store).began()
             left = replace(stored, phase="training", outcome=None, reason="", processor_s=0.0, terms=due.terms)
             given = left if is_left and stored.target == due.target else step(stored, due, now)[0]
+        if given.phase == "training" and _is_gone(given, store):
+            given = replace(given, leased_until=0.0)
         after, _ = step(given, Taken(holder, now + LEASE_S), now)
         if given.phase == "ended":
             return f"no run of {rule} is due, and the policy in use has no block `learning` for it"
@@ -90,6 +94,20 @@ def take(runs: RunTable, rule: str, due: Due | None, identity: str, *, store: st
             return f"the run of {given.rule} is under way: {until if given.phase == 'training' else given.phase}"
         if runs.swap(after):
             return replace(after, version=after.version + 1)
+
+
+def _is_gone(run: LearningRun, store: str) -> bool:
+    """Return whether a run was held by a process of this machine that was killed, so that it need not be waited for."""
+    host, _, process = run.holder.partition(" ")
+    if host != socket.gethostname() or not process.isdecimal() or not RunFolder.of(run, store).began():
+        return False
+    try:
+        os.kill(int(process), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:  # it is another user's
+        return False
+    return False
 
 
 def in_background() -> None:

@@ -14,6 +14,8 @@ from prolepsis.control.store.database import Database
 from prolepsis.control.store.examples import ExampleItem, ExampleTable, example_id
 from prolepsis.control.store.lineage import LineageTable, RunTable
 from prolepsis.control.store.migrate import upgrade
+from prolepsis.control.store.signing import usable_keys
+from prolepsis.core.config import ServerConfig
 from prolepsis.core.learning import DatasetManifest, Example, HeadLineage, LearningRun, run_folders, tenant_digest
 from prolepsis.core.terminal.output import BAD_INPUT
 from prolepsis.server.cli.main import app
@@ -37,6 +39,7 @@ def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Database:
     monkeypatch.chdir(tmp_path)
     made = Database(make_url(f"sqlite:///{tmp_path / 'store.sqlite'}"))
     upgrade(made)
+    assert usable_keys(ServerConfig()) is not None  # a server has been started once
     examples = [_example(i, rule) for i, rule in enumerate(["code"] * 3 + ["chat"] * 2)]
     with made.write() as connection:
         ExampleItem.write(connection, [_item(example) for example in examples])
@@ -74,8 +77,8 @@ def _json(*words: str) -> Any:
 
 def _last_act() -> dict[str, Any]:
     shown = CliRunner().invoke(app, ["audit", "show", "--last", "1", "--json"])
-    details: dict[str, Any] = json.loads(shown.stdout)["entries"][0]["details"]
-    return details
+    [entry] = json.loads(shown.stdout)["entries"]
+    return {**entry, **entry["details"]}
 
 
 def _head(database: Database) -> None:
