@@ -147,8 +147,7 @@ class Following:
                 limit = shadow_limit(stored.fitting[wanted.candidate])
                 changes[rule] = _TermsChange(slot, wanted.candidate, limit)
         for rule in {*self._changes, *changes}:
-            if changes.get(rule) != self._changes.get(rule):
-                self._policies.learnt(rule, changes.get(rule))
+            self._policies.learnt(rule, changes.get(rule))
         self._changes = changes
 
     def _is_settled(self, rule: str) -> bool:

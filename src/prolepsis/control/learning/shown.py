@@ -66,12 +66,8 @@ LEARNING = Resource(
     help="Show what is kept to learn from, the run that is under way, and the heads that were learnt.",
     columns={
         "rules": (
-            *(
-                "rule > serves",
-                "champion",
-                "examples=num_examples > tokens=num_tokens",
-                "kept=num_bytes:bytes > sealed=num_sealed > first_at",
-            ),
+            *("rule > serves", "champion", "examples=num_examples > tokens=num_tokens"),
+            "kept=num_bytes:bytes > sealed=num_sealed > first_at",
         )
     },
     hint="Requests are kept as token ids where the rule's block `learning` names their tenant and they agree"
@@ -160,7 +156,10 @@ def shown(
         runs=[run] if run.run_id else [],
         chain=_chain(run, heads.get(run.head), trial) if run.run_id else [],
         heads=[_head(label, lineage, run, heads) for label, lineage in newest],
-        warnings=[f"the policy in use has no block `learning` for {rule}" for rule in sorted({*totals} - {*blocks})],
+        warnings=[
+            f"{rule} does not learn by the policy in use, so its examples will be deleted"
+            for rule in sorted({*totals} - {*blocks})
+        ],
     )
 
 
