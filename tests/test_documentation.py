@@ -74,6 +74,7 @@ CANNOT_RUN = {
     "prolepsis tune": "needs what was measured; tests/lab/rehearsal/test_tune.py",
     "prolepsis batch": "loads a model; tests/server/cli/test_batch.py",
     "prolepsis models": "needs files of a head; tests/server/cli/test_models.py",
+    "prolepsis learning run": "trains, or waits; tests/training/test_learning.py",
     "prolepsis heads swap": "needs the heads that it names; tests/control/drafts",
 }
 """By the beginning of a command: why it is not run here."""

@@ -49,7 +49,7 @@ class DocumentScore:
 
 
 @dataclass(frozen=True, slots=True)
-class Ratio:
+class TokensRatio:
     """A candidate's tokens a pass over the champion's, with bounds that hold one-sided at 95 %."""
 
     estimate: float
@@ -62,9 +62,9 @@ class Ratio:
 class EvaluationResult(JsonValue):
     passed: bool
     reason: str  # the first thing that was not shown; empty if it passed
-    own: Ratio
-    base: Ratio
-    by_class: dict[str, Ratio]
+    own: TokensRatio
+    base: TokensRatio
+    by_class: dict[str, TokensRatio]
     overlap: tuple[float, float]  # mean 1 - TV by position: of the champion, of the candidate
     first: tuple[float, float]  # first tokens right: of the champion, of the candidate
     megabytes: float
@@ -171,14 +171,14 @@ def judge(
     )
 
 
-def ratio(pairs: Sequence[ScorePair], seed: int = 0) -> Ratio:
+def ratio(pairs: Sequence[ScorePair], seed: int = 0) -> TokensRatio:
     """Return the ratio of tokens a pass, bounded by bootstrap percentiles that are widened as Student's t is.
 
     Source: the expanded percentile interval, Hesterberg, arXiv 1411.5279, section 3.3.
     """
     n = len(pairs)
     if n < 2:
-        return Ratio(1.0, 1.0 / (DEPTH + 1), DEPTH + 1.0, n)
+        return TokensRatio(1.0, 1.0 / (DEPTH + 1), DEPTH + 1.0, n)
     figures = torch.tensor([[_figures(score) for score in pair] for pair in pairs], dtype=torch.float64)
     drawn = torch.randint(n, (_RESAMPLES, n), generator=torch.Generator().manual_seed(seed))
     weights = torch.zeros(_RESAMPLES, n, dtype=torch.float64).scatter_add_(1, drawn, torch.ones_like(drawn).double())
@@ -188,7 +188,7 @@ def ratio(pairs: Sequence[ScorePair], seed: int = 0) -> Ratio:
     tail = NormalDist().cdf(-t * math.sqrt(n / (n - 1)))
     lower, upper = torch.quantile(after / before, torch.tensor([tail, 1.0 - tail], dtype=torch.float64)).tolist()
     champion, candidate = _tokens_a_pass(figures.sum(0)).tolist()
-    return Ratio(candidate / champion, lower, upper, n)
+    return TokensRatio(candidate / champion, lower, upper, n)
 
 
 def _figures(score: DocumentScore) -> tuple[float, ...]:
@@ -210,7 +210,7 @@ def _tokens_a_pass(figures: Tensor) -> Tensor:  # [.., 2 * DEPTH + 2] to [..]
     return (greedy * in_greedy + sampled * in_sampled) / (in_greedy + in_sampled)
 
 
-def _fault(text: str, found: Ratio, least: float) -> str:
+def _fault(text: str, found: TokensRatio, least: float) -> str:
     """Return what was not shown on a text, given the least relative gain; empty: it was."""
     if found.num_documents < LEAST_DOCUMENTS:
         return f"{text}: {found.num_documents} documents; at least {LEAST_DOCUMENTS} are needed"
