@@ -250,13 +250,8 @@ class _Job:
     def _train(self, key: str) -> None:
         """Train the head from the one before it, then its levels, if that has some."""
         directory, machine = self._folder, (self._workers, training_dtype())
-        before = self._parent.provenance.manifests
-        about = {
-            "source": "learning",
-            "parent": self._parent.label,
-            "serves": self._serves,
-            "manifests": [key, *before],
-        }
+        manifests = [key, *self._parent.provenance.manifests]
+        about = {"source": "learning", "parent": self._parent.label, "serves": self._serves, "manifests": manifests}
         recipe = self._recipe.of_head(self._parent.folder, about, *machine)
         training = HeadTraining(directory, self._target, recipe)
         try:
