@@ -28,7 +28,7 @@ _TIMED = 20
 _ANSWER_TOKENS = 32
 
 
-class Heads:
+class HeadPair:
     """A head, and one that was trained from it: both draft the same tokens of the vocabulary."""
 
     def __init__(self, target: Target, *folders: Path) -> None:

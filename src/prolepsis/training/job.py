@@ -29,7 +29,7 @@ from prolepsis.engine.models.heads.exchange import NAME, archive_of, import_arch
 from prolepsis.engine.models.heads.levels import LEVELS
 from prolepsis.engine.models.heads.registry import HeadEntry, find_head, fitting_entry, list_heads
 from prolepsis.engine.native.processor import default_threads
-from prolepsis.training.comparison import Heads, answers_alike
+from prolepsis.training.comparison import HeadPair, answers_alike
 from prolepsis.training.data import HELD_OUT_EVERY, Dataset, TrainingDocument, read
 from prolepsis.training.evaluation import LEAST_DOCUMENTS, EvaluationResult, judge
 from prolepsis.training.examples import Fingerprints, Split, dataset_of
@@ -268,7 +268,7 @@ class _Job:
 
     def _compare(self) -> EvaluationResult:
         directory, terms = self._folder, self._terms
-        heads = Heads(self._target, self._parent.folder, directory.exported)
+        heads = HeadPair(self._target, self._parent.folder, directory.exported)
         refs = Dataset(directory.data).held_out
 
         def documents(first: int) -> Iterator[TrainingDocument]:

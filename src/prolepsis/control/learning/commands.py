@@ -13,7 +13,6 @@ import typer
 
 from prolepsis.control.audit.commands.acts import actor, record_act
 from prolepsis.control.learning.machine import Ended, Retire, step
-from prolepsis.control.learning.shown import COLUMNS, shown
 from prolepsis.control.policy import versions
 from prolepsis.control.policy.check import parse_policy, read_policy
 from prolepsis.control.policy.learning_terms import LearningTerms
@@ -66,6 +65,8 @@ class _Opened(ExitStack):
 @app.command()
 def status(store: StoreOption = None, as_json: AsJson = False) -> None:
     """Show what is kept to learn from, the run that is under way, and the heads that were learnt."""
+    from prolepsis.control.learning.shown import COLUMNS, shown
+
     with _Opened(store) as opened:
         reply = shown(opened.database, opened.blocks)
     print_reply(asdict(reply), COLUMNS, as_json=as_json)

@@ -101,7 +101,7 @@ class FirstScreen(TyperGroup):
 
 app = typer.Typer(
     cls=FirstScreen,
-    help="Serves language models with speculative decoding: the target model's own output, in fewer passes.",
+    help="Serves language models with speculative decoding: equal output, fewer passes.",
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
