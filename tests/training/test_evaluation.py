@@ -137,6 +137,13 @@ def test_a_few_documents_of_a_class_are_not_judged_by_themselves() -> None:
     assert (result.passed, list(result.by_class)) == (True, ["chat"])
 
 
+def test_documents_of_one_token_show_nothing() -> None:
+    single = DocumentScore("chat", 1, 0.5, 0.5, (0,) * 5, (0,) * 5, greedy=True)
+    pairs = _pairs(0.1, LEAST_DOCUMENTS)
+    assert ratio([*pairs, (single, single)]) == ratio(pairs)
+    assert not _judged([(single, single)] * 50).passed
+
+
 def test_sampled_documents_count_by_their_overlap() -> None:
     def sampled(overlap: float, number: int) -> DocumentScore:
         return DocumentScore("chat", 100, overlap * (90 + number % 20), 0.0, (0,) * 5, (0,) * 5, greedy=False)

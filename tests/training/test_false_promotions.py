@@ -15,7 +15,7 @@ def test_without_shift_no_head_is_promoted_that_gains_nothing(number: int) -> No
     runs = months(number, seed=1)
     wrong = sum(run.outcome == "promoted" and run.gain <= 0.0 for run in runs)
     assert clopper_pearson(wrong, len(runs))[0] <= 0.05
-    assert Counter(run.outcome for run in runs)["rejected"] >= 0.9 * len(runs), "held-out text stops them already"
+    assert Counter(run.outcome for run in runs)["rejected"] >= 0.85 * len(runs), "held-out text stops them already"
 
 
 @pytest.mark.parametrize("number", MONTHS)

@@ -174,8 +174,10 @@ def judge(
 def ratio(pairs: Sequence[ScorePair], seed: int = 0) -> TokensRatio:
     """Return the ratio of tokens a pass, bounded by bootstrap percentiles that are widened as Student's t is.
 
+    Documents of a single token, after which nothing is known, do not count.
     Source: the expanded percentile interval, Hesterberg, arXiv 1411.5279, section 3.3.
     """
+    pairs = [pair for pair in pairs if any(_figures(pair[0]))]
     n = len(pairs)
     if n < 2:
         return TokensRatio(1.0, 1.0 / (DEPTH + 1), DEPTH + 1.0, n)
