@@ -137,16 +137,17 @@ def test_export_of_text_decodes_with_the_configured_model(
     assert len(line["answer"]) == 2
 
 
-def test_forget_deletes_retires_and_is_an_act(database: Database) -> None:
+@pytest.mark.parametrize(("leased_until", "left"), [(1e12, ["code-1"]), (0.0, [])], ids=["held", "killed"])
+def test_forget_deletes_retires_and_is_an_act(database: Database, leased_until: float, left: list[str]) -> None:
     _head(database)
     for run_id in ("code-1", "code-0"):
         (run_folders(database.name) / run_id).mkdir(parents=True)
-    assert RunTable(database).swap(RUN)
+    assert RunTable(database).swap(replace(RUN, leased_until=leased_until))
     reply = _json("forget", "acme", "--rule", "code")
     assert reply == {"examples_deleted": 3, "retired": [], "retired_next": ["code@1"]}
     assert [example.rule for example in ExampleTable(database).read("chat")] == ["chat"] * 2
     assert not [*ExampleTable(database).read("code")]
-    assert [folder.name for folder in run_folders(database.name).iterdir()] == ["code-1"], "it looks for itself"
+    assert [folder.name for folder in run_folders(database.name).iterdir()] == left, "a living one looks for itself"
     act = _last_act()
     assert (act["action"], act["subject"], act["tenant"]) == ("learning.forgotten", "code", "acme")
     assert act["after"] == {"num_examples": 3, "retired": [], "touched": ["code@1"], "rule": "code"}

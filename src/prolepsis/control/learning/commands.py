@@ -153,10 +153,11 @@ def run(  # noqa: PLR0917  # options of a command
 
 
 def delete_folders(database: Database) -> None:
-    """Delete what runs left on this machine, but for a run that is under way, which looks for itself."""
-    run = RunTable(database).read()
+    """Delete what runs left on this machine, but for one that a process holds: it looks for itself."""
+    runs = RunTable(database)
+    run, now = runs.read(), runs.now()
     for folder in run_folders(database.name).glob("*"):
-        if folder.name != run.run_id or run.phase == "ended":
+        if folder.name != run.run_id or run.leased_until < now:
             shutil.rmtree(folder)
 
 
