@@ -19,6 +19,7 @@ ACTS = frozenset(
         "key": "created revoked",
         "keys": "loaded reloaded",
         "kill": "off on",
+        "learning": "due exported failed forgotten promoted rejected rolled_back started stopped trial",
         "policy": "applied loaded reloaded rolled_back",
         "prices": "loaded reloaded",
         "recording": "downloaded started stopped",

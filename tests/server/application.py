@@ -15,7 +15,7 @@ from prolepsis.control.store.store import Store, unrecorded
 from prolepsis.control.web.context import Context
 from prolepsis.control.web.feature import Feature
 from prolepsis.core.clock import SteadyClock
-from prolepsis.core.config import ServerConfig
+from prolepsis.core.config import EngineConfig, ServerConfig
 from prolepsis.core.engine_client import EngineClient
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.telemetry.metrics import Metrics
@@ -44,11 +44,13 @@ def build(
     base_plan: SpecPlan | None = None,
     clock: Callable[[], float] | None = None,
     others: Sequence[Services] = (),
+    settings: EngineConfig | None = None,
 ) -> FastAPI:
-    """Return the application; without a `store` nothing is recorded."""
+    """Return the application; without a `store` nothing is recorded. `settings`: those of the engine."""
     store = store or unrecorded()
     context = Context(
         config=config,
+        engine=settings or EngineConfig(),
         client=client,
         metrics=metrics,
         store=store,

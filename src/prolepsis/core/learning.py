@@ -4,13 +4,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import sha256
+from pathlib import Path
 from typing import Literal
 
+from prolepsis.core.files import data_directory
 from prolepsis.core.json_value import JsonValue
 
 Phase = Literal["due", "training", "trial", "settling", "ended"]
 Outcome = Literal["promoted", "rejected", "rolled_back", "failed", "forgotten", "stopped"]
 Trigger = Literal["hand", "drift", "new_tokens", "age", "target"]
+
+
+def run_folders(store: str) -> Path:
+    """Return where this machine's runs of a store (`Database.name`) have a folder each, called by their ids."""
+    return data_directory() / "learning" / f"runs-{sha256(store.encode()).hexdigest()[:8]}"
 
 
 @lru_cache(maxsize=4096)

@@ -28,6 +28,7 @@ from prolepsis.server.admission.metrics import AdmissionMetrics
 from prolepsis.server.answering.idempotency import Idempotency
 from prolepsis.server.corpora import Corpora
 from prolepsis.server.front.keys import key_changes
+from prolepsis.server.learning import learning
 from prolepsis.server.openai import response_routes
 from prolepsis.server.output.delivery import DeliveryFeature
 from prolepsis.server.output.pipeline import OutputMetrics, OutputPolicies
@@ -78,6 +79,7 @@ def services_of(context: Context, sources: Sources, tokenizer: Tokenizer, intake
     output = OutputPolicies(sources.output, OutputMetrics(context.registry))
     corpora = Corpora(context, tokenizer, intake, lambda: control.policies.learning)
     decode = partial(tokenizer.decode, skip_special_tokens=False)
+    swaps = heads.feature(context, partial(named("lab.measure.prompts:shipped_token_ids"), tokenizer))
     features: tuple[Feature, ...] = (
         *(replicas, service, gate, buckets, idempotency, stored, *control.features),
         *(records, replays, traces, control.health.keeper(context.database, context.wall)),
@@ -96,7 +98,8 @@ def services_of(context: Context, sources: Sources, tokenizer: Tokenizer, intake
         MetricsFeature(context.metrics, config, client, policy=lambda: control.policies.version, health=gate.health),
         TrafficFeature(gate.health, context.wall),
         corpora,
-        heads.feature(context, partial(named("lab.measure.prompts:shipped_token_ids"), tokenizer)),
+        swaps,
+        learning(context, control, swaps, replicas),
         cast(Feature, named("lab.drills.feature:Drills")(context, gate)),
         *(feature(context) for feature in FEATURES),
     )

@@ -129,6 +129,7 @@ def application(
             metrics.startup.took(phases.seconds)
         context = Context(
             config=config,
+            engine=engine_config,
             client=engine.client,
             metrics=metrics,
             store=store,

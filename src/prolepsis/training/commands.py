@@ -1,6 +1,5 @@
 """`prolepsis train`: draft heads and their levels, trained on text that the target writes."""
 
-import ctypes
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,16 +21,12 @@ from prolepsis.core.terminal.output import (
     note,
     print_facts,
     quiet_logs,
-    stderr,
 )
 from prolepsis.engine.commands.downloads import ensure_model
 from prolepsis.training.run_directory import RunDirectory
-from prolepsis.training.settings import Dtype, HeadRecipe, LevelSettings, StatedCost, StatedStepCost, TrainSettings
+from prolepsis.training.settings import HeadRecipe, LevelSettings, StatedCost, StatedStepCost, TrainSettings
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
-
-    from prolepsis.training.target import Target
     from prolepsis.training.training import HeadTraining
 
 app = command_group("Train draft heads on the target's own text, and estimate the result beforehand.")
@@ -43,7 +38,6 @@ _PREDICTED = (
     *("tokens", "acceptance by place=rates", "chain of 3=length"),
     *("best depth=choice.depth", "best vocabulary=choice.vocab", "speedup=choice.speedup"),
 )
-_TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8  # malloc.h
 WITH_RESUME = "the same command with --resume continues"
 
 
@@ -79,6 +73,7 @@ def head(
 ) -> None:
     """Train a draft head (EAGLE-3): generate text, train on it, and export the head with a report."""
     from prolepsis.engine.models.heads.registry import find_head
+    from prolepsis.training.target import target_of
     from prolepsis.training.training import HeadTraining
 
     settings = _ready(target, threads)
@@ -148,6 +143,7 @@ def estimate(
 ) -> None:
     """Estimate acceptance for larger amounts of text from small runs, and the best depth and vocabulary."""
     from prolepsis.training.estimate import predict, prediction_check, small_run
+    from prolepsis.training.target import target_of
     from prolepsis.training.training import HeadTraining
 
     settings = _ready(target)
@@ -193,6 +189,7 @@ def _measured(cost: StatedCost, config: EngineConfig) -> StatedStepCost:
 def _on_this_machine(settings: TrainSettings, threads: int | None) -> TrainSettings:
     """Return `settings` with the number of workers and the type for this machine."""
     from prolepsis.engine.native.processor import default_threads
+    from prolepsis.training.target import training_dtype
 
     return replace(settings, workers=threads or default_threads(), dtype=training_dtype())
 
@@ -201,6 +198,8 @@ def _train_levels(config: EngineConfig, head: Path, data: Path, recipe: LevelSet
     from prolepsis.engine.models.heads.levels import LEVELS
     from prolepsis.engine.native.processor import default_threads
     from prolepsis.training.levels import LevelRun
+    from prolepsis.training.report import progress_bar
+    from prolepsis.training.target import target_of, training_dtype
 
     recipe = replace(recipe, workers=threads or default_threads(), dtype=training_dtype())
     run = LevelRun(head, data, target_of(config), recipe)
@@ -236,16 +235,10 @@ def count(text: str) -> int:
     return int(float(match[1]) * {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}[match[2].lower()])
 
 
-def training_dtype() -> Dtype:
-    """Return bfloat16 if the processor multiplies matrices in it fast (AVX-512 BF16, AMX), else float32."""
-    from prolepsis.engine.native.processor import instruction_sets, processor_flags
-
-    return "bfloat16" if "avx512_bf16" in instruction_sets(processor_flags()) else "float32"
-
-
 def generate_text(config: EngineConfig, directory: "RunDirectory", text: Text, seed: int = 0) -> None:
     """Let the target write, or read what it wrote, until the directory holds `text.tokens`."""
     from prolepsis.training.prompts import read_prompts
+    from prolepsis.training.report import progress_bar
     from prolepsis.training.synthesis import DataRequest, SynthesisLimits, generate
     from prolepsis.training.target import open_target
     from prolepsis.training.text import record
@@ -271,29 +264,10 @@ def generate_text(config: EngineConfig, directory: "RunDirectory", text: Text, s
             record(config, request, text.text, progress)
 
 
-def target_of(config: EngineConfig) -> "Target":
-    """Open the target and prepare torch: one thread, since the workers of a training share a batch by documents."""
-    import torch
-
-    from prolepsis.training.target import open_target
-
-    torch.set_num_threads(1)
-    keep_memory()
-    return open_target(config.model, config.model_dir)
-
-
-def keep_memory() -> None:
-    """Let the GNU C library keep memory that is freed, so that the matrices of a step cost no page faults.
-
-    They have tens of MB each: the faults took a third of the time of a training.
-    """
-    if (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
-        for parameter, value in ((_ARENA_MAX, 1), (_MMAP_MAX, 0), (_TRIM_THRESHOLD, 2**31 - 1)):
-            mallopt(parameter, value)
-
-
 def run_training(training: "HeadTraining", name: str) -> None:
     """Train to the end, with a progress bar called `name`."""
+    from prolepsis.training.report import progress_bar
+
     num_steps = training.trainer.num_steps
     note(f"{name}: {training.dataset.num_response_tokens:,} answer tokens, {num_steps:,} steps")
     with progress_bar() as bar:
@@ -319,11 +293,3 @@ def print_outcome(training: "HeadTraining") -> None:
             ("tokens a pass, chain of 3", f"{last.length:.2f}"),
         ]
     )
-
-
-def progress_bar() -> "Progress":
-    """Return a progress bar whose tasks have a field `status`."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, TextColumn("{task.fields[status]}"), console=stderr())

@@ -9,7 +9,7 @@ import json
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 
 import torch
@@ -255,7 +255,8 @@ class Dataset:
 
     def read_held_out(self, most: int) -> list[TrainingDocument]:
         """Read up to `most` greedy held-out documents: acceptance is measured on them."""
-        return [document for document in read(self.held_out) if document.greedy][:most]
+        documents = (document for ref in self.held_out for document in read([ref]))
+        return list(islice((document for document in documents if document.greedy), most))
 
     def check_fills_a_step(self, num_anchors: int) -> None:
         """Raise `ConfigError` if the training documents have fewer than `num_anchors` anchors."""

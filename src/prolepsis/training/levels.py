@@ -8,7 +8,7 @@ Legend: r anchors, d hidden size.
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from prolepsis.engine.models.heads.base import SHORTLIST
 from prolepsis.engine.models.heads.lean import HeadLayer
-from prolepsis.engine.models.heads.levels import HeadLevels, LevelWeights, save_levels
+from prolepsis.engine.models.heads.levels import HeadLevels, LevelWeights, load_levels, save_levels
 from prolepsis.training.acceptance import AcceptedCounts, DraftedPosition, compared, measure
 from prolepsis.training.batches import BatchGradients, DocumentBatch, TargetEnds, lay_flat, precision
 from prolepsis.training.data import Dataset, TrainingDocument
@@ -33,9 +33,11 @@ class LevelTask(TrainTask):
     """The weights of the levels while they are trained."""
 
     def __init__(self, head: HeadLayer, ends: TargetEnds, settings: LevelSettings) -> None:
-        weights = initial_levels(settings, head.config.shape.hidden)
+        hidden = head.config.shape.hidden
+        stored = load_levels(settings.init, hidden) if settings.init else None
+        weights = stored.to(torch.float32) if stored else initial_levels(settings, hidden)
         super().__init__(list(weights.tensors().values()), ends, settings.workers, settings.dtype)
-        self.settings = settings
+        self.settings = replace(settings, count=weights.count, width=weights.width)
         self.levels = HeadLevels(weights, head.weights.norm, head.config.shape.eps)
         self._head = head
 
@@ -136,6 +138,8 @@ class LevelRun:
     def steps(self) -> Iterator[TrainingStep]:
         """Train, measure and write the file. Raises `ConfigError` if there is too little text for one step."""
         yield from self.trainer.steps()
-        settings = {name: v for name, v in asdict(self.task.settings).items() if name not in ("dtype", "workers")}
+        settings = {
+            name: v for name, v in asdict(self.task.settings).items() if name not in ("dtype", "workers", "init")
+        }
         acceptance = {kind: asdict(counts) for kind, counts in self.counts.items()}
         save_levels(self._folder, self.task.levels.weights, {"settings": settings, "acceptance": acceptance})

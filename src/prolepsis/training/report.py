@@ -6,12 +6,14 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from prolepsis.core.files import replacing
+from prolepsis.core.terminal.output import stderr
 from prolepsis.training.acceptance import DEPTH, AcceptedCounts
 from prolepsis.training.run_directory import RunDirectory
 from prolepsis.training.trainer import Measured
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from rich.progress import Progress
 
 
 PRODUCT = "draft head (EAGLE-3)"
@@ -109,6 +111,14 @@ def card(outcome: TrainingOutcome) -> str:
             "",
         ]
     )
+
+
+def progress_bar() -> "Progress":
+    """Return a progress bar whose tasks have a field `status`."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, TextColumn("{task.fields[status]}"), console=stderr())
 
 
 def _facts(outcome: TrainingOutcome) -> list[str]:

@@ -4,6 +4,7 @@ The module imports no torch, so that the commands start fast.
 """
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -110,6 +111,8 @@ class HeadRecipe:
         WeightFormat, Option(help="of the exported head: q8_0 without the target's output rows, or bf16 with them")
     ] = "q8_0"
     init: Path | None = None  # folder of a head that provides sizes, initial weights and the draft vocabulary
+    provenance: Mapping[str, object] = field(default_factory=dict)
+    """What the head records of itself besides its training (`engine.models.provenance`)."""
     max_tokens: int | None = None  # use at most this much of the data
     objective: LossSettings = field(default_factory=LossSettings)
     training: TrainSettings = field(default_factory=TrainSettings)
@@ -135,6 +138,7 @@ class LevelSettings:
     workers: int = 2
     dtype: Dtype = "float32"
     held_out_documents: int = 48
+    init: Path | None = None  # folder of a head that provides sizes and initial weights of levels
 
     @property
     def training(self) -> TrainSettings:
@@ -152,6 +156,40 @@ class LevelSettings:
     def __post_init__(self) -> None:
         if self.width % WIDTH_STEP:
             raise ConfigError(f"width is {self.width}; allowed: multiples of {WIDTH_STEP}", param="width")
+
+
+@dataclass(frozen=True, slots=True)
+class LearningRecipe:
+    """How a run of learning goes on with the head that drafts now, on its rule's text and as much of the base text."""
+
+    epochs: float = 2.0
+    rate: float = 1e-4
+    level_rate: float = 1e-3
+    noise: float = 0.1
+    anchors_per_step: int = 768
+    base_tokens: int = 200_000  # that the target writes where no base text comes with its head
+
+    def of_head(self, init: Path, provenance: Mapping[str, object], workers: int, dtype: Dtype) -> HeadRecipe:
+        training = TrainSettings(
+            epochs=self.epochs,
+            anchors_per_step=self.anchors_per_step,
+            rates=Rates(adamw=self.rate),
+            workers=workers,
+            dtype=dtype,
+        )
+        objective = LossSettings(noise=self.noise)
+        return HeadRecipe(init=init, provenance=provenance, objective=objective, training=training)
+
+    def of_levels(self, init: Path, num_tokens: int, workers: int, dtype: Dtype) -> LevelSettings:
+        """`num_tokens`: answer tokens of the text."""
+        return LevelSettings(
+            max_anchors=int(self.epochs * num_tokens),
+            anchors_per_step=self.anchors_per_step,
+            rate=self.level_rate,
+            workers=workers,
+            dtype=dtype,
+            init=init,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """The target as training needs it: tokenizer, geometry, the weights at both ends, and a draft vocabulary."""
 
+import ctypes
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from prolepsis.core.config import EngineConfig
 from prolepsis.core.errors import ConfigError, ModelLoadError
 from prolepsis.engine.models.files.checkpoint import Config
 from prolepsis.engine.models.files.store import resolve
@@ -16,10 +18,13 @@ from prolepsis.engine.models.heads.format import HeadConfig, target_fault
 from prolepsis.engine.models.load import identity_of
 from prolepsis.engine.models.targets.lean_shape import LeanShape
 from prolepsis.engine.models.targets.lean_weights import EndParts, output_rows, read_ends
+from prolepsis.engine.native.processor import instruction_sets, processor_flags
 from prolepsis.engine.text.model_tokenizer import ModelTokenizer
 from prolepsis.training.batches import TargetEnds
 from prolepsis.training.prompts import turn_prefix
-from prolepsis.training.settings import HeadSize
+from prolepsis.training.settings import Dtype, HeadSize
+
+_TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8  # malloc.h
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,3 +132,25 @@ def coverage(counts: Tensor, sizes: Sequence[int], always: Sequence[int]) -> dic
     """Return the share of counted tokens that a vocabulary of each size holds."""
     total = max(1, int(counts.sum()))
     return {size: float(counts[choose_vocabulary(counts, size, always)].sum()) / total for size in sizes}
+
+
+def target_of(config: EngineConfig) -> Target:
+    """Open the target and prepare torch: one thread, since the workers of a training share a batch by documents."""
+    torch.set_num_threads(1)
+    keep_memory()
+    return open_target(config.model, config.model_dir)
+
+
+def keep_memory() -> None:
+    """Let the GNU C library keep memory that is freed, so that the matrices of a step cost no page faults.
+
+    They have tens of MB each: the faults took a third of the time of a training.
+    """
+    if (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
+        for parameter, value in ((_ARENA_MAX, 1), (_MMAP_MAX, 0), (_TRIM_THRESHOLD, 2**31 - 1)):
+            mallopt(parameter, value)
+
+
+def training_dtype() -> Dtype:
+    """Return bfloat16 if the processor multiplies matrices in it fast (AVX-512 BF16, AMX), else float32."""
+    return "bfloat16" if "avx512_bf16" in instruction_sets(processor_flags()) else "float32"

@@ -9,8 +9,8 @@ import gzip
 import json
 import lzma
 from array import array
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -65,26 +65,41 @@ def read_texts(file: Path, vocab: int, ends: Sequence[int]) -> list[WrittenText]
     return texts
 
 
+def numbered(ids: Sequence[int], side: int) -> int:
+    """Return the number of a document of tokens `ids`; it is held out if `side` is a multiple of `HELD_OUT_EVERY`."""
+    return HELD_OUT_EVERY * _hash(ids) + side % HELD_OUT_EVERY
+
+
 def write_texts(file: Path, folder: Path) -> int:
     """Write the text of the shards in `folder` to `file` (.gz and .xz too) and return the number of documents."""
+    documents = (shard.read(index) for shard in shards_of(folder) for index in range(len(shard)))
+    return save_texts(file, map(_written, documents))
+
+
+def save_texts(file: Path, texts: Iterable[WrittenText]) -> int:
+    """Write `texts` to `file`, as `read_texts` reads them, and return their number."""
     count = 0
     with replacing(file) as part, _opened(part, "wt", file.suffix) as out:
-        for shard in shards_of(folder):
-            for index in range(len(shard)):
-                text = shard.read(index)
-                prompt, start = text.earlier.tolist(), text.response_start
-                ids = text.tokens.tolist()
-                about = {"number": text.number, "kind": text.kind, "greedy": text.greedy}
-                out.write(json.dumps({**about, "prompt": prompt + ids[:start], "answer": ids[start:]}) + "\n")
-                count += 1
+        for text in texts:
+            out.write(json.dumps(asdict(text)) + "\n")
+            count += 1
     return count
 
 
-def record(config: EngineConfig, request: DataRequest, file: Path, progress: Callable[[int], None]) -> None:
+def record(
+    config: EngineConfig,
+    request: DataRequest,
+    file: Path,
+    progress: Callable[[int], None],
+    *,
+    most: int = PASS_TOKENS,
+    before_pass: Callable[[], None] = lambda: None,
+) -> None:
     """Write shards of the texts in `file` until the folder holds `request.tokens`; nothing is generated.
 
-    `progress` receives the tokens in the folder. Texts that the folder has are left out. Raises `ConfigError` for a
-    file that cannot be read or has a text longer than the model reads.
+    `progress` receives the tokens in the folder, and `before_pass` is called before each pass of at most `most` tokens.
+    Texts that the folder has are left out. Raises `ConfigError` for a file that cannot be read or has a text longer
+    than the model reads.
     """
     loaded = load_model(config)
     model = loaded.model
@@ -97,29 +112,42 @@ def record(config: EngineConfig, request: DataRequest, file: Path, progress: Cal
         )
     by_number = {text.number: text for text in texts}
     missing = missing_numbers(request.folder, by_number)
-    documents = recorded(model, request.aux_layers, [by_number[number] for number in missing])
+    documents = recorded(model, request.aux_layers, [by_number[number] for number in missing], most, before_pass)
     write_shards(request, manifest_of(loaded, request), documents, progress)
 
 
 def recorded(
-    model: FeatureModel, aux_layers: Sequence[int], texts: Sequence[WrittenText], most: int = PASS_TOKENS
+    model: FeatureModel,
+    aux_layers: Sequence[int],
+    texts: Sequence[WrittenText],
+    most: int = PASS_TOKENS,
+    before_pass: Callable[[], None] = lambda: None,
 ) -> Iterator[TrainingDocument]:
     """Yield the texts with their hidden states, computed by passes of `most` tokens, several texts at once."""
     groups = list(_groups(texts, most))
     cache = model.make_cache(max((_pages(group)[-1][-1] + 1 for group in groups), default=1))
     for group in groups:
-        for text, features in zip(group, _features(model, cache, aux_layers, group, most), strict=True):
+        for text, features in zip(
+            group, _features(model, cache, aux_layers, group, most, before_pass=before_pass), strict=True
+        ):
             tokens = torch.tensor(text.tokens, dtype=torch.int32)
             yield TrainingDocument(text.number, text.kind, text.greedy, tokens, len(text.prompt), features)
 
 
 def _features(
-    model: FeatureModel, cache: KVCache, aux_layers: Sequence[int], texts: Sequence[WrittenText], most: int
+    model: FeatureModel,
+    cache: KVCache,
+    aux_layers: Sequence[int],
+    texts: Sequence[WrittenText],
+    most: int,
+    *,
+    before_pass: Callable[[], None],
 ) -> list[Tensor]:
     """Return the hidden states of `texts`; a text longer than a pass is read in parts."""
     pages = _pages(texts)
     parts: list[list[Tensor]] = [[] for _ in texts]
     for start in range(0, max(len(text.tokens) for text in texts), most):
+        before_pass()
         inputs = [
             SequenceInput(text.tokens[start : start + most], start, own, keep_last=0)
             for text, own in zip(texts, pages, strict=True)
@@ -155,8 +183,13 @@ def _text(line: dict[str, Any], vocab: int, ends: Sequence[int]) -> WrittenText:
         answer = answer[:-1]
     number = line.get("number")
     if number is None:
-        number = HELD_OUT_EVERY * _hash(prompt + answer) + _hash(prompt) % HELD_OUT_EVERY
+        number = numbered(prompt + answer, _hash(prompt))
     return WrittenText(int(number), str(line.get("kind", OWN)), bool(line.get("greedy", True)), prompt, answer)
+
+
+def _written(document: TrainingDocument) -> WrittenText:
+    prompt, ids, start = document.earlier.tolist(), document.tokens.tolist(), document.response_start
+    return WrittenText(document.number, document.kind, document.greedy, prompt + ids[:start], ids[start:])
 
 
 def _ids(ids: Any, vocab: int) -> list[int]:
@@ -168,7 +201,7 @@ def _ids(ids: Any, vocab: int) -> list[int]:
     return ids
 
 
-def _hash(tokens: list[int]) -> int:
+def _hash(tokens: Sequence[int]) -> int:
     return int.from_bytes(blake2b(array("i", tokens).tobytes(), digest_size=6).digest())
 
 

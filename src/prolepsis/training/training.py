@@ -104,11 +104,11 @@ class HeadTraining:
         started = time.monotonic()
         for done in self.trainer.steps():
             if done.measured is not None:
-                self.trainer.save(self.directory.checkpoint)
                 outcome = self._outcome(time.monotonic() - started)
                 self.export(outcome)
                 write_result(self.directory, outcome)
                 write_report(self.directory, outcome, draw(self.directory, outcome))
+                self.trainer.save(self.directory.checkpoint)  # last: what a kill leaves out is made again
             yield done
 
     def export(self, outcome: TrainingOutcome) -> None:
@@ -125,6 +125,7 @@ class HeadTraining:
             "data": asdict(outcome.data),
             "settings": dict(outcome.settings),
             "steps": outcome.history[-1].step,
+            **self.recipe.provenance,
         }
         weights = self.head.weights
         rows = output_rows(self.target.ends, weights.target_ids).float()

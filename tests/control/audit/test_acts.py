@@ -20,10 +20,12 @@ from prolepsis.control.cost.prices import PriceFile
 from prolepsis.control.health.feature import HealthFeature
 from prolepsis.control.policy.source import PolicyFile
 from prolepsis.control.store.controls import Control
+from prolepsis.control.store.lineage import LineageTable
 from prolepsis.control.store.signing import usable_keys
 from prolepsis.control.store.store import Store, opened_store
 from prolepsis.control.web.routes import Route
 from prolepsis.core.config import ServerConfig
+from prolepsis.core.learning import HeadLineage
 from prolepsis.core.stats import TrafficClassCounts
 from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.core.terminal.output import UNPROVEN
@@ -40,6 +42,10 @@ from tests.world.site import Site
 TRAFFIC_CLASS = "chat-completions/standard/free/short"
 ON, OFF = "version: 1\ndefault: {mode: on}\n", "version: 2\ndefault: {mode: off}\n"
 ROLLED_OUT = "version: 3\ndefault: {mode: on, rollout: {stages: [25, 50]}}\n"
+LEARNS = """version: 4
+rules:
+  - {name: code, match: {tenant: acme}, mode: on, learning: {tenants: [acme], run: elsewhere}}
+"""
 PRICES = "version: 1\ncurrency: EUR\nprices:\n  - {name: cpu, per_device_hour: 1.0}\n"
 
 
@@ -185,6 +191,15 @@ def rollback() -> Step:
     return lambda site: site.post("/admin/policy/rollback", to=1, expect=2)
 
 
+async def head_learnt(site: ControlledSite) -> None:
+    lineage = HeadLineage(rule="code", parent="", manifests=(), serves=(), sha256="", made_at=0.0)
+    LineageTable(site.store.database).add_head("code@1", lineage)
+
+
+def learnt(act: str, **body: str) -> Step:
+    return lambda site: site.put("/admin/learning", act=act, **body)
+
+
 STARTED = (applied(ROLLED_OUT), steered("start"))
 BY_ROUTE = {
     "PUT /admin/kill": [Act("kill.on", killed(on=True)), Act("kill.off", killed(on=False), (killed(on=True),))],
@@ -224,6 +239,11 @@ BY_ROUTE = {
         Act("recording.stopped", lambda site: site.ask("DELETE", "/admin/recording"), (recording_started,))
     ],
     "PUT /admin/heads": [Act("head.swapped", lambda site: site.put("/admin/heads", head="none"))],
+    "PUT /admin/learning": [
+        Act("learning.due", learnt("run", rule="code"), (applied(LEARNS),)),
+        Act("learning.stopped", learnt("stop"), (applied(LEARNS), learnt("run", rule="code"))),
+        Act("head.retired", learnt("retire", head="code@1"), (head_learnt,)),
+    ],
     "POST /admin/requests/{name}/bundle": [Act("request.exported", bundled, (served,))],
     "POST /admin/audit/{entry}/replay": [Act("request.replayed", replayed, (served,))],
 }
@@ -361,6 +381,8 @@ LOCAL = {
     "keys revoke": (["keys", "revoke", "KEY"], "key.revoked"),
     "store prune": (["store", "prune", "--days", "1"], "records.pruned"),
     "store forget-tenant": (["store", "forget-tenant", "acme"], "tenant.forgotten"),
+    "learning export": (["learning", "export", "code", "--to", "examples.jsonl"], "learning.exported"),
+    "learning forget": (["learning", "forget", "acme"], "learning.forgotten"),
 }
 """Commands that control something here; with --url they are acts of the server."""
 ASKING = words_of(
@@ -376,7 +398,7 @@ ASKING = words_of(
 READING = words_of(
     """
     generate, chat, batch, bench, check, doctor, profile, load, tune, workload, rehearse measure, rehearse run,
-    keys list, review, policy check, policy diff, policy explain, store status,
+    keys list, learning status, review, policy check, policy diff, policy explain, store status,
     store prices, audit verify, audit show, audit export, audit replay, show timeline, propose-server, monitoring
     """
 )
@@ -387,6 +409,7 @@ STARTING = {
     "incident": "incident.snapshot",
     "exact": "exact.passed",
     "rehearse check": "rehearsal.checked",
+    "learning run": "learning.started",
 }
 """Commands whose entries have tests of their own."""
 MAKING = ("train", "models")

@@ -46,7 +46,7 @@ async def pages_of(http: httpx2.AsyncClient) -> list[str]:
 
 async def test_the_navigation_names_the_pages_of_all_features_once(open_scene: Scene, browse: Browse) -> None:
     pages = await pages_of(browse(open_scene))
-    assert len(set(pages)) == len(pages) == 15
+    assert len(set(pages)) == len(pages) == 16
 
 
 @pytest.mark.parametrize("role", ["viewer", "operator", "auditor", "admin"])

@@ -200,6 +200,6 @@ class DraftHeads(Feature):
             raise RequestRefused(str(error), code="heads_unreadable", status=503) from None
 
 
-def feature(context: Context, prompts: Callable[[], Prompts]) -> Feature:
+def feature(context: Context, prompts: Callable[[], Prompts]) -> DraftHeads:
     """Return the heads; `prompts` as `DraftHeads`."""
     return DraftHeads(context.client, prompts, emit=context.emit)

@@ -286,6 +286,11 @@ class Rollouts(Feature):
         """Return the events of a rollout, oldest first; raises `StoreUnavailable`."""
         return await self._exchange.events(rollout_id)
 
+    def state(self, rule: str) -> RolloutState | None:
+        """Return the state of the rollout of a rule, None if the rule has none now."""
+        live = self._live.get(rule)
+        return None if live is None else live.state
+
     def _find(self, rollout_id: str) -> LiveRollout:
         for live in self._live.values():
             if live.target.rollout_id == rollout_id:

@@ -11,7 +11,7 @@ from prolepsis.control.store.store import Store
 from prolepsis.control.web.skipped import Skipped
 from prolepsis.core.audit_event import Emit
 from prolepsis.core.clock import SteadyClock
-from prolepsis.core.config import ServerConfig
+from prolepsis.core.config import EngineConfig, ServerConfig
 from prolepsis.core.engine_client import EngineClient
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.telemetry.metrics import Metrics
@@ -22,6 +22,7 @@ class Context:
     """What every feature may use. What one feature needs of another is a further argument."""
 
     config: ServerConfig
+    engine: EngineConfig = field(default_factory=EngineConfig)  # settings of the engine that `client` reaches
     client: EngineClient
     metrics: Metrics
     store: Store

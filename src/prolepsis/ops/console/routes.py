@@ -12,6 +12,7 @@ from prolepsis.control.controls.kill_switch import KillStatus
 from prolepsis.control.correctness.commands import CORRECTNESS
 from prolepsis.control.cost.commands import COST
 from prolepsis.control.health.commands import DRIFT
+from prolepsis.control.learning import shown as learning
 from prolepsis.control.policy import pages as policy
 from prolepsis.control.replicas.commands import REPLICAS
 from prolepsis.control.rollout import pages as rollout
@@ -102,6 +103,7 @@ def _listed(parts: ConsoleParts) -> Sequence[FeaturePages]:
         rollout.PAGES,
         policy.PAGES,
         proposer_pages(parts.client),
+        listed("/console/learning", "Learning", *learning.RESOURCES),
         listed("/console/quality", "Drift and correctness", DRIFT, CORRECTNESS, values=_with_changes),
         listed("/console/cost", "Cost", COST),
         requests.PAGES,

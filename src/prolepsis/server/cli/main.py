@@ -51,6 +51,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "audit": ("keep", "control.audit.commands.group:app", "Verify, show, export and replay the audit log."),
     "models": ("keep", "server.cli.models:app", "Download, show, export and import models and heads."),
     "train": ("train", "training.commands:app", "Train draft heads on the target's own text."),
+    "learning": ("train", "control.learning.commands:app", "Learn heads from requests that agree, and forget."),
     "heads": ("train", "control.drafts.commands:heads", "Show and swap the draft heads of a server."),
 }
 """Commands in the order of the help: name -> (what a person does, module of prolepsis:function or group, its help)."""
@@ -100,7 +101,7 @@ class FirstScreen(TyperGroup):
 
 app = typer.Typer(
     cls=FirstScreen,
-    help="Serves language models with speculative decoding: the target model's own output, in fewer passes.",
+    help="Serves language models with speculative decoding: equal output, fewer passes.",
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,

@@ -137,8 +137,11 @@ def forget(
     Draft heads that learnt from its requests leave service. What the engines of this machine keep of its prompts on
     disk is deleted too.
     """
+    from prolepsis.control.learning.commands import delete_folders
+
     with signing_database(store) as database:
         forgotten = forget_tenant(database, tenant, actor(), later=_later(database))
+        delete_folders(database)
     forget_prefixes(tenant)
     facts: dict[str, object] = {
         "request_records_deleted": forgotten.num_records,
