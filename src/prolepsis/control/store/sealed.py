@@ -1,8 +1,8 @@
 """Texts that only owners of the audit key can read: those of a store whose chains are signed."""
 
 import os
+import zlib
 from base64 import b64decode, b64encode
-from zlib import compress, decompress
 
 from prolepsis.control.store.signing import AuditKeys
 
@@ -18,7 +18,7 @@ def sealed(text: str, keys: AuditKeys | None, place: str) -> str:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
     nonce = os.urandom(_NONCE_BYTES)
-    content = AESGCM(keys.derived(_PURPOSE)).encrypt(nonce, compress(text.encode()), place.encode())
+    content = AESGCM(keys.derived(_PURPOSE)).encrypt(nonce, zlib.compress(text.encode()), place.encode())
     return PREFIX + b64encode(nonce + content).decode()
 
 
@@ -35,6 +35,6 @@ def unsealed(stored: str, keys: AuditKeys | None, place: str) -> str | None:
         content = b64decode(stored.removeprefix(PREFIX), validate=True)
         nonce = content[:_NONCE_BYTES]
         packed = AESGCM(keys.derived(_PURPOSE)).decrypt(nonce, content[_NONCE_BYTES:], place.encode())
-        return decompress(packed).decode()
-    except (InvalidTag, ValueError):
+        return zlib.decompress(packed).decode()
+    except (InvalidTag, ValueError, zlib.error):
         return None
