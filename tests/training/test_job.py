@@ -21,7 +21,6 @@ from prolepsis.engine.models.heads.exchange import archive_of, import_archive, r
 from prolepsis.engine.models.heads.levels import load_levels, save_levels
 from prolepsis.engine.models.heads.registry import find_head, list_heads
 from prolepsis.training.data import HELD_OUT_EVERY, shards_of
-from prolepsis.training.examples import dataset_of
 from prolepsis.training.job import BASE, STEPS, learn, texts_of
 from prolepsis.training.levels import initial_levels
 from prolepsis.training.report import TrainingOutcome
@@ -196,10 +195,8 @@ def test_base_text_is_held_out_where_no_head_learnt_and_else_no_more_than_the_ex
     machine: Machine, number: int, num_held_out: int
 ) -> None:
     examples = examples_of(machine)[:5]
-    manifest, _ = dataset_of(examples_of(machine), TERMS, 2000.0, target="", tokenizer=examples[0].tokenizer)
-    manifest = replace(manifest, held_out_from=examples[3].at)
     base = [WrittenText(number, "chat", True, [number], [1] * 19) for number in range(number)]
-    texts = [*texts_of(manifest, examples, base)]
+    texts = [*texts_of(examples, examples[3].at, base)]
     assert [text.number % HELD_OUT_EVERY == 0 for text in texts[:5]] == [False] * 3 + [True] * 2
     held_out = [text.tokens[0] for text in texts[5:] if text.number % HELD_OUT_EVERY == 0]
     never = [*range(0, number, HELD_OUT_EVERY)]

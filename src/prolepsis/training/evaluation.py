@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  torch's own convention
 from torch import Tensor
 
+from prolepsis.control.policy.learning_terms import LearningTerms
 from prolepsis.core.config import CANDIDATE_HEAD, EngineConfig
 from prolepsis.core.events import Aborted, Failed, Finished, Tokens
 from prolepsis.core.messages import Submit
@@ -34,10 +35,8 @@ from prolepsis.training.synthesis import plain
 from prolepsis.training.target import Target
 from prolepsis.training.unroll import unroll
 
-BASE_KIND = "base: "
-"""Begins the kind of a document of the base text."""
-LEAST_DOCUMENTS = 40
-"""Of own and base text, and of a class that is judged by itself."""
+BASE_KIND = "base: "  # begins the kind of a document of the base text
+LEAST_DOCUMENTS = 40  # of own and base text, and of a class that is judged by itself
 BASE_DOCUMENTS = 120
 """Of base text that are worth holding out: of heads that lose nothing on it, a third would fail by 40 short ones."""
 MOST_MEGABYTES = 24.0  # of a head's folder, as of those that are distributed
@@ -79,8 +78,7 @@ class EvaluationResult:
     first: tuple[float, float]  # share of first tokens that are accepted: of the champion, of the candidate
 
 
-ScorePair = tuple[DocumentScore, DocumentScore]
-"""Scores of one document: the champion's, the candidate's."""
+ScorePair = tuple[DocumentScore, DocumentScore]  # of one document: the champion's, the candidate's
 
 
 def evaluate(
@@ -88,10 +86,9 @@ def evaluate(
     target: Target,
     heads: tuple[Path, Path],
     refs: Sequence[DocumentRef],
-    progress: Callable[[int], None],
+    terms: LearningTerms,
     *,
-    gain: float,
-    loss: float,
+    progress: Callable[[int], None],
 ) -> EvaluationResult:
     """Compare the second of `heads`, which was trained from the first, on documents and in answers to some prompts.
 
@@ -112,7 +109,7 @@ def evaluate(
             (base if document.kind.startswith(BASE_KIND) else own).append((before, after))
         progress(number)
     megabytes = sum(file.stat().st_size for file in heads[1].rglob("*") if file.is_file()) / 1e6
-    result = judge(own, base, gain=gain, loss=loss, megabytes=megabytes)
+    result = judge(own, base, gain=terms.gain, loss=terms.loss, megabytes=megabytes)
     prompts = [document.tokens[: document.response_start].tolist() for document in read(refs[:_CHECKED])]
     if result.passed and not _answers_alike(config, heads[1], prompts):
         return replace(result, passed=False, reason="answers with its drafts differ from those without")

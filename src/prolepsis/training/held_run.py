@@ -80,5 +80,4 @@ class HeldRun:
         return stored.paused_until - now
 
     def _is_mine(self, stored: LearningRun) -> bool:
-        own = self.run
-        return (stored.run_id, stored.holder, stored.phase) == (own.run_id, own.holder, "training")
+        return (stored.run_id, stored.holder, stored.phase) == (self.run.run_id, self.run.holder, "training")

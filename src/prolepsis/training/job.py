@@ -21,7 +21,7 @@ from prolepsis.control.store.lineage import LineageTable, RunTable
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.errors import ConfigError, StoreUnavailable
 from prolepsis.core.files import data_directory, sha256_of, write_whole
-from prolepsis.core.learning import DatasetManifest, Example, HeadLineage, LearningRun, run_folders, tenant_digest
+from prolepsis.core.learning import Example, HeadLineage, LearningRun, run_folders, tenant_digest
 from prolepsis.engine.drafting.proposers.head import PROMPT_TOKENS
 from prolepsis.engine.models.heads.exchange import NAME, archive_of, import_archive
 from prolepsis.engine.models.heads.levels import LEVELS
@@ -39,8 +39,7 @@ from prolepsis.training.target import target_of, training_dtype
 from prolepsis.training.text import WrittenText, numbered, read_texts, record, save_texts, write_texts
 from prolepsis.training.training import HeadTraining
 
-BASE = "base.jsonl.xz"
-"""The base text in the folder of a head, half of what the heads that follow learn from."""
+BASE = "base.jsonl.xz"  # in the folder of a head: half of what the heads that follow learn from
 _PASS_TOKENS = 256  # so that a pause comes soon
 _SHARD_TOKENS = 8192  # so that little is read again
 STEPS = ("base text", "reading", "training", "levels", "evaluation")
@@ -103,16 +102,9 @@ class _Job:
         if not label:
             self._read(texts)
             self._train(key)
-            refs = Dataset(self._directory.data).held_out
-            result = evaluate(
-                self._config,
-                self._target,
-                (self._parent.folder, self._directory.exported),
-                refs,
-                lambda done: self._tell("evaluation", done, len(refs)),
-                gain=self._terms.gain,
-                loss=self._terms.loss,
-            )
+            heads, refs = (self._parent.folder, self._directory.exported), Dataset(self._directory.data).held_out
+            tell = partial(self._tell, "evaluation", total=len(refs))
+            result = evaluate(self._config, self._target, heads, refs, self._terms, progress=tell)
             if not result.passed:
                 return self._held.step(Evaluated("", result.reason))
             label = self._keep(result)
@@ -155,7 +147,7 @@ class _Job:
             self._directory.root.mkdir(mode=0o700, parents=True)
             write_whole(file, json.dumps(begins).encode())
         base_texts = read_texts(base, self._target.shape.vocab, self._target.eos_token_ids)
-        return key, [*texts_of(manifest, examples, base_texts)]
+        return key, [*texts_of(examples, manifest.held_out_from, base_texts)]
 
     def _base_text(self) -> Path:
         """Return the file of the text that comes with a head of the target, else of what the target writes once."""
@@ -224,18 +216,15 @@ class _Job:
         self._held.check()
 
 
-def texts_of(
-    manifest: DatasetManifest, examples: Sequence[Example], base: Sequence[WrittenText]
-) -> Iterator[WrittenText]:
+def texts_of(examples: Sequence[Example], held_out_from: float, base: Sequence[WrittenText]) -> Iterator[WrittenText]:
     """Yield the examples, and as much of the base text, by numbers that hold out what is for the evaluation.
 
-    Of the base text that is `BASE_DOCUMENTS`, or half of fewer than twice as many; first those that no head learns
-    from.
+    Of the base text that is `BASE_DOCUMENTS`, or half of fewer than twice as many; first what no head learns from.
     """
     most = 0
     for example in examples:
         prompt, answer = [*example.prompt], [*example.answer]
-        is_trained = example.at < manifest.held_out_from
+        is_trained = example.at < held_out_from
         most += len(prompt + answer) * is_trained
         number = numbered(prompt + answer, int(is_trained))
         yield WrittenText(number, example.traffic_class, example.greedy, prompt, answer)

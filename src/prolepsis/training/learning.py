@@ -2,10 +2,9 @@
 
 import os
 import socket
-import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from math import inf
 
@@ -60,10 +59,7 @@ def run_learning(
             raise ConfigError(f"{run}{learn_too}", param="rule")
         log.info("learning_waits", reason=run)
         time.sleep(_WAIT_S)
-    os.nice(19)
-    if sys.platform == "linux":
-        with suppress(OSError):  # not allowed in some containers
-            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    os.nice(19)  # the lowest priority
     with _shown(run.rule) as say:
         return learn(engine, database, HeldRun(runs, run), say=say)
 
@@ -71,8 +67,7 @@ def run_learning(
 def take(runs: RunTable, rule: str, due: Due | None, identity: str, *, store: str) -> LearningRun | str:
     """Return the run of a rule (empty: of any), held by this process from now on; or why it cannot be.
 
-    `due`: begins one where none is under way; one that had spent its budget goes on. `identity`: of the target here.
-    `store`: the database's name.
+    `due` begins one where none is under way; one that had spent its budget goes on. `identity`: of the target here.
     """
     while True:
         stored, now = runs.read(), runs.now()
