@@ -151,6 +151,7 @@ def test_sampled_documents_count_by_their_overlap() -> None:
     own = [(sampled(0.5, n), sampled(0.6, n)) for n in range(LEAST_DOCUMENTS)]
     champion, candidate = (1 + o + o**2 + o**3 for o in (0.5 * 0.985, 0.6 * 0.985))
     assert ratio(own).estimate == pytest.approx(candidate / champion, rel=0.01)
+    assert _judged(own).first == pytest.approx((0.4975, 0.597))
     both = ratio([*own, *_pairs(0.0)])
     assert ratio(own).estimate > both.estimate > 1.0
 
