@@ -15,10 +15,9 @@ from prolepsis.control.web.caller import Caller, Role
 from prolepsis.control.web.errors import RequestRefused
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.messages import Abort
-from prolepsis.core.requests import SpecMode, SpeculationChoice
+from prolepsis.core.requests import SpecMode, SpeculationChoice, cache_salt_of
 from prolepsis.server.openai.replies import MetricsReply
 from prolepsis.server.preparing.bodies import SpeculationBody
-from prolepsis.server.preparing.prepare import scope
 from prolepsis.server.preparing.speculation import requested_speculation
 from prolepsis.server.run import bind
 from tests.server.conftest import Served, served
@@ -231,14 +230,14 @@ def test_continuous_usage(shared: Served) -> None:
 
 
 def test_a_scope_is_one_tenants_with_one_salt() -> None:
-    scopes = [scope(tenant, salt) for tenant in ("", "a", "a:b", "1:a") for salt in (None, "b", "a:b", ":b")]
+    scopes = [cache_salt_of(tenant, salt) for tenant in ("", "a", "a:b", "1:a") for salt in (None, "b", "a:b", ":b")]
     assert scopes[0] == ""
     assert len(set(scopes)) == len(scopes)
 
 
-def test_a_salt_makes_a_scope(shared: Served) -> None:
+def test_a_salt_makes_a_cache_salt_of(shared: Served) -> None:
     shared.openai().chat.completions.create(**CHAT, extra_body={"cache_salt": "s"})
-    assert shared.engine.requests[-1].cache_salt == scope("", "s") != ""
+    assert shared.engine.requests[-1].cache_salt == cache_salt_of("", "s") != ""
 
 
 async def test_tokenize_and_back(client: Connect) -> None:

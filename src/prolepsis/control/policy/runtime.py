@@ -20,11 +20,11 @@ from prolepsis.control.policy.decision import (
     decide_alone,
 )
 from prolepsis.control.policy.learning_terms import LearningTerms
-from prolepsis.control.policy.learnt import in_shadow
 from prolepsis.control.policy.model import DEFAULT_RULE, Policy, Terms, control_terms
 from prolepsis.control.policy.source import PolicySource
 from prolepsis.control.web.feature import Feature
 from prolepsis.core.audit_event import SERVER, AuditEvent, Emit, discard
+from prolepsis.core.config import CANDIDATE_HEAD
 from prolepsis.core.ended import Assignment
 from prolepsis.core.facts import MAX_CLASS_RULES, OTHER_RULES, FlagDecision, RequestFacts, traffic_class_of
 from prolepsis.core.stats import Mode
@@ -161,8 +161,9 @@ class Policies(Feature):
             control = control_terms(terms)
             of_control = limits_of(control, traffic_class)
             limits = of_control if limits.verifies and not of_control.verifies else limits  # both arms wait alike
-            canary = in_shadow(terms) if assignment.mode == "shadow" else terms
-            terms = canary if assignment.arm == "canary" else control
+            if assignment.mode == "shadow":  # no other proposer hides what a candidate does
+                terms = terms.model_copy(update={"proposers": (CANDIDATE_HEAD,)})
+            terms = terms if assignment.arm == "canary" else control
         contradiction = conflict(name, own if is_learnt else terms, requested)
         if contradiction is not None:
             return contradiction

@@ -67,30 +67,27 @@ class LineageTable(StoreTable):
             return _heads(connection)
 
     def promoted(self, label: str) -> None:
-        """Note that a head is promoted now: others of its rule that wait for this, as touched ones, are retired."""
+        """Note that a head is promoted now; touched ones of its rule, which waited for this, are retired."""
         with self._database.write() as connection:
             hold(connection, _LINEAGE)
             heads = _heads(connection)
-            head = heads[label]
-            left = {
+            head = replace(heads.pop(label), promoted_at=self._clock())
+            waiting = {
                 name: replace(other, retired=other.touched)
                 for name, other in heads.items()
-                if other.touched and not other.retired and other.rule == head.rule and name != label
+                if other.touched and not other.retired and other.rule == head.rule
             }
-            _put(connection, {**left, label: replace(head, promoted_at=self._clock())})
-        _remove_weights(self._database, left)
+            _put(connection, {**waiting, label: head})
+        _remove_weights(self._database, waiting)
 
     def retire(self, label: str, why: str) -> bool:
-        """Bar a head from drafting from now on, delete its weights here, and return whether it was not retired before.
-
-        Returns False too if there is no such head.
-        """
+        """Bar a head from drafting from now on, delete its weights here, and return whether it might draft before."""
         with self._database.write() as connection:
             hold(connection, _LINEAGE)
-            head = _heads(connection).get(label)
-            is_new = head is not None and not head.retired
-            if head is not None and is_new:
-                _put(connection, {label: replace(head, retired=why)})
+            heads = _heads(connection)
+            is_new = label in heads and not heads[label].retired
+            if is_new:
+                _put(connection, {label: replace(heads[label], retired=why)})
         _remove_weights(self._database, [label])
         return is_new
 
@@ -170,16 +167,15 @@ def forget(
     what = "request" if request_id else "examples of the rule" if tenant is None else "tenant"
     with database.write() as connection:
         hold(connection, _LINEAGE)
-        sets = _without(connection, tenant, ids, rule)
+        sets, heads = _without(connection, tenant, ids, rule), _heads(connection)
         why = f"{what} forgotten {datetime.fromtimestamp(database_time(connection), UTC):%Y-%m-%d}"
-        heads = {name: head for name, head in _heads(connection).items() if not sets.isdisjoint(head.manifests)}
-        learnt = {name: head for name, head in heads.items() if not head.retired}
+        learnt = {name: head for name, head in heads.items() if not head.retired and sets & {*head.manifests}}
         retired = {name: replace(head, retired=why) for name, head in learnt.items() if head.rule not in later}
-        left = {name: head for name, head in learnt.items() if head.rule in later and not head.touched}
-        touched = {name: replace(head, touched=why) for name, head in left.items()}
+        touched = {
+            name: replace(head, touched=why) for name, head in learnt.items() if head.rule in later and not head.touched
+        }
         _put(connection, {**touched, **retired})
-        all_retired = [name for name, head in _heads(connection).items() if head.retired]
-    _remove_weights(database, all_retired)
+    _remove_weights(database, [*retired, *(name for name, head in heads.items() if head.retired)])
     return ForgottenExamples(number, tuple(sorted(retired)), tuple(sorted(touched)))
 
 
