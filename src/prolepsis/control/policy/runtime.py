@@ -81,7 +81,7 @@ class Policies(Feature):
         self.policy: Policy | None = None
         self.terms: Mapping[str, Terms] = {}
         """Terms in force by rule, the default among them: the policy's, unless something was learnt for a rule."""
-        self._learnt: dict[str, Callable[[Terms], Terms]] = {}
+        self._learnt: dict[str, Callable[[Terms], Terms] | None] = {}
         self._num_learnt = 0  # changes so far
         self._class_rules: frozenset[str] = frozenset()
         self.known = Known(loaded=loaded, flags=flags, replays=replays, bills_time=bills_time)
@@ -119,9 +119,7 @@ class Policies(Feature):
 
         It holds while the rule has terms of learning. Text and version of the policy stay as they are.
         """
-        self._learnt.pop(rule, None)
-        if change is not None:
-            self._learnt[rule] = change
+        self._learnt[rule] = change
         if self._in_force(self.policy) != self.terms:
             self._num_learnt += 1
             self._adopt(self.policy)
@@ -205,10 +203,10 @@ class Policies(Feature):
         self.policy, self.terms = policy, terms
 
     def _in_force(self, policy: Policy | None) -> dict[str, Terms]:
-        """Return the terms of a policy with what was learnt for its rules."""
-        named = dict(policy.named_terms()) if policy is not None else {}
-        changes = {name: change for name, change in self._learnt.items() if name in named and named[name].learning}
-        return named | {name: change(named[name]) for name, change in changes.items()}
+        """Return the terms of a policy by rule, with what was learnt for them."""
+        terms = dict(policy.named_terms()) if policy is not None else {}
+        changed = {rule: self._learnt.get(rule) for rule, own in terms.items() if own.learning is not None}
+        return terms | {rule: change(terms[rule]) for rule, change in changed.items() if change is not None}
 
 
 def _conditions(in_force: Iterable[Terms]) -> Iterator[tuple[tuple[str, ...] | None, EligibilityTerms | None]]:

@@ -4,7 +4,6 @@ import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from hashlib import sha256
 from math import inf
 from typing import ClassVar, Self
@@ -74,16 +73,12 @@ class ExampleItem(QueueItem):
         self, make: Callable[[], Example | None], tenant: str, began_at: float, told: Callable[[str], None]
     ) -> None:
         """`make` returns None where nothing is to be kept. `told` hears "kept" once the example is on disk."""
-        self._make, self.tenant, self.began_at, self._told = make, tenant, began_at, told
+        self.make, self.tenant, self.began_at, self._told = make, tenant, began_at, told
         self._is_kept = False
 
-    @cached_property
-    def example(self) -> Example | None:
-        """Made once, even if the write is tried again."""
-        return self._make()
-
     def prepare(self) -> None:
-        _ = self.example
+        made = self.make()
+        self.make = lambda: made  # once, even if the write is tried again
 
     def written(self) -> None:
         if self._is_kept:
@@ -94,7 +89,7 @@ class ExampleItem(QueueItem):
         """Write examples, sealed where the store's chains are signed; a batch of unknown outcome can be repeated."""
         keys, since, documents = keys_of(connection), forgotten_at(connection, EXAMPLES), list[StoredDocument[str]]()
         for item in items:
-            example = item.example if item.began_at > since else None
+            example = item.make() if item.began_at > since else None
             item._is_kept = example is not None
             if example is not None:
                 documents.append(_document(example, keys))

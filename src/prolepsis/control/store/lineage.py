@@ -20,6 +20,8 @@ from prolepsis.core.errors import InvalidParameter, StoreConflict
 from prolepsis.core.json_value import digest_of
 from prolepsis.core.learning import DatasetManifest, HeadLineage, LearningRun, tenant_digest
 
+Heads = Mapping[str, HeadLineage]
+"""By NAME@VERSION."""
 _DATASETS = Documents("dataset", DatasetManifest.from_json, DatasetManifest.to_json)
 _HEADS = Documents("head", HeadLineage.from_json, HeadLineage.to_json)
 _RUNS = Documents("learning_run", LearningRun.from_json, LearningRun.to_json)
@@ -62,34 +64,31 @@ class LineageTable(StoreTable):
                 lineage = replace(lineage, retired="what it learnt from was forgotten")
             return bool(_HEADS.add(connection, [StoredDocument(label, lineage, lineage.made_at)]))
 
-    def heads(self) -> Mapping[str, HeadLineage]:
+    def heads(self) -> Heads:
         with self._database.read() as connection:
             return _heads(connection)
 
     def promoted(self, label: str) -> None:
         """Note that a head is promoted now; touched ones of its rule, which waited for this, are retired."""
-        with self._database.write() as connection:
-            hold(connection, _LINEAGE)
-            heads = _heads(connection)
-            head = replace(heads.pop(label), promoted_at=self._clock())
+
+        def change(_: Connection, heads: Heads) -> Heads:
+            head = heads[label]
             waiting = {
                 name: replace(other, retired=other.touched)
                 for name, other in heads.items()
                 if other.touched and not other.retired and other.rule == head.rule
             }
-            _put(connection, {**waiting, label: head})
-        _remove_weights(self._database, waiting)
+            return {**waiting, label: replace(head, promoted_at=self._clock())}
+
+        _change(self._database, change)
 
     def retire(self, label: str, why: str) -> bool:
         """Bar a head from drafting from now on, delete its weights here, and return whether it might draft before."""
-        with self._database.write() as connection:
-            hold(connection, _LINEAGE)
-            heads = _heads(connection)
-            is_new = label in heads and not heads[label].retired
-            if is_new:
-                _put(connection, {label: replace(heads[label], retired=why)})
-        _remove_weights(self._database, [label])
-        return is_new
+
+        def change(_: Connection, heads: Heads) -> Heads:
+            return {label: replace(heads[label], retired=why)} if label in heads and not heads[label].retired else {}
+
+        return bool(_change(self._database, change))
 
     def put_weights(self, label: str, archive: bytes) -> None:
         """Keep the archive of a head (`engine.models.heads.exchange.archive_of`) for servers of other machines."""
@@ -165,18 +164,29 @@ def forget(
     ids = _example_ids(database, request_id) if request_id else frozenset()
     number = examples.remove(database, tenant=tenant, ids=ids, rule=rule)
     what = "request" if request_id else "examples of the rule" if tenant is None else "tenant"
-    with database.write() as connection:
-        hold(connection, _LINEAGE)
-        sets, heads = _without(connection, tenant, ids, rule), _heads(connection)
+
+    def change(connection: Connection, heads: Heads) -> Heads:
+        sets = _without(connection, tenant, ids, rule)
         why = f"{what} forgotten {datetime.fromtimestamp(database_time(connection), UTC):%Y-%m-%d}"
         learnt = {name: head for name, head in heads.items() if not head.retired and sets & {*head.manifests}}
         retired = {name: replace(head, retired=why) for name, head in learnt.items() if head.rule not in later}
-        touched = {
-            name: replace(head, touched=why) for name, head in learnt.items() if head.rule in later and not head.touched
-        }
-        _put(connection, {**touched, **retired})
-    _remove_weights(database, [*retired, *(name for name, head in heads.items() if head.retired)])
-    return ForgottenExamples(number, tuple(sorted(retired)), tuple(sorted(touched)))
+        left = {name: head for name, head in learnt.items() if head.rule in later and not head.touched}
+        return {**retired, **{name: replace(head, touched=why) for name, head in left.items()}}
+
+    changed = _change(database, change)
+    retired = sorted(name for name, head in changed.items() if head.retired)
+    return ForgottenExamples(number, tuple(retired), tuple(sorted(changed.keys() - {*retired})))
+
+
+def _change(database: Database, change: Callable[[Connection, Heads], Heads]) -> Heads:
+    """Put what `change` makes of all heads, one caller after another, and delete the weights of those retired."""
+    with database.write() as connection:
+        hold(connection, _LINEAGE)
+        heads = _heads(connection)
+        changed = change(connection, heads)
+        _HEADS.put(connection, [StoredDocument(label, head, head.made_at) for label, head in changed.items()])
+    _remove_weights(database, [label for label, head in {**heads, **changed}.items() if head.retired])
+    return changed
 
 
 def _without(connection: Connection, tenant: str | None, ids: Collection[str], rule: str) -> frozenset[str]:
@@ -204,12 +214,8 @@ def _key_of(manifest: DatasetManifest) -> str:
     return digest_of(asdict(DatasetManifest.from_json(manifest.to_json())))[:16]
 
 
-def _heads(connection: Connection) -> dict[str, HeadLineage]:
+def _heads(connection: Connection) -> Heads:
     return {document.key: document.value for document in _HEADS.list(connection)}
-
-
-def _put(connection: Connection, heads: Mapping[str, HeadLineage]) -> None:
-    _HEADS.put(connection, [StoredDocument(label, head, head.made_at) for label, head in heads.items()])
 
 
 def _purpose(label: str) -> str:

@@ -140,9 +140,7 @@ def _checked(body: GenerationBody, context: RequestContext, model: ModelParts) -
     if body.stream_options is not None and not body.stream:
         raise InvalidParameter("stream_options is given; allowed: only where stream is true", param="stream_options")
     proposers = model.client.info.proposers
-    requested = requested_speculation(
-        body.speculation, context.spec_mode, context.caller, proposers, context.spec_learn
-    )
+    requested = requested_speculation(body.speculation, context.headers, context.caller, proposers)
     model.admission.check_open(context.caller)
     return requested
 
