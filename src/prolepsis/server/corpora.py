@@ -103,7 +103,9 @@ class Corpora(Feature):
                     self._ids = {file.file_id: self._ids[file.file_id] for file in files}
                     for file in files:
                         texts[owner_of(file)].append(self._ids[file.file_id])
-                    texts.update(await self._of_examples(self._most - sum(map(_number, self._ids.values()))))
+                    if (blocks := self._blocks()) or self._examples:
+                        room = self._most - sum(map(_number, self._ids.values()))
+                        texts.update(await asyncio.to_thread(self._of_examples, blocks, room))
                     for owner in {*texts, *self._sent}:
                         newest = _newest(texts[owner], self._most_of_owner)
                         if newest != self._sent.get(owner, ()):
@@ -148,24 +150,18 @@ class Corpora(Feature):
         fault, shown = self._skipped.error_of(self.name, file.file_id), (file.filename, file.num_bytes)
         return CorpusReply(file.file_id, owner_of(file), *shown, tokens, created, expires, fault)
 
-    async def _of_examples(self, room: int) -> dict[str, list[bytes]]:
+    def _of_examples(self, blocks: Mapping[str, LearningTerms], room: int) -> Mapping[str, list[bytes]]:
         """Return, by owner, the newest examples of tenants who agree to learning, with at most `room` tokens."""
-        blocks, now = self._blocks(), self._monotonic()
+        with self._database.read() as connection:
+            now, forgotten = self._monotonic(), forgotten_at(connection, EXAMPLES)
+        if forgotten != self._forgotten:
+            self._examples, self._forgotten, self._look_at = {}, forgotten, now + FORGETTING_S
+        held = sum(map(_number, chain.from_iterable(self._examples.values())))
+        if now >= self._look_at or held > max(0, room):
+            self._examples, self._look_at = self._read_examples(blocks, room), now + EXAMPLES_S
         agreed = {tenant for terms in blocks.values() for tenant in terms.tenants}
-        if blocks or self._examples:
-            forgotten = await asyncio.to_thread(self._forgotten_at)
-            if forgotten != self._forgotten:
-                self._examples, self._forgotten, self._look_at = {}, forgotten, now + FORGETTING_S
-            held = sum(map(_number, chain.from_iterable(self._examples.values())))
-            if now >= self._look_at or held > max(0, room):
-                self._examples = await asyncio.to_thread(self._read_examples, blocks, room)
-                self._look_at = now + EXAMPLES_S
         mine = {tenant: texts for tenant, texts in self._examples.items() if tenant in agreed}
         return {owners(tenant, "", cache_salt_of(tenant, None))[2]: texts for tenant, texts in mine.items()}
-
-    def _forgotten_at(self) -> float:
-        with self._database.read() as connection:
-            return forgotten_at(connection, EXAMPLES)
 
     def _read_examples(self, blocks: Mapping[str, LearningTerms], room: int) -> dict[str, list[bytes]]:
         table, found = ExampleTable(self._database), defaultdict[str, list[bytes]](list)

@@ -70,17 +70,15 @@ class LineageTable(StoreTable):
 
     def promoted(self, label: str) -> None:
         """Note that a head is promoted now; touched ones of its rule, which waited for this, are retired."""
-
-        def change(_: Connection, heads: Heads) -> Heads:
-            head = heads[label]
-            waiting = {
-                name: replace(other, retired=other.touched)
-                for name, other in heads.items()
-                if other.touched and not other.retired and other.rule == head.rule
-            }
-            return {**waiting, label: replace(head, promoted_at=self._clock())}
-
-        _change(self._database, change)
+        now = self._clock()
+        _change(
+            self._database,
+            lambda _, heads: {
+                name: replace(head, promoted_at=now) if name == label else replace(head, retired=head.touched)
+                for name, head in heads.items()
+                if name == label or (head.touched and not head.retired and head.rule == heads[label].rule)
+            },
+        )
 
     def retire(self, label: str, why: str) -> bool:
         """Bar a head from drafting from now on, delete its weights here, and return whether it might draft before."""
@@ -161,7 +159,11 @@ def forget(
     if tenant is None and not request_id and not rule:
         raise InvalidParameter("nothing is named; allowed: a tenant, a request or a rule", param="tenant")
     note_forgotten(database, EXAMPLES)
-    ids = _example_ids(database, request_id) if request_id else frozenset()
+    ids = set[str]()
+    if request_id:
+        with database.read() as connection:
+            named = records.find(connection, [request_id], _MOST_NAMED)
+        ids = {example_id(each) for each in (request_id, *(str(row["request_id"]) for row in named))}
     number = examples.remove(database, tenant=tenant, ids=ids, rule=rule)
     what = "request" if request_id else "examples of the rule" if tenant is None else "tenant"
 
@@ -201,12 +203,6 @@ def _without(connection: Connection, tenant: str | None, ids: Collection[str], r
             changed.append(replace(document, value=replace(manifest, examples={**held, **left})))
     _DATASETS.put(connection, changed)
     return frozenset(document.key for document in changed)
-
-
-def _example_ids(database: Database, name: str) -> frozenset[str]:
-    with database.read() as connection:
-        known = {str(row["request_id"]) for row in records.find(connection, [name], _MOST_NAMED)}
-    return frozenset(example_id(each) for each in {name, *known})
 
 
 def _key_of(manifest: DatasetManifest) -> str:
