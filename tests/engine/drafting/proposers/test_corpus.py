@@ -80,8 +80,9 @@ def test_a_tenant_called_like_a_route_gets_nothing_of_the_route() -> None:
     assert not proposer.serves(FakeSequence(context, tenant="a", traffic_class=CLASS.replace("chat-", "")))
 
 
-def test_texts_of_requests_without_a_salt_are_not_drafted_for_those_with_one() -> None:
-    proposer, context = corpora(), [1, 2, 3, 4]
+@WAYS
+def test_texts_of_requests_without_a_salt_are_not_drafted_for_those_with_one(native: bool) -> None:
+    proposer, context = corpora(native), [1, 2, 3, 4]
     proposer.take_corpora(SetCorpora("requests:1:a", texts([*context, 10])))
     assert drafted(proposer, FakeSequence(context, tenant="a", cache_salt="1:a")) is not None
     for salt in ("1:a:user", ""):
