@@ -7,6 +7,7 @@ from typing import Any
 
 from prolepsis.control.drafts.heads import DraftHeads
 from prolepsis.control.health.drift import Key
+from prolepsis.control.learning.following import HeadFolder
 from prolepsis.control.learning.machine import Evaluated, Taken, step
 from prolepsis.control.learning.routes import learning_routes
 from prolepsis.control.learning.runtime import LearningFeature
@@ -55,23 +56,21 @@ class FakeProcess:
         return self.status or 0
 
 
-class FakeFolder:
+class FakeFolder(HeadFolder):
     """The heads that are installed on a machine; `client` lists them."""
 
     def __init__(self, client: FakeEngineClient) -> None:
         self.client = client
         self.aliases: dict[str, str] = {}
 
-    def install(self, label: str, archive: bytes) -> None:
+    def install(self, label: str, archive: bytes, alias: str) -> None:
+        self.aliases[alias] = label
         name, version = label.split("@")
         known = [head for head in self.client.installed if head.label != label]
         head = InstalledHead(
             name=name, version=int(version), aliases=(), target="tiny", misfit=None, size=1, chain_of_3=None
         )
         self.client.installed = [*known, head]
-
-    def give_alias(self, label: str, alias: str) -> None:
-        self.aliases[alias] = label
 
     def remove(self, label: str, sha256: str) -> None:
         self.client.installed = [head for head in self.client.installed if head.label != label]

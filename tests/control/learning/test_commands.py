@@ -108,7 +108,7 @@ def test_status_shows_rules_run_and_heads(database: Database) -> None:
     assert RunTable(database).swap(RUN)
     reply = _json("status")
     assert [(rule["rule"], rule["serves"], rule["num_examples"]) for rule in reply["rules"]] == [
-        ("chat", "", 2),
+        ("chat", "nobody", 2),
         ("code", "acme", 3),
     ]
     assert [run["rule"] for run in reply["runs"]] == ["code"]
@@ -150,7 +150,7 @@ def test_forget_deletes_retires_and_is_an_act(database: Database, leased_until: 
     assert [folder.name for folder in run_folders(database.name).iterdir()] == left, "a living one looks for itself"
     act = _last_act()
     assert (act["action"], act["subject"], act["tenant"]) == ("learning.forgotten", "code", "acme")
-    assert act["after"] == {"num_examples": 3, "retired": [], "touched": ["code@1"], "rule": "code"}
+    assert act["after"] == {**reply, "rule": "code"}
 
 
 def test_forget_one_request(database: Database) -> None:
@@ -183,4 +183,4 @@ def test_a_policy_file_comes_before_the_store(
 ) -> None:
     (tmp_path / "policy.yaml").write_text(POLICY.replace("name: code", "name: chat"))
     monkeypatch.setenv("PROLEPSIS_POLICY", str(tmp_path / "policy.yaml"))
-    assert [rule["serves"] for rule in _json("status")["rules"]] == ["acme", ""]
+    assert [rule["serves"] for rule in _json("status")["rules"]] == ["acme", "nobody"]
