@@ -19,8 +19,6 @@ from prolepsis.core.learning import LearningRun
 from prolepsis.core.terminal.config import environment_name, field_names
 from prolepsis.server.speculation_control import SpeculationControl
 
-_COMMAND = "from prolepsis.server.cli.main import app; app()"
-
 
 def learning(
     context: Context, control: SpeculationControl, swaps: DraftHeads, replicas: ReplicaRegistry
@@ -43,7 +41,7 @@ def start_run(context: Context, run: LearningRun) -> "Popen[bytes]":
     """Start the process of a run with this server's settings; what it prints is in RUN_ID.log of the data directory."""
     home = data_directory() / "learning"
     home.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-c", _COMMAND, "learning", "run", run.rule]
+    command = [sys.executable, "-c", "from prolepsis.server.cli.main import app; app()", "learning", "run", run.rule]
     variables = variables_of(context, home / f"{run.run_id}.json", environ)
     with (home / f"{run.run_id}.log").open("ab") as output:
         return Popen(command, env=variables, stdout=output, stderr=STDOUT)  # noqa: S603  # our own command

@@ -3,7 +3,8 @@
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from subprocess import Popen
+from typing import Any, cast
 
 from prolepsis.control.drafts.heads import DraftHeads
 from prolepsis.control.health.drift import Key
@@ -119,9 +120,9 @@ class Server:
         )
         self.learning.routes = learning_routes(self.learning)
 
-    def _start(self, run: LearningRun) -> FakeProcess:
+    def _start(self, run: LearningRun) -> "Popen[bytes]":
         self.processes.append(FakeProcess())
-        return self.processes[-1]
+        return cast("Popen[bytes]", self.processes[-1])
 
     async def tick(self) -> None:
         """Let policy, rollouts and learning do what is due."""

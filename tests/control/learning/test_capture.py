@@ -8,7 +8,7 @@ import pytest
 
 from prolepsis.control.learning.capture import CaptureFeature, redacted_example
 from prolepsis.control.policy.learning_terms import LearningTerms
-from prolepsis.control.store.examples import ExampleItem
+from prolepsis.control.store.examples import ExampleItem, ExampleTable
 from prolepsis.control.store.migrate import migrated_in_memory
 from prolepsis.control.store.queue import QueueItem
 from prolepsis.control.store.store import Store, unrecorded
@@ -76,11 +76,12 @@ class Capture:
     ) -> None:
         """`costs_s`: thread time that reading an example takes."""
         self.queue, self.metrics, self.clock, self.processor = Queue(), Metrics(), Clock(), Clock(0.0)
+        self.database = migrated_in_memory()
         context = Context(
             config=ServerConfig(),
             client=FakeEngine(),
             metrics=self.metrics,
-            store=store or Store(migrated_in_memory(), self.queue),
+            store=store or Store(self.database, self.queue),
             emit=discard,
             monotonic=self.clock,
             wall=self.clock,
@@ -236,13 +237,13 @@ def test_requests_that_drafts_fit_are_kept_in_part() -> None:
 
 
 def test_making_examples_takes_half_a_percent_of_the_time() -> None:
-    capture, number = Capture(costs_s=0.2), 0
+    capture, number = Capture(costs_s=0.19), 0
     for _ in range(1000):
         capture.clock.now += 1.0
         capture.end(ended())
         number += len(capture.queue.made())
-    assert number == 26, "5 s of 1,000, and the one that goes beyond"
-    assert capture.count("busy") == 974
+    assert number == 27, "5 s of 1,000, and the one that goes beyond"
+    assert capture.count("busy") == 973
 
 
 def test_memory_is_bounded_and_given_back() -> None:
@@ -327,3 +328,16 @@ def test_an_answer_with_a_secret_is_counted() -> None:
     capture.end(ended(answer=f"{KEY} is the key."))
     assert capture.queue.made() == []
     assert capture.count("redacted") == 1
+
+
+async def test_upkeep_deletes_what_nobody_agrees_to_any_more_where_the_policy_is_known() -> None:
+    capture, is_sure = Capture(), [False]
+    capture.end(ended())
+    with capture.database.write() as connection:
+        ExampleItem.write(connection, capture.queue.items)
+    capture.blocks = {}
+    capture.feature._is_sure = lambda: is_sure[0]
+    for number in (1, 0):
+        await capture.feature.tick()
+        assert len([*ExampleTable(capture.database).read("code")]) == number
+        is_sure = [True]

@@ -53,10 +53,9 @@ class CaptureFeature(Feature):
         thread_time: Callable[[], float] = time.thread_time,
         max_pending_tokens: int = 100_000,
     ) -> None:
-        """`blocks`: terms of learning by rule, of the policy in use. `is_sure`: they are what the operator wants now;
-        where they may not be, nothing is deleted.
+        """`blocks`: terms of learning by rule, of the policy in use. `is_sure`: else it may not be, and nothing is deleted.
 
-        `max_pending_tokens` bounds the memory of examples that are not made yet. `draw`: a number in [0, 1).
+        `max_pending_tokens` bounds the memory of examples that are not made yet.
         """
         self._context = context
         self._writer = context.store.writer

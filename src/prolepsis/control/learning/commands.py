@@ -1,8 +1,7 @@
 """`prolepsis learning`: what is learnt from, the heads that came of it, forgetting, and runs by hand."""
 
-import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -11,24 +10,22 @@ from typing import Annotated
 import typer
 
 from prolepsis.control.audit.commands.acts import actor, record_act
-from prolepsis.control.learning.machine import Ended, step
 from prolepsis.control.policy.check import read_policy
 from prolepsis.control.policy.learning_terms import LearningTerms
 from prolepsis.control.policy.source import StoredPolicy
 from prolepsis.control.store.configured import StoreOption, ready_database
 from prolepsis.control.store.database import Database
 from prolepsis.control.store.examples import ExampleTable
-from prolepsis.control.store.lineage import LineageTable, RunTable, forget
+from prolepsis.control.store.lineage import RunTable, forget
 from prolepsis.control.store.signing import found_keys
 from prolepsis.core.audit_event import AuditEvent
-from prolepsis.core.errors import ConfigError
 from prolepsis.core.extras import named
 from prolepsis.core.files import replacing
 from prolepsis.core.learning import LearningRun, run_folders
 from prolepsis.core.terminal.config import Settings
 from prolepsis.core.terminal.documents import print_reply
 from prolepsis.core.terminal.flags import settings_here
-from prolepsis.core.terminal.output import FAILED, AsJson, command_group, note
+from prolepsis.core.terminal.output import FAILED, AsJson, command_group
 
 app = command_group("Learn draft heads from requests that agree: examples, runs, heads, and forgetting.")
 
@@ -44,10 +41,10 @@ def blocks_here(settings: Settings, database: Database) -> Mapping[str, Learning
 
 
 @contextmanager
-def _opened(store: str | None) -> Iterator[tuple[Database, Settings]]:
+def _opened(store: str | None) -> Iterator[tuple[Database, Settings, Mapping[str, LearningTerms]]]:
     settings = settings_here(store=store)
     with ready_database(store, found_keys(settings.server).options) as database:
-        yield database, settings
+        yield database, settings, blocks_here(settings, database)
 
 
 @app.command()
@@ -55,8 +52,8 @@ def status(store: StoreOption = None, as_json: AsJson = False) -> None:
     """Show what is kept to learn from, the run that is under way, and the heads that were learnt."""
     from prolepsis.control.learning.shown import COLUMNS, shown
 
-    with _opened(store) as (database, settings):
-        reply = shown(database, blocks_here(settings, database))
+    with _opened(store) as (database, _, blocks):
+        reply = shown(database, blocks)
     print_reply(asdict(reply), COLUMNS, as_json=as_json)
 
 
@@ -64,24 +61,17 @@ def status(store: StoreOption = None, as_json: AsJson = False) -> None:
 def export(
     rule: Annotated[str, typer.Argument(help="a rule whose block `learning` says who agreed")],
     to: Annotated[Path, typer.Option(help="file for JSON lines, which only you may read")],
-    text: Annotated[
-        bool, typer.Option("--text", help="text in place of token ids, as the configured model reads")
-    ] = False,
     store: StoreOption = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write the examples of a rule to a file; the audit log has it."""
-    decode: Callable[[Sequence[int]], object] = list
-    with _opened(store) as (database, settings), replacing(to, mode=0o600) as part, part.open("w") as out:
-        if text:
-            engine = settings.engine
-            decode = named("training.target:open_target")(engine.model, engine.model_dir).tokenizer.decode
-        number = 0
+    """Write the examples of a rule to a file, as token ids; the audit log has it."""
+    number = 0
+    with _opened(store) as (database, _, _), replacing(to, mode=0o600) as part, part.open("w") as out:
         for example in ExampleTable(database).read(rule):
-            shown = asdict(example) | {"prompt": decode(example.prompt), "answer": decode(example.answer)}
-            number += out.write(json.dumps(shown) + "\n") > 0
-    after = {"examples": number, "text": text}
-    record_act(AuditEvent(actor=actor(), action="learning.exported", subject=rule, after=after), store=store)
+            out.write(example.to_json() + "\n")
+            number += 1
+    event = AuditEvent(actor=actor(), action="learning.exported", subject=rule, after={"examples": number})
+    record_act(event, store=store)
     print_reply({"rule": rule, "examples": number, "file": str(to)}, as_json=as_json)
 
 
@@ -94,8 +84,8 @@ def forget_examples(
     as_json: AsJson = False,
 ) -> None:
     """Delete examples for good, and bar the heads that learnt from them; servers drop these within seconds."""
-    with _opened(store) as (database, settings):
-        later = [name for name, terms in blocks_here(settings, database).items() if terms.on_forget == "next"]
+    with _opened(store) as (database, _, blocks):
+        later = [name for name, terms in blocks.items() if terms.on_forget == "next"]
         gone = forget(database, tenant=tenant, request_id=request, rule=rule, later=later)
         delete_folders(database)
     facts = {"examples_deleted": gone.num_examples, "retired": gone.retired, "retired_next": gone.touched}
@@ -109,24 +99,18 @@ def forget_examples(
 def run(
     rule: Annotated[str, typer.Argument(help="a rule that learns; with --wait, default: any")] = "",
     wait: Annotated[bool, typer.Option("--wait", help="carry out runs as they become due, until one fails")] = False,
-    stop: Annotated[bool, typer.Option("--stop", help="end the run that is under way, wherever it runs")] = False,
     store: StoreOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Train a head on a rule's examples, on any machine with the store; a run that was interrupted goes on."""
-    with _opened(store) as (database, settings):
-        if stop:
-            stop_run(database, rule)
-            note("the run has ended")
-            return
-        learn = named("training.learning:run_learning")
+    with _opened(store) as (database, settings, blocks):
         while True:
-            ended: LearningRun = learn(settings, database, rule, None if wait else blocks_here(settings, database))
+            ended: LearningRun = named("training.learning:run_learning")(
+                settings, database, rule, None if wait else blocks
+            )
             print_reply({name: getattr(ended, name) for name in _ENDED}, as_json=as_json)
             if not wait:
-                break
-    if ended.phase == "ended":
-        raise typer.Exit(FAILED)
+                raise typer.Exit(FAILED if ended.phase == "ended" else 0)
 
 
 def delete_folders(database: Database) -> None:
@@ -136,17 +120,3 @@ def delete_folders(database: Database) -> None:
     for folder in run_folders(database.name).glob("*"):
         if folder.name != run.run_id or run.leased_until < now:
             shutil.rmtree(folder)
-
-
-def stop_run(database: Database, rule: str) -> None:
-    """End the run that is under way; raises `ConfigError` if there is none of the rule (empty: of any)."""
-    runs = RunTable(database)
-    while True:
-        stored = runs.read()
-        if stored.phase == "ended" or rule not in ("", stored.rule):
-            raise ConfigError(f"no run{rule and f' of {rule}'} is under way", param="rule")
-        after, decides = step(stored, Ended("stopped", f"by {actor()}"), runs.now())
-        if decides:
-            LineageTable(database).retire(after.head, after.reason)
-        if runs.swap(after):
-            return

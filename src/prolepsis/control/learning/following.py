@@ -79,12 +79,8 @@ class Following:
     folder: HeadFolder
     _changed: set[str] = field(default_factory=set)  # rules whose terms are not their own
     _tried: str = ""  # the head that is compared with the champion
-    _refused: dict[tuple[str, str], str] = field(default_factory=dict)  # why a head does not go into a slot
+    refused: dict[tuple[str, str], str] = field(default_factory=dict)  # by slot and head, why it does not go in
     _removed: set[str] = field(default_factory=set)
-
-    def refusal(self, head: str) -> str:
-        """Return why a head cannot be tried here, empty if it can."""
-        return self._refused.get((CANDIDATE_HEAD, head), "")
 
     def trial(self, run: LearningRun) -> RolloutState | None:
         """Return the state of the rollout of a run's candidate, None where it is not compared here."""
@@ -119,7 +115,7 @@ class Following:
             await self.swaps.swap(body, SERVER)
 
     async def _put_in(self, slot: HeadProposerName, head: str) -> None:
-        if not head or (slot, head) in self._refused or self.client.info.heads.get(slot) == head:
+        if not head or (slot, head) in self.refused or self.client.info.heads.get(slot) == head:
             return
         try:
             archive = await asyncio.to_thread(self.lineage.weights, head)
@@ -129,7 +125,7 @@ class Following:
             await asyncio.to_thread(self.folder.install, head, archive, alias)
             await self.swaps.swap(HeadSwapBody(head=head, proposer=slot, reason=f"{alias}, learnt"), SERVER)
         except (RequestRefused, InvalidParameter, ModelError, ImportError) as error:
-            self._refused[slot, head] = str(error)
+            self.refused[slot, head] = str(error)
             log.error("learnt_head_not_used", head=head, slot=slot, error=str(error))
 
     def _set_terms(self, stored: Stored, wanted: InPlace) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Protocol
+from subprocess import Popen
 
 import structlog
 
@@ -25,7 +25,7 @@ from prolepsis.control.store.turns import PeriodicWork
 from prolepsis.control.web.context import Context
 from prolepsis.control.web.feature import Feature
 from prolepsis.core.audit_event import SERVER, AuditEvent
-from prolepsis.core.config import DAY_S, DRAFT_HEAD, LEARNT_HEAD
+from prolepsis.core.config import CANDIDATE_HEAD, DAY_S, DRAFT_HEAD, LEARNT_HEAD
 from prolepsis.core.errors import StoreUnavailable
 from prolepsis.core.facts import rule_of_class
 from prolepsis.core.json_value import digest_of
@@ -44,16 +44,6 @@ _TOLD = ("run_id", "rule", "head", "parent", "trigger", "why", "reason")
 log = structlog.get_logger(__name__)
 
 
-class Process(Protocol):
-    """A process that trains; `subprocess.Popen` is one."""
-
-    def poll(self) -> int | None: ...
-
-    def terminate(self) -> None: ...
-
-    def wait(self, timeout: float | None = None) -> int: ...
-
-
 class LearningFeature(Feature):
     """Belongs to one event loop; what waits runs in threads."""
 
@@ -68,7 +58,7 @@ class LearningFeature(Feature):
         heads: DraftHeads,
         *,
         folder: HeadFolder,
-        start: Callable[[LearningRun], Process],
+        start: Callable[[LearningRun], "Popen[bytes]"],
         against: Callable[[], list[tuple[Key, Judge, str]]],
         targets: Callable[[], Collection[str]],
         now: Callable[[], float] | None = None,
@@ -81,13 +71,12 @@ class LearningFeature(Feature):
         self._client, self._emit, self._monotonic = context.client, context.emit, context.monotonic
         self._start, self._against, self._served_targets = start, against, targets
         self._runs, self._lineage = RunTable(self.database, now), LineageTable(self.database, now or time.time)
-        self._examples = ExampleTable(self.database)
         self._work = PeriodicWork(self.database, now=database_time if now is None else lambda _: now())
         self.following = Following(context.client, policies, rollouts, heads, self._lineage, folder)
         self._targets: dict[str, str] = {}  # of data sets, by their keys
         self._alone = "", 0.0  # a run of a target that no server has, and since when
         self._told: tuple[object, ...] = ()  # where the run was
-        self._process: Process | None = None
+        self._process: Popen[bytes] | None = None
         self._num_starts = 0
         self._looks_at = 0.0
 
@@ -112,7 +101,7 @@ class LearningFeature(Feature):
             await asyncio.to_thread(self._process.wait, 10.0)
 
     async def read(self) -> Stored:
-        """Return what is in the store; raises `StoreUnavailable`."""
+        """Raises `StoreUnavailable`."""
         stored = await asyncio.to_thread(self._read)
         self._tell(stored.run)
         return stored
@@ -163,7 +152,7 @@ class LearningFeature(Feature):
             event = self._given_up(stored)
         elif run.phase != "ended" and self.policies.version and not self._agrees(run):
             event = Ended("stopped", f"by the policy in use {run.rule}, or a tenant of it, does not learn any more")
-        elif run.phase in TRIED and (refusal := self.following.refusal(run.head)):
+        elif run.phase in TRIED and (refusal := self.following.refused.get((CANDIDATE_HEAD, run.head))):
             event = Ended("failed", refusal)
         elif run.phase in TRIED and (state := self.following.trial(run)) is not None:
             event = RolloutSeen(state.phase)
@@ -220,7 +209,7 @@ class LearningFeature(Feature):
             last, is_new_target = last_of(manifests, rule, info.weights)
             totals = [
                 total
-                for total in self._examples.totals(since=last.last_at if last else 0.0)
+                for total in ExampleTable(self.database).totals(since=last.last_at if last else 0.0)
                 if (total.rule, total.tokenizer) == (rule, info.tokenizer) and total.tenant in terms.tenants
             ]
             if totals:

@@ -47,7 +47,9 @@ class LearningReply:
     heads: list[LearntHead]  # the newest first
 
 
-def _act(done: str, button: str, row: Mapping[str, str], *, unless: str = "") -> Act:
+def _act(act: str, field: str, button: str, done: str, *, unless: str = "") -> Act:
+    """`field`: of the row that the act is about."""
+    row = {field: f"{{{field}}}", "act": act}
     return Act(method="PUT", path=_PATH, parameters=(REASON,), done=done, button=button, row=row, unless=unless)
 
 
@@ -66,7 +68,7 @@ LEARNING = Resource(
     hint="Requests are kept as token ids where the rule's block `learning` names their tenant and they agree"
     " themselves. Heads that learnt from them draft for users once they beat the one before.",
     empty="No rule of the policy in use has a block `learning`, and nothing is kept.",
-    acts={"learn": _act("A head for {rule} will be trained.", "Train", {"rule": "{rule}", "act": "run"})},
+    acts={"learn": _act("run", "rule", "Train", "A head for {rule} will be trained.")},
 )
 RUNS = Resource(
     title="Run",
@@ -81,11 +83,7 @@ RUNS = Resource(
     },
     empty="No run has begun yet.",
     words={"phase": _PHASES},
-    acts={
-        "stop-learning": _act(
-            "The run for {rule} has ended.", "Stop", {"rule": "{rule}", "act": "stop"}, unless="outcome"
-        )
-    },
+    acts={"stop-learning": _act("stop", "rule", "Stop", "The run for {rule} has ended.", unless="outcome")},
 )
 LEARNT = Resource(
     title="Learnt heads",
@@ -94,11 +92,7 @@ LEARNT = Resource(
     help=LEARNING.help,
     columns={"heads": ("head > rule", "parent", "data sets=manifests", "state > retired > touched", "made_at")},
     empty="No head was learnt yet.",
-    acts={
-        "retire": _act(
-            "{head} may not draft any more.", "Retire", {"head": "{head}", "act": "retire"}, unless="retired"
-        )
-    },
+    acts={"retire": _act("retire", "head", "Retire", "{head} may not draft any more.", unless="retired")},
 )
 RESOURCES = (LEARNING, RUNS, LEARNT)
 COLUMNS = {path: columns for resource in RESOURCES for path, columns in resource.columns.items()}
@@ -134,14 +128,10 @@ def shown(
 
 
 def _rule(rule: str, totals: Sequence[ExampleTotals], terms: LearningTerms | None) -> RuleLearning:
-    serves = "nobody"
-    if terms is not None:
-        agreed = {total.tenant for total in totals}.intersection(terms.tenants)
-        tenants = ", ".join(tenant or "development" for tenant in terms.tenants)
-        serves = tenants if terms.serves == "tenant" else f"all, {len(agreed)} of {terms.min_tenants} tenants"
+    tenants = ", ".join(tenant or "development" for tenant in (terms.tenants if terms else ())) or "nobody"
     return RuleLearning(
         rule=rule,
-        serves=serves,
+        serves=f"all, by {tenants}" if terms and terms.serves == "all" else tenants,
         num_examples=sum(total.number for total in totals),
         num_tokens=sum(total.num_tokens for total in totals),
         num_bytes=sum(total.num_bytes for total in totals),
