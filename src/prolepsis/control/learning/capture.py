@@ -32,7 +32,6 @@ Outcome = Literal["kept", "not_chosen", "busy", "redacted", "shaped", "too_long"
 UPKEEP = "examples"  # the turn of deleting what is not to be kept any more: one replica does it for all
 UPKEEP_S = 3600.0
 LEAST_ANSWER = 16  # tokens of an answer that shows something
-_MEGABYTE = 1_000_000
 
 
 class CaptureFeature(Feature):
@@ -53,7 +52,7 @@ class CaptureFeature(Feature):
         thread_time: Callable[[], float] = time.thread_time,
         max_pending_tokens: int = 100_000,
     ) -> None:
-        """`blocks`: terms of learning by rule, of the policy in use. `is_sure`: else it may not be, and nothing is deleted.
+        """`blocks`: terms of learning by rule, of the policy in use; nothing is deleted unless it `is_sure`.
 
         `max_pending_tokens` bounds the memory of examples that are not made yet.
         """
@@ -92,9 +91,16 @@ class CaptureFeature(Feature):
 
     async def tick(self) -> None:
         """Delete what is not to be kept any more, if it is this replica's turn."""
-        if self._writer.is_on and self._is_sure():
-            with suppress(StoreUnavailable):  # the writer reports it
-                await asyncio.to_thread(self._prune, self._blocks())
+        if not (self._writer.is_on and self._is_sure()):
+            return
+        bounds = {
+            rule: ExampleBounds(terms.days, int(terms.megabytes * 1_000_000), frozenset(terms.tenants))
+            for rule, terms in self._blocks().items()
+        }
+        database = self._context.database
+        with suppress(StoreUnavailable):  # the writer reports it
+            if await asyncio.to_thread(PeriodicWork(database).take, UPKEEP, UPKEEP_S):
+                await asyncio.to_thread(ExampleTable(database, self._context.wall).prune, bounds)
 
     def _example(self, about: RequestAbout, prompt: PromptEnded) -> Example:
         request, stats = prompt.request, prompt.stats
@@ -129,7 +135,7 @@ class CaptureFeature(Feature):
             clean = redacted_example(example, self._encode, self._decode)
         finally:
             with self._lock:
-                self._chooser.spent(self._thread_time() - began)
+                self._chooser.spent_s += self._thread_time() - began
             self._release(example)
         if clean is None:
             self._count(example.rule, "redacted")
@@ -141,14 +147,6 @@ class CaptureFeature(Feature):
 
     def _count(self, rule: str, outcome: str) -> None:
         self._outcomes.labels(rule, outcome).inc()
-
-    def _prune(self, blocks: Mapping[str, LearningTerms]) -> None:
-        if PeriodicWork(self._context.database).take(UPKEEP, UPKEEP_S):
-            bounds = {
-                rule: ExampleBounds(terms.days, int(terms.megabytes * _MEGABYTE), frozenset(terms.tenants))
-                for rule, terms in blocks.items()
-            }
-            ExampleTable(self._context.database, self._context.wall).prune(bounds)
 
 
 def unfit(prompt: PromptEnded, example: Example, terms: LearningTerms) -> Outcome | None:

@@ -12,7 +12,7 @@ class Chooser:
 
     def __init__(self) -> None:
         self._norms: dict[str, tuple[float, float]] = {}  # decayed mean of tokens a pass, and number of requests
-        self._spent_s = 0.0
+        self.spent_s = 0.0  # making examples
 
     def choose(self, traffic_class: str, tokens_a_pass: float | None, drawn: float) -> bool:
         """Return whether a request is kept: it is below the norm of its class, or `drawn`, in [0, 1), is in the share.
@@ -26,14 +26,11 @@ class Chooser:
         self._norms[traffic_class] = mean + (tokens_a_pass - mean) / number, number
         return tokens_a_pass < mean or drawn < SHARE_OF_REST
 
-    def spent(self, seconds: float) -> None:
-        self._spent_s += seconds
-
     def has_time(self, elapsed_s: float) -> bool:
         """Return whether examples took no more than their share of the time since the begin, `elapsed_s` ago.
 
         Time that was not spent is saved up to `BURST_S`.
         """
         allowed_s = SHARE_OF_TIME * elapsed_s
-        self._spent_s = max(self._spent_s, allowed_s - BURST_S)
-        return self._spent_s <= allowed_s
+        self.spent_s = max(self.spent_s, allowed_s - BURST_S)
+        return self.spent_s <= allowed_s

@@ -29,8 +29,6 @@ from prolepsis.core.terminal.output import FAILED, AsJson, command_group
 
 app = command_group("Learn draft heads from requests that agree: examples, runs, heads, and forgetting.")
 
-_ENDED = ("rule", "phase", "outcome", "head", "reason", "processor_s")
-
 
 def blocks_here(settings: Settings, database: Database) -> Mapping[str, LearningTerms]:
     """Return the terms of learning by rule, of the policy that servers of these settings and this store follow."""
@@ -108,7 +106,8 @@ def run(
             ended: LearningRun = named("training.learning:run_learning")(
                 settings, database, rule, None if wait else blocks
             )
-            print_reply({name: getattr(ended, name) for name in _ENDED}, as_json=as_json)
+            shown = ("rule", "phase", "outcome", "head", "reason", "processor_s")
+            print_reply({name: getattr(ended, name) for name in shown}, as_json=as_json)
             if not wait:
                 raise typer.Exit(FAILED if ended.phase == "ended" else 0)
 

@@ -66,7 +66,6 @@ class Stored:
     heads: Mapping[str, HeadLineage]  # by NAME@VERSION
     fitting: Mapping[str, HeadLineage]  # those of the target that is served here
     now: float
-    is_ours: bool  # the run is for that target
 
 
 @dataclass

@@ -91,7 +91,7 @@ class LearningFeature(Feature):
             await self._watch(stored)
             if stored.run.phase == "ended":
                 await self._look(stored)
-            elif stored.run.phase in ("due", "training") and stored.is_ours:
+            elif stored.run.phase in ("due", "training") and stored.run.target == self._client.info.weights:
                 await self._train(stored)
 
     async def close(self) -> None:
@@ -112,7 +112,7 @@ class LearningFeature(Feature):
             self._targets = {key: manifest.target for key, manifest in self._lineage.datasets().items()}
         known = {key for key, name in self._targets.items() if name.startswith(target)}
         fitting = {label: lineage for label, lineage in heads.items() if known.issuperset(lineage.manifests)}
-        return Stored(run, heads, fitting, self._runs.now(), is_ours=run.target == target)
+        return Stored(run, heads, fitting, self._runs.now())
 
     async def step(self, stored: Stored, event: LearningEvent, by: str = SERVER) -> bool:
         """Carry out and store what an event leads to; return whether it changed the run, and no one was faster."""
@@ -148,7 +148,7 @@ class LearningFeature(Feature):
         event: LearningEvent | None = None
         if lineage is not None and lineage.retired:
             event = Ended("forgotten" if "forgotten" in lineage.retired else "rolled_back", lineage.retired)
-        elif run.phase != "ended" and not stored.is_ours:
+        elif run.phase != "ended" and run.target != self._client.info.weights:
             event = self._given_up(stored)
         elif run.phase != "ended" and self.policies.version and not self._agrees(run):
             event = Ended("stopped", f"by the policy in use {run.rule}, or a tenant of it, does not learn any more")

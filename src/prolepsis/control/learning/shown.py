@@ -113,17 +113,17 @@ def shown(
     if trial is not None:
         seen = f"{trial.stage}: {trial.num_canary:,} requests with the candidate, {trial.num_control:,} without"
         run = replace(run, reason="; ".join(filter(None, (run.reason, seen, *trial.missing))))
+    states = {run.head: "candidate"} if run.phase in TRIED else {}
+    states |= {champion_of(heads, [lineage.rule]): "champion" for lineage in heads.values()}
     names = [each.name for each in fields(HeadLineage)]
-    newest = sorted(heads.items(), key=lambda item: -item[1].made_at)
+    learnt = [
+        LearntHead(head=label, state=states.get(label, ""), **{name: getattr(lineage, name) for name in names})
+        for label, lineage in heads.items()
+    ]
     return LearningReply(
         rules=[_rule(rule, totals[rule], blocks.get(rule)) for rule in sorted({*blocks, *totals})],
         runs=[run] if run.run_id else [],
-        heads=[
-            LearntHead(
-                head=label, state=_state(label, lineage, run, heads), **{name: getattr(lineage, name) for name in names}
-            )
-            for label, lineage in newest
-        ],
+        heads=sorted(learnt, key=lambda head: -head.made_at),
     )
 
 
@@ -137,9 +137,3 @@ def _rule(rule: str, totals: Sequence[ExampleTotals], terms: LearningTerms | Non
         num_bytes=sum(total.num_bytes for total in totals),
         num_sealed=sum(total.num_sealed for total in totals),
     )
-
-
-def _state(label: str, lineage: HeadLineage, run: LearningRun, heads: Mapping[str, HeadLineage]) -> str:
-    if label == champion_of(heads, [lineage.rule]):
-        return "champion"
-    return "candidate" if label == run.head and run.phase in TRIED and not lineage.retired else ""
