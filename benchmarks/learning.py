@@ -21,7 +21,10 @@ from uuid import uuid4
 import httpx2
 
 from benchmarks.script import LOAD_S, keep, options, served
+from prolepsis.control.store.configured import ready_database
+from prolepsis.control.store.lineage import LineageTable
 from prolepsis.core.config import CANDIDATE_HEAD, DEFAULT_MODEL, DRAFT_HEAD
+from prolepsis.engine.models.heads.exchange import import_archive
 from prolepsis.lab.measure.prompts import load_prompts
 from tests.commands import prolepsis
 
@@ -95,6 +98,8 @@ def learnt(folder: Path, asked: Sequence[str], tokens: int) -> Mapping[str, Any]
     run: Mapping[str, Any] = json.loads(status)["runs"][0]
     if not run["head"]:
         raise SystemExit(f"nothing was learnt: {run}")
+    with ready_database(None) as database:
+        import_archive(LineageTable(database).weights(run["head"]) or b"", run["head"])
     return run
 
 

@@ -70,8 +70,7 @@ def _score(kind: str, rate: float, luck: Values) -> DocumentScore:
     """Return the score of a head whose first drafted token is right at `rate`; `luck` is [length, DEPTH]."""
     rates = rate * np.array([1.0, *[_LATER] * (DEPTH - 1)])
     hits = np.logical_and.accumulate(luck < rates, axis=1).sum(0).tolist()
-    whole = rate * len(luck)
-    return DocumentScore(kind, len(luck), whole, whole, tuple(hits), (len(luck), *hits[:-1]), greedy=True)
+    return DocumentScore(kind, tuple(hits), (len(luck), *hits[:-1]))
 
 
 @cache
@@ -134,7 +133,7 @@ def run(gain: float, seed: int, *, offline: float | None = None) -> SimulatedRun
     """Return how a candidate ends that gains `gain` live, and offline as much unless `offline` says otherwise."""
     own = score_pairs(gain if offline is None else offline, NUM_HELD_OUT, 2 * seed, chosen=True)
     base = score_pairs(0.0, BASE_DOCUMENTS, 2 * seed + 1, "base")
-    if not judge(own, base, gain=GAIN, loss=LOSS, megabytes=20.0, ms=(1.0, 1.0), seed=seed).passed:
+    if not judge(own, base, gain=GAIN, loss=LOSS, megabytes=20.0).passed:
         return SimulatedRun("rejected", gain)
     outcome, num_requests = trial(gain, seed)
     return SimulatedRun(outcome, gain, num_requests)

@@ -34,7 +34,7 @@ from tests.training.targets import config_of, save_target
 RULE, TENANT = "acme-code", "acme"
 TERMS = LearningTerms(tenants=(TENANT,), processor_s=600.0, share=1.0, gain=0.001, loss=0.5)
 RECIPE = LearningRecipe(rate=3e-2, level_rate=1e-3, epochs=6.0, noise=0.0, anchors_per_step=200)
-_EXAMPLES, _BASE_TEXTS, _PROMPT, _ANSWER = 82, 60, 8, 12
+_EXAMPLES, _BASE_TEXTS, _PROMPT, _ANSWER = 82, 80, 8, 12
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,12 @@ from itertools import count
 import pytest
 
 from prolepsis.control.policy.learning_terms import LearningTerms
+from prolepsis.core.errors import ConfigError
 from prolepsis.core.learning import Example, tenant_digest
 from prolepsis.training.evaluation import LEAST_DOCUMENTS
-from prolepsis.training.examples import Fingerprints, dataset_of
+from prolepsis.training.examples import dataset_of
 
-INFO = Fingerprints("f" * 32, "t" * 16)
+INFO = {"target": "f" * 32, "tokenizer": "t" * 16}
 TERMS = LearningTerms(tenants=("acme",))
 ALL = LearningTerms(tenants=("acme", "blue", "cyan"), serves="all", min_tenants=2)
 NOW = 10_000.0
@@ -22,7 +23,7 @@ def _example(at: float, tenant: str = "acme", *, answer: int = 4, **changes: obj
     number = next(_NUMBERS)
     example = Example(
         example_id=f"{number:032}",
-        tokenizer=INFO.tokenizer,
+        tokenizer=INFO["tokenizer"],
         rule="code",
         tenant=tenant,
         traffic_class="chat",
@@ -39,9 +40,9 @@ def _many(number: int, tenant: str = "acme", since: float = 1.0, *, answer: int 
 
 
 def _used(examples: list[Example], terms: LearningTerms = TERMS) -> tuple[list[Example], list[Example]]:
-    found = dataset_of(examples, terms, INFO, NOW)
-    assert not isinstance(found, str), found
-    return list(found[1].training), list(found[1].held_out)
+    manifest, used = dataset_of(examples, terms, NOW, **INFO)
+    first = manifest.held_out_from
+    return [example for example in used if example.at < first], [example for example in used if example.at >= first]
 
 
 @pytest.mark.parametrize(("number", "held_out"), [(80, 40), (150, 40), (300, 60)])
@@ -59,12 +60,10 @@ def test_what_began_at_once_is_on_one_side() -> None:
 
 def test_the_manifest_says_what_was_learnt_from_and_has_no_text() -> None:
     examples = [*_many(90), _example(500.0, traffic_class="tools", answer=7)]
-    found = dataset_of(examples, TERMS, INFO, NOW)
-    assert not isinstance(found, str)
-    manifest, split = found
+    manifest, _ = dataset_of(examples, TERMS, NOW, **INFO)
     assert (manifest.made_at, manifest.first_at, manifest.last_at) == (NOW, 1.0, 500.0)
-    assert (manifest.rule, manifest.target, manifest.tokenizer) == ("code", INFO.target, INFO.tokenizer)
-    assert manifest.held_out_from == split.held_out[0].at
+    assert (manifest.rule, manifest.target, manifest.tokenizer) == ("code", *INFO.values())
+    assert manifest.held_out_from == examples[-40].at
     assert manifest.num_tokens == {"chat": 90 * 6, "tools": 9}
     assert manifest.examples == {tenant_digest("acme"): tuple(sorted(e.example_id[:16] for e in examples))}
     assert LearningTerms.model_validate(manifest.filters, strict=False) == TERMS
@@ -88,10 +87,8 @@ def test_what_cannot_be_learnt_from_is_left_out(unusable: Example) -> None:
 
 
 def test_too_few_are_counted() -> None:
-    assert dataset_of(_many(79), TERMS, INFO, NOW) == "there are 79 of 80 different examples"
-    others = [replace(example, tokenizer="another") for example in _many(30)]
-    expected = "there are 79 of 80 different examples; 30 more are of another tokenizer"
-    assert dataset_of([*_many(79), *others], TERMS, INFO, NOW) == expected
+    with pytest.raises(ConfigError, match="there are 79 of 80 different examples"):
+        dataset_of(_many(79), TERMS, NOW, **INFO)
 
 
 def test_of_a_conversation_the_longest_request_counts() -> None:
@@ -104,20 +101,15 @@ def test_of_a_conversation_the_longest_request_counts() -> None:
     assert [*training, *later] == [third, again, *examples]
 
 
-def test_texts_that_end_alike_count_once_and_the_oldest_stays() -> None:
-    ending = tuple(range(900, 964))
-    copies = [_example(float(at), prompt=(at, at), answer=2) for at in range(1, 40)]
-    copies = [replace(copy, answer=(copy.prompt[0], *ending)) for copy in copies]
-    examples = _many(80, since=100.0)
-    training, later = _used([*reversed(copies), *examples])
-    assert [*training, *later] == [copies[0], *examples]
-    equal = replace(copies[0], at=50.0, example_id="9" * 32)
-    training, _ = _used([equal, copies[0], *examples])
-    assert training[0] == copies[0]
+def test_of_equal_texts_the_oldest_counts() -> None:
+    first, examples = _example(1.0), _many(80, since=100.0)
+    training, later = _used([replace(first, at=50.0, example_id="9" * 32), first, *examples])
+    assert [*training, *later] == [first, *examples]
 
 
 def test_all_may_be_served_by_what_enough_tenants_gave() -> None:
-    assert dataset_of(_many(90), ALL, INFO, NOW) == "there are examples of 1 of 2 tenants"
+    with pytest.raises(ConfigError, match="there are examples of 1 of 2 tenants"):
+        dataset_of(_many(90), ALL, NOW, **INFO)
     training, later = _used([*_many(45), *_many(45, "blue", 1.5)], ALL)
     assert {example.tenant for example in [*training, *later]} == {"acme", "blue"}
 

@@ -1,9 +1,5 @@
 """Taking a run: who may, and what is said to those who may not."""
 
-import os
-import socket
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,9 +8,8 @@ import pytest
 from prolepsis.control.learning.machine import Due
 from prolepsis.control.store.lineage import RunTable
 from prolepsis.control.store.migrate import migrated_in_memory
-from prolepsis.core.learning import LearningRun
+from prolepsis.core.learning import LearningRun, run_folders
 from prolepsis.training.held_run import LEASE_S
-from prolepsis.training.job import RunFolder
 from prolepsis.training.learning import TARGET_DIGITS, take
 
 NOW, IDENTITY = 5_000.0, "0123456789abcdef" * 2
@@ -84,20 +79,6 @@ def test_a_run_that_is_under_way_is_left_alone(stored: LearningRun, expected: st
     assert runs.read() == replace(stored, version=1)
 
 
-@pytest.mark.parametrize(
-    ("host", "is_here", "is_taken"), [("", True, True), ("", False, False), ("other", True, False)]
-)
-def test_a_run_whose_process_here_was_killed_is_taken_at_once(host: str, *, is_here: bool, is_taken: bool) -> None:
-    killed = subprocess.Popen([sys.executable, "-c", "pass"])  # a process that is gone
-    killed.wait()
-    run = replace(OTHERS, holder=f"{host or socket.gethostname()} {killed.pid}")
-    if is_here:
-        RunFolder.of(run, "s").begin({"dataset": "key"})
-    assert isinstance(_taken(_runs(run)), LearningRun) == is_taken
-    living = replace(run, holder=f"{socket.gethostname()} {os.getppid()}")
-    assert isinstance(_taken(_runs(living)), str)
-
-
 def test_a_run_for_other_weights_says_what_to_do() -> None:
     runs = _runs(replace(OTHERS, leased_until=0.0, model="large", target="f" * TARGET_DIGITS))
     assert _taken(runs) == (
@@ -116,7 +97,7 @@ def test_a_run_that_had_spent_its_budget_goes_on_where_its_folder_is() -> None:
     new = _taken(_runs(stopped))
     assert isinstance(new, LearningRun)
     assert new.run_id == f"code-{NOW:.0f}"
-    RunFolder.of(stopped, "s").begin({"dataset": "key"})
+    (run_folders("s") / stopped.run_id).mkdir(parents=True)
     run = _taken(_runs(stopped))
     assert isinstance(run, LearningRun)
     assert (run.run_id, run.phase, run.outcome, run.processor_s) == ("code-1", "training", None, 0.0)

@@ -4,48 +4,58 @@ Legend: N documents, r anchors, V vocabulary, D draft vocabulary, d hidden size.
 """
 
 import math
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from statistics import NormalDist
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import NormalDist, median
 
 import torch
 import torch.nn.functional as F  # noqa: N812  torch's own convention
 from torch import Tensor
 
-from prolepsis.core.json_value import JsonValue
+from prolepsis.control.policy.learning_terms import LearningTerms
+from prolepsis.core.config import CANDIDATE_HEAD, EngineConfig
+from prolepsis.core.events import Aborted, Failed, Finished, Tokens
+from prolepsis.core.messages import Submit
+from prolepsis.core.requests import UNCOUNTED_CLASS, GenerateRequest, SamplingParams, SpeculationChoice
+from prolepsis.engine.build import assemble
 from prolepsis.engine.models.heads.lean import HeadLayer
-from prolepsis.engine.models.heads.levels import HeadLevels
-from prolepsis.training.acceptance import AcceptedCounts, DraftedPosition, measure
+from prolepsis.engine.models.heads.levels import HeadLevels, load_levels
+from prolepsis.engine.models.load import load_model
+from prolepsis.engine.models.targets.lean_weights import output_rows
+from prolepsis.engine.step import Engine
+from prolepsis.training.acceptance import measure
 from prolepsis.training.batches import TargetEnds, lay_flat
-from prolepsis.training.data import TrainingDocument
-from prolepsis.training.head import drafted
+from prolepsis.training.data import DocumentRef, TrainingDocument, read
+from prolepsis.training.head import drafted, read_head
 from prolepsis.training.levels import drafted_ahead
-from prolepsis.training.losses import missed
+from prolepsis.training.synthesis import plain
+from prolepsis.training.target import Target
 from prolepsis.training.unroll import unroll
 
-LEAST_DOCUMENTS = 40
-"""Of own and base text, and of a class that is judged by itself."""
+BASE_KIND = "base: "  # begins the kind of a document of the base text
+LEAST_DOCUMENTS = 40  # of own and base text, and of a class that is judged by itself
 BASE_DOCUMENTS = 120
 """Of base text that are worth holding out: of heads that lose nothing on it, a third would fail by 40 short ones."""
 MOST_MEGABYTES = 24.0  # of a head's folder, as of those that are distributed
-MOST_SLOWER = 1.1  # times the champion's milliseconds a draft
+MOST_SLOWER = 1.1  # times the champion's seconds a pass
 DEPTH = 3  # of the chain whose tokens a pass are compared
 _LEVEL, _RESAMPLES, _ROWS = 0.05, 2_000, 64
-_TEMPERATURE = 0.8
+_CHECKED, _ANSWER_TOKENS = 4, 32
 
 
 @dataclass(frozen=True, slots=True)
 class DocumentScore:
     """How a head drafts for one document."""
 
-    kind: str  # traffic class, or kind of the base text
-    num_positions: int
-    overlap: float  # sum over positions of 1 - TV of the head's and the target's distributions
-    agreement: float  # sum over positions of the chance that keyed draws of both agree at temperature 0.8
-    hits: tuple[int, ...]  # by position of a greedy chain, as `Acceptance`; zeros for a sampled document
+    kind: str  # traffic class, or `BASE_KIND` and a kind
+    hits: tuple[int, ...]  # by position of a greedy chain, as `AcceptedCounts`; zeros for a sampled document
     trials: tuple[int, ...]
-    greedy: bool  # its answer was decoded greedily
+    overlap: float = 0.0  # of a sampled document: sum over positions of 1 - TV of the head's and the target's
+    num_positions: int = 0
+    seconds: float = 1.0  # of a pass over all positions
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,63 +69,76 @@ class TokensRatio:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EvaluationResult(JsonValue):
+class EvaluationResult:
     passed: bool
-    reason: str  # the first thing that was not shown; empty if it passed
+    reason: str  # what it gains; if it did not pass, the first thing that was not shown
     own: TokensRatio
     base: TokensRatio
-    by_class: dict[str, TokensRatio]
-    overlap: tuple[float, float]  # mean 1 - TV by position: of the champion, of the candidate
-    first: tuple[float, float]  # first tokens right: of the champion, of the candidate
-    megabytes: float
-    ms: tuple[float, float]  # of a draft: of the champion, of the candidate
+    by_class: Mapping[str, TokensRatio]
+    first: tuple[float, float]  # share of first tokens that are accepted: of the champion, of the candidate
 
 
-ScorePair = tuple[DocumentScore, DocumentScore]
-"""Scores of one document: the champion's, the candidate's."""
+ScorePair = tuple[DocumentScore, DocumentScore]  # of one document: the champion's, the candidate's
 
 
-@torch.no_grad()
-def scores(
-    head: HeadLayer,
-    levels: HeadLevels | None,
-    documents: Iterable[TrainingDocument],
-    ends: TargetEnds,
-    whole: Tensor,  # [V, d] float32: the target's output head
-) -> list[DocumentScore]:
-    """Score a head on `documents`; `ends` are cut to its draft vocabulary."""
+def evaluate(
+    config: EngineConfig,
+    target: Target,
+    heads: tuple[Path, Path],
+    refs: Sequence[DocumentRef],
+    terms: LearningTerms,
+    *,
+    progress: Callable[[int], None],
+) -> EvaluationResult:
+    """Compare the second of `heads`, which was trained from the first, on documents and in answers to some prompts.
 
-    def draft(document: TrainingDocument) -> Iterable[DraftedPosition]:
-        return drafted(head, document, ends) if levels is None else drafted_ahead(head, levels, document, ends)
-
-    result = []
-    for document in documents:
-        batch = lay_flat([document], ends, len(head.config.aux_layers))
-        [step] = unroll(head, batch.flat, 1)
-        parts = zip(torch.split(batch.states, _ROWS), torch.split(step.out, _ROWS), strict=True)
-        overlap, agreement = torch.stack([_compared(head, whole, *part) for part in parts]).sum(0).tolist()
-        counts = measure([document], draft).get("all", AcceptedCounts())
-        result.append(
-            DocumentScore(
-                kind=document.kind,
-                num_positions=len(step.out),
-                overlap=overlap,
-                agreement=agreement,
-                hits=tuple(counts.hits),
-                trials=tuple(counts.trials),
-                greedy=document.greedy,
-            )
-        )
+    Both draft the same tokens of the vocabulary. `progress` receives the number of documents that were scored.
+    """
+    layers = [read_head(folder, target) for folder in heads]
+    stored = [load_levels(folder, target.shape.hidden) for folder in heads]
+    levels = [
+        HeadLevels(own.to(torch.float32), layer.weights.norm, target.shape.eps) if own else None
+        for own, layer in zip(stored, layers, strict=True)
+    ]
+    ends = target.ends_for(layers[0].weights.target_ids)
+    whole = output_rows(target.ends, torch.arange(target.shape.vocab)).float()
+    own, base = list[ScorePair](), list[ScorePair]()
+    for number, ref in enumerate(refs, 1):
+        for document in read([ref]):
+            before, after = (score(*head, document, ends, whole) for head in zip(layers, levels, strict=True))
+            (base if document.kind.startswith(BASE_KIND) else own).append((before, after))
+        progress(number)
+    megabytes = sum(file.stat().st_size for file in heads[1].rglob("*") if file.is_file()) / 1e6
+    result = judge(own, base, gain=terms.gain, loss=terms.loss, megabytes=megabytes)
+    prompts = [document.tokens[: document.response_start].tolist() for document in read(refs[:_CHECKED])]
+    if result.passed and not _answers_alike(config, heads[1], prompts):
+        return replace(result, passed=False, reason="answers with its drafts differ from those without")
     return result
 
 
-def _compared(head: HeadLayer, whole: Tensor, states: Tensor, out: Tensor) -> Tensor:
-    """Return the sums over rows of `overlap` and of keyed agreement, [2]; `states` and `out` are [r, d]."""
-    p = torch.softmax(F.linear(states, whole), -1)
-    logits = torch.full_like(p, -math.inf)  # the head drafts no token outside its vocabulary
-    logits[:, head.weights.target_ids] = F.linear(out, head.weights.lm_head)
-    agreement = 1.0 - missed(logits, p, _TEMPERATURE)
-    return torch.stack([overlap_of(p, torch.softmax(logits, -1)).sum(), agreement.sum()])
+@torch.no_grad()
+def score(
+    head: HeadLayer,
+    levels: HeadLevels | None,
+    document: TrainingDocument,
+    ends: TargetEnds,
+    whole: Tensor,  # [V, d] float32: the target's output head
+) -> DocumentScore:
+    """Score a head on a document; `ends` are cut to its draft vocabulary."""
+    batch = lay_flat([document], ends, len(head.config.aux_layers))
+    started = time.perf_counter()
+    [step] = unroll(head, batch.flat, 1)
+    seconds = time.perf_counter() - started
+    if document.greedy:
+        drafts = drafted(head, document, ends) if levels is None else drafted_ahead(head, levels, document, ends)
+        counts = measure([document], lambda _: drafts)["all"]
+        return DocumentScore(document.kind, tuple(counts.hits), tuple(counts.trials), seconds=seconds)
+    overlap, nothing = 0.0, (0,) * DEPTH
+    for states, out in zip(torch.split(batch.states, _ROWS), torch.split(step.out, _ROWS), strict=True):
+        q = torch.zeros(len(out), len(whole))  # the head drafts no token outside its vocabulary
+        q[:, head.weights.target_ids] = torch.softmax(F.linear(out, head.weights.lm_head), -1)
+        overlap += float(overlap_of(torch.softmax(F.linear(states, whole), -1), q).sum())
+    return DocumentScore(document.kind, nothing, nothing, overlap, len(step.out), seconds)
 
 
 def overlap_of(p: Tensor, q: Tensor) -> Tensor:  # [r]
@@ -127,14 +150,7 @@ def overlap_of(p: Tensor, q: Tensor) -> Tensor:  # [r]
 
 
 def judge(
-    own: Sequence[ScorePair],
-    base: Sequence[ScorePair],
-    *,
-    gain: float,
-    loss: float,
-    megabytes: float,
-    ms: tuple[float, float],
-    seed: int = 0,
+    own: Sequence[ScorePair], base: Sequence[ScorePair], *, gain: float, loss: float, megabytes: float
 ) -> EvaluationResult:
     """Compare scores of the same documents by a paired bootstrap over documents.
 
@@ -142,36 +158,34 @@ def judge(
     surely not worse by `loss` on the base text, and is neither too large nor too slow. Each is shown at 95 %: a
     candidate that gains no more than `gain` passes with a probability of 5 % at most.
     """
-    classes: dict[str, list[ScorePair]] = defaultdict(list)
-    for pair in own:
-        classes[pair[0].kind].append(pair)
-    ratios = {name: ratio(pairs, seed) for name, pairs in classes.items() if len(pairs) >= LEAST_DOCUMENTS}
-    texts = {"own text": (ratio(own, seed), gain), "base text": (ratio(base, seed), -loss)}
-    faults = [fault for name, (found, least) in texts.items() if (fault := _fault(name, found, least))]
-    faults += [
-        f"class {name}: {found.upper - 1.0:+.1%} at most, so surely worse"
-        for name, found in ratios.items()
-        if found.upper < 1.0
-    ]
+    of_own, of_base, faults = ratio(own), ratio(base), list[str]()
+    for text, found, least in (("own text", of_own, gain), ("base text", of_base, -loss)):
+        if found.num_documents < LEAST_DOCUMENTS:
+            faults.append(f"{text}: {found.num_documents} documents; at least {LEAST_DOCUMENTS} are needed")
+        elif found.lower <= 1.0 + least:
+            faults.append(f"{text}: {found.lower - 1.0:+.1%} at least; allowed: more than {least:+.1%}")
+    numbers = Counter(champion.kind for champion, _ in own)
+    kinds = [kind for kind, number in numbers.items() if number >= LEAST_DOCUMENTS]
+    by_class = {kind: ratio([pair for pair in own if pair[0].kind == kind]) for kind in kinds}
+    for kind, found in by_class.items():
+        if found.upper < 1.0:
+            faults.append(f"class {kind}: {found.upper - 1.0:+.1%} at most, so surely worse")
     if megabytes > MOST_MEGABYTES:
         faults.append(f"size: {megabytes:.1f} MB; allowed: {MOST_MEGABYTES:g}")
-    if ms[1] > MOST_SLOWER * ms[0]:
-        faults.append(f"a draft takes {ms[1]:.2f} ms; allowed: {MOST_SLOWER * ms[0]:.2f}")
-    champion, candidate = [pair[0] for pair in own], [pair[1] for pair in own]
+    if own and (slower := median(after.seconds / before.seconds for before, after in own)) > MOST_SLOWER:
+        faults.append(f"a pass takes {slower:.2f} times as long; allowed: {MOST_SLOWER:g}")
+    shown = f"{of_own.estimate - 1.0:+.1%} tokens a pass on later examples, at least {of_own.lower - 1.0:+.1%}"
     return EvaluationResult(
         passed=not faults,
-        reason=faults[0] if faults else "",
-        own=texts["own text"][0],
-        base=texts["base text"][0],
-        by_class=ratios,
-        overlap=(_overlap(champion), _overlap(candidate)),
-        first=(_first(champion), _first(candidate)),
-        megabytes=megabytes,
-        ms=ms,
+        reason=[*faults, shown][0],
+        own=of_own,
+        base=of_base,
+        by_class=by_class,
+        first=(_first(before for before, _ in own), _first(after for _, after in own)),
     )
 
 
-def ratio(pairs: Sequence[ScorePair], seed: int = 0) -> TokensRatio:
+def ratio(pairs: Sequence[ScorePair]) -> TokensRatio:
     """Return the ratio of tokens a pass, bounded by bootstrap percentiles that are widened as Student's t is.
 
     Documents of a single token, after which nothing is known, do not count.
@@ -182,7 +196,7 @@ def ratio(pairs: Sequence[ScorePair], seed: int = 0) -> TokensRatio:
     if n < 2:
         return TokensRatio(1.0, 1.0 / (DEPTH + 1), DEPTH + 1.0, n)
     figures = torch.tensor([[_figures(score) for score in pair] for pair in pairs], dtype=torch.float64)
-    drawn = torch.randint(n, (_RESAMPLES, n), generator=torch.Generator().manual_seed(seed))
+    drawn = torch.randint(n, (_RESAMPLES, n), generator=torch.Generator().manual_seed(0))
     weights = torch.zeros(_RESAMPLES, n, dtype=torch.float64).scatter_add_(1, drawn, torch.ones_like(drawn).double())
     before, after = _tokens_a_pass(torch.einsum("bn, nhf -> hbf", weights, figures))
     z = NormalDist().inv_cdf(1.0 - _LEVEL)
@@ -193,11 +207,8 @@ def ratio(pairs: Sequence[ScorePair], seed: int = 0) -> TokensRatio:
     return TokensRatio(candidate / champion, lower, upper, n)
 
 
-def _figures(score: DocumentScore) -> tuple[float, ...]:
-    """Return hits and trials by position of a greedy document, and overlap and positions of a sampled one."""
-    if score.greedy:
-        return (*score.hits[:DEPTH], *score.trials[:DEPTH], 0.0, 0.0)
-    return (*(0.0,) * 2 * DEPTH, score.overlap, score.num_positions)
+def _figures(of: DocumentScore) -> tuple[float, ...]:
+    return (*of.hits[:DEPTH], *of.trials[:DEPTH], of.overlap, of.num_positions)
 
 
 def _tokens_a_pass(figures: Tensor) -> Tensor:  # [.., 2 * DEPTH + 2] to [..]
@@ -212,18 +223,33 @@ def _tokens_a_pass(figures: Tensor) -> Tensor:  # [.., 2 * DEPTH + 2] to [..]
     return (greedy * in_greedy + sampled * in_sampled) / (in_greedy + in_sampled)
 
 
-def _fault(text: str, found: TokensRatio, least: float) -> str:
-    """Return what was not shown on a text, given the least relative gain; empty: it was."""
-    if found.num_documents < LEAST_DOCUMENTS:
-        return f"{text}: {found.num_documents} documents; at least {LEAST_DOCUMENTS} are needed"
-    if found.lower <= 1.0 + least:
-        return f"{text}: {found.lower - 1.0:+.1%} at least; allowed: more than {least:+.1%}"
-    return ""
+def _first(of: Iterable[DocumentScore]) -> float:
+    rights = [(score.hits[0] + score.overlap, score.trials[0] + score.num_positions) for score in of]
+    return sum(right for right, _ in rights) / max(1, sum(number for _, number in rights))
 
 
-def _overlap(of: Sequence[DocumentScore]) -> float:
-    return sum(score.overlap for score in of) / max(1, sum(score.num_positions for score in of))
+def _answers_alike(config: EngineConfig, head: Path, prompts: Sequence[list[int]]) -> bool:
+    """Return whether greedy answers to `prompts` are the same with a head's drafts and without."""
+    own = {"num_speculative_tokens": DEPTH, "max_requests": len(prompts), "proposers": (), "draft_head": "none"}
+    config = plain(config, max(map(len, prompts)) + _ANSWER_TOKENS).model_copy(update=own)
+    engine = assemble(config, load_model(config))
+    plainly = _answers(engine, prompts)
+    swap, _ = engine.load_head(str(head), CANDIDATE_HEAD)
+    engine.send(swap)
+    return _answers(engine, prompts) == plainly
 
 
-def _first(of: Sequence[DocumentScore]) -> float:
-    return sum(score.hits[0] for score in of) / max(1, sum(score.trials[0] for score in of))
+def _answers(engine: Engine, prompts: Sequence[list[int]]) -> list[list[int]]:
+    params = SamplingParams(temperature=0.0, max_tokens=_ANSWER_TOKENS)
+    always = SpeculationChoice("always", proposers=(CANDIDATE_HEAD,))
+    for i, prompt in enumerate(prompts):
+        # of no tenant: a head drafts for everybody in this class, in which no client is
+        request = GenerateRequest(str(i), tuple(prompt), params, traffic_class=UNCOUNTED_CLASS, speculation=always)
+        engine.send(Submit(request, time.monotonic()))
+    answers, num_ended = [list[int]() for _ in prompts], 0
+    while num_ended < len(prompts):
+        for event in engine.step():
+            if isinstance(event, Tokens):
+                answers[int(event.request_id)] += event.token_ids
+            num_ended += isinstance(event, Finished | Aborted | Failed)
+    return answers

@@ -2,13 +2,11 @@
 
 import os
 import socket
-import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from math import inf
-from pathlib import Path
 
 import structlog
 
@@ -17,7 +15,7 @@ from prolepsis.control.policy.learning_terms import LearningTerms
 from prolepsis.control.store.database import Database
 from prolepsis.control.store.lineage import LineageTable, RunTable
 from prolepsis.core.errors import ConfigError
-from prolepsis.core.learning import LearningRun
+from prolepsis.core.learning import LearningRun, run_folders
 from prolepsis.core.telemetry.logs import configure_logs
 from prolepsis.core.terminal.config import Settings
 from prolepsis.core.terminal.output import quiet_logs, stderr
@@ -25,11 +23,11 @@ from prolepsis.engine.commands.downloads import ensure_model
 from prolepsis.engine.models.files.store import resolve
 from prolepsis.engine.models.load import identity_of
 from prolepsis.training.held_run import LEASE_S, HeldRun
-from prolepsis.training.job import STEPS, Progress, RunFolder, learn
+from prolepsis.training.job import STEPS, Progress, learn
 from prolepsis.training.report import progress_bar
 
 TARGET_DIGITS = 16  # of a target's identity, as servers know it
-_LINE_S, _WAIT_S = 60.0, 10.0
+_LINE_S, _WAIT_S = 60.0, 30.0
 
 log = structlog.get_logger(__name__)
 
@@ -45,7 +43,7 @@ def run_learning(
     ensure_model(settings)
     engine, runs = settings.engine, RunTable(database)
     identity = identity_of(resolve(engine.model, engine.model_dir))
-    due, told = None, ""
+    due = None
     if blocks is not None and rule in blocks:
         due = Due(
             rule=rule,
@@ -59,11 +57,9 @@ def run_learning(
         if blocks is not None:
             learn_too = "" if due else f"; rules of the policy in use that learn: {', '.join(blocks) or 'none'}"
             raise ConfigError(f"{run}{learn_too}", param="rule")
-        if run != told:
-            log.info("learning_waits", reason=run)
-        told = run
+        log.info("learning_waits", reason=run)
         time.sleep(_WAIT_S)
-    in_background()
+    os.nice(19)  # the lowest priority
     with _shown(run.rule) as say:
         return learn(engine, database, HeldRun(runs, run), say=say)
 
@@ -71,23 +67,21 @@ def run_learning(
 def take(runs: RunTable, rule: str, due: Due | None, identity: str, *, store: str) -> LearningRun | str:
     """Return the run of a rule (empty: of any), held by this process from now on; or why it cannot be.
 
-    `due`: begins one where none is under way; one that had spent its budget goes on. `identity`: of the target here.
-    `store`: the database's name.
+    `due` begins one where none is under way; one that had spent its budget goes on. `identity`: of the target here.
     """
-    holder = f"{socket.gethostname()} {os.getpid()}"
     while True:
         stored, now = runs.read(), runs.now()
         given = stored
         if stored.phase == "ended" and due is not None:
-            is_left = stored.rule == rule and stored.outcome == "stopped" and RunFolder.of(stored, store).began()
-            left = replace(stored, phase="training", outcome=None, reason="", processor_s=0.0, terms=due.terms)
-            given = left if is_left and stored.target == due.target else step(stored, due, now)[0]
-        if given.phase == "training" and _is_gone(given, store):
-            given = replace(given, leased_until=0.0)
-        after, _ = step(given, Taken(holder, now + LEASE_S), now)
+            is_left = stored.outcome == "stopped" and (run_folders(store) / stored.run_id).is_dir()
+            if is_left and (stored.rule, stored.target) == (rule, due.target):
+                given = replace(stored, phase="training", outcome=None, reason="", processor_s=0.0, terms=due.terms)
+            else:
+                given, _ = step(stored, due, now)
+        after, _ = step(given, Taken(f"{socket.gethostname()} {os.getpid()}", now + LEASE_S), now)
         if given.phase == "ended":
             return f"no run{rule and f' of {rule}'} is due"
-        if given.rule != rule and rule:
+        if rule not in ("", given.rule):
             return f"a run of {given.rule} is under way ({given.phase}), and there is one at a time"
         if not identity.startswith(given.target):
             return (
@@ -99,21 +93,6 @@ def take(runs: RunTable, rule: str, due: Due | None, identity: str, *, store: st
             return f"the run of {given.rule} is under way: {until if given.phase == 'training' else given.phase}"
         if runs.swap(after):
             return replace(after, version=after.version + 1)
-
-
-def _is_gone(run: LearningRun, store: str) -> bool:
-    """Return whether a process of this machine held the run and was killed, so that its lease need not run out."""
-    host, _, process = run.holder.partition(" ")
-    is_here = host == socket.gethostname() and bool(RunFolder.of(run, store).began())
-    return is_here and sys.platform == "linux" and not Path("/proc", process).exists()
-
-
-def in_background() -> None:
-    """Let everything else on this machine go first."""
-    os.nice(19)
-    if sys.platform == "linux":
-        with suppress(OSError):  # not allowed in some containers
-            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
 @contextmanager

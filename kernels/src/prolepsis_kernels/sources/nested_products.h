@@ -221,9 +221,10 @@ template <class L>
 void multiply_nested(const RowSuper* x, int64_t M, const uint8_t* blocks, int64_t G, float* c) {
   const int64_t second = L::block_bytes(G), count = sweeps_of(M, kSuperRows), supers = G / kSuperGroups;
   const bool spreads = kTogether == 1 ? count > 1 : SpreadSuper<L>::kSpreads && count > 2;
-  const int64_t sweep_calls = kSuperGroups * (2 / blocks_at_once((M + count - 1) / count));
   constexpr bool kAtOnce = kTogether == 1;  // all is spread before a sweep, not by the first of them
-  Stream ahead(blocks + 2 * second, 2 * second, supers * (count * sweep_calls + (kAtOnce && spreads) * 2 * kSuperGroups));
+  int64_t turns = kAtOnce && spreads ? 2 : 0;  // over all groups
+  for (int64_t sweep = 0; sweep < count; sweep++) turns += 2 / blocks_at_once(M * (sweep + 1) / count - M * sweep / count);
+  Stream ahead(blocks + 2 * second, 2 * second, supers * turns * kSuperGroups);
   const auto add_sweep = [&]<class Super>(int64_t sweep, const Super* both) {
     const int64_t first = M * sweep / count, end = M * (sweep + 1) / count;
     kAddSuper<L, Super>[end - first - 1](x + first, both, ahead, c + first * kTask);
