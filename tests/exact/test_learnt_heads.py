@@ -138,9 +138,9 @@ def test_no_alias_and_no_swap_makes_it_the_head_of_all(learnt: Learnt, alias: st
     engine = build_engine(learnt.config.model_copy(update={"draft_head": "auto"}))
     assert engine.info.draft_head is None
     assert "auto takes none that learnt from traffic" in engine.info.draft_head_reason
-    shown = {head.label: (head.num_tenants, head.auto.partition(";")[0]) for head in engine.installed_heads()}
-    assert shown["secret@1"] == (1, "serves 1 tenant")
-    assert shown["everybody@1"] == (0, "serves everybody")
+    shown = {head.label: head.auto for head in engine.installed_heads()}
+    assert shown["secret@1"] == "serves 1 tenant; auto takes none that learnt from traffic"
+    assert shown["everybody@1"] == "auto takes none that learnt from traffic"
     folder = str(find_head("secret", learnt.root).folder)
     for name in ("secret", "secret@1", folder, *(["secret@champion"] if alias else [])):
         with pytest.raises(ModelLoadError, match="secret@1 serves 1 of the tenants; allowed in draft_head: heads that"):

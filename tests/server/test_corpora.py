@@ -19,6 +19,8 @@ from prolepsis.control.web.intake import Intake, Uploads
 from prolepsis.core.audit_event import discard
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.learning import Example
+from prolepsis.core.messages import owners
+from prolepsis.core.requests import cache_salt_of
 from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.server.corpora import EXAMPLES_S, FORGETTING_S, MOST_BYTES, Corpora
 from prolepsis.server.front.key_file import KeyFile, new_key
@@ -195,6 +197,9 @@ class OfExamples:
         return self.engine.corpora
 
 
+ACME, OTHER = (f"requests:{cache_salt_of(tenant, None)}" for tenant in ("acme", "other"))
+
+
 def served_example(number: int, **changes: object) -> Example:
     return replace(example(number, at=float(number)), tokenizer=INFO.tokenizer, **changes)  # type: ignore[arg-type]
 
@@ -209,18 +214,18 @@ async def test_the_newest_examples_of_those_who_agree_are_drafted_from(store: St
     unread = [replace(served_example(10, tenant="other"), tokenizer="another"), served_example(22, tenant="withdrawn")]
     keep(store.database, *mine, *others, *unread)
     server = OfExamples(store, code=("acme", "other"))
-    assert await server.after() == {"tenant:acme": tokens(*mine[2:]), "tenant:other": tokens(*others)}
+    assert await server.after() == {ACME: tokens(*mine[2:]), OTHER: tokens(*others)}
     assert server.metrics.registry.get_sample_value("prolepsis_corpus_tokens") == 30
     keep(store.database, newer := served_example(7))
-    assert await server.after(EXAMPLES_S - 1.0) == {"tenant:acme": tokens(*mine[2:]), "tenant:other": tokens(*others)}
-    assert (await server.after(1.0))["tenant:acme"] == tokens(*mine[3:], newer)
+    assert await server.after(EXAMPLES_S - 1.0) == {ACME: tokens(*mine[2:]), OTHER: tokens(*others)}
+    assert (await server.after(1.0))[ACME] == tokens(*mine[3:], newer)
 
 
 async def test_all_examples_together_have_a_bound(store: Store) -> None:
     examples = [served_example(1), served_example(2, tenant="other"), served_example(3, tenant="third")]
     keep(store.database, *examples)
     server = OfExamples(store, in_all=14, code=("acme", "other", "third"))
-    assert await server.after() == {"tenant:acme": tokens(examples[0]), "tenant:other": tokens(examples[1])}
+    assert await server.after() == {ACME: tokens(examples[0]), OTHER: tokens(examples[1])}
 
 
 async def test_examples_of_a_tenant_who_agrees_no_longer_leave_at_once(store: Store) -> None:
@@ -228,7 +233,7 @@ async def test_examples_of_a_tenant_who_agrees_no_longer_leave_at_once(store: St
     server = OfExamples(store, code=("acme",))
     assert await server.after() != {}
     server.blocks = {}
-    assert await server.after() == {"tenant:acme": ()}
+    assert await server.after() == {ACME: ()}
 
 
 async def test_nothing_forgotten_is_drafted_from(store: Store) -> None:
@@ -236,13 +241,27 @@ async def test_nothing_forgotten_is_drafted_from(store: Store) -> None:
     server = OfExamples(store, code=("acme", "other"))
     assert len(await server.after()) == 2
     forget(store.database, tenant="acme")
-    assert await server.after() == {"tenant:acme": (), "tenant:other": ()}
-    assert (await server.after(FORGETTING_S - 1.0))["tenant:other"] == ()
-    assert await server.after(1.0) == {"tenant:acme": (), "tenant:other": tokens(other)}
+    assert await server.after() == {ACME: (), OTHER: ()}
+    assert (await server.after(FORGETTING_S - 1.0))[OTHER] == ()
+    assert await server.after(1.0) == {ACME: (), OTHER: tokens(other)}
 
 
-async def test_uploads_take_the_room_of_examples(store: Store, serve: Serve) -> None:
+async def test_uploads_take_the_room_of_examples_at_once(store: Store, serve: Serve) -> None:
+    keep(store.database, examples := served_example(1, tenant=""))
+    server = OfExamples(store, in_all=20, code=("",))
+    assert await server.after() == {"requests:": tokens(examples)}
     put(serve(), "sixteen letters ", name="a.py")
-    keep(store.database, served_example(1, tenant=""))
-    server = OfExamples(store, code=("",))
-    assert await server.after() == {"tenant:": ids("sixteen letters ")}
+    assert await server.after() == {"tenant:": ids("sixteen letters "), "requests:": ()}
+
+
+def test_only_requests_without_a_salt_draft_from_examples(serve: Serve, keys: tuple[Keys, dict[str, str]]) -> None:
+    """Others may be of another user of the tenant, who could time what a user wrote."""
+    known, key_of = keys
+    server = serve(engine := FakeEngine(), known)
+    headers = {"authorization": f"Bearer {key_of['acme']}"}
+    for salt in ({}, {"cache_salt": "user"}):
+        body = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], **salt}
+        httpx2.post(f"{server.url}/v1/chat/completions", json=body, headers=headers).raise_for_status()
+    plain, salted = (owners("acme", each.traffic_class, each.cache_salt) for each in engine.requests[-2:])
+    assert ACME in plain
+    assert ACME not in salted

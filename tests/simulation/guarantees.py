@@ -135,7 +135,7 @@ def _stage(outcome: Outcome, num_requests: int, num_canary: int, share: float) -
 class Stream:
     """One guardrail over a stream: `decide` of prolepsis.control.statistics.guardrail, for every prefix at once."""
 
-    def __init__(self, guardrail: Guardrail, share: float, fail_alpha: float) -> None:
+    def __init__(self, guardrail: Guardrail, share: float, fail_alpha: float = LEVELS.fail_alpha(GUARDRAILS)) -> None:
         self.guardrail = guardrail
         self._contrast = guardrail.measure.contrast(guardrail.better, share)
         harm = sign_of(guardrail.better)

@@ -133,7 +133,6 @@ class InstalledHead:
     size: int  # bytes of its weights
     chain_of_3: float | None  # tokens of a step with a chain of three drafted tokens, on held-out text
     auto: str = ""  # whether and why `draft_head: auto` takes it, or why not; empty for a misfit
-    num_tenants: int = 0  # tenants that it may draft for; 0: everybody
 
     @computed_field  # type: ignore[prop-decorator]
     @property

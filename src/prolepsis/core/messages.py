@@ -48,7 +48,7 @@ class StopRun(Tagged, frozen=True):
 class SetCorpora(Tagged, frozen=True):
     """Let the requests of an owner draft from these texts, in place of those before; none: from no text any more."""
 
-    owner: str  # A tenant or a route, as `owners` names it
+    owner: str  # as `owners` names it
     texts: tuple[bytes, ...]  # token ids of the target, 4 bytes each in the machine's order; the newest last
 
 
@@ -63,9 +63,9 @@ class InjectFault(Tagged, frozen=True):
     fault: EngineFault
 
 
-def owners(tenant: str, traffic_class: str) -> tuple[str, str]:
-    """Return the owners of the texts that a request may draft from: its tenant, and its route."""
-    return f"tenant:{tenant}", f"route:{traffic_class.partition('/')[0]}"
+def owners(tenant: str, traffic_class: str, cache_salt: str) -> tuple[str, str, str]:
+    """Return the owners of the texts that a request may draft from: its tenant, its route, and requests of its salt."""
+    return f"tenant:{tenant}", f"route:{traffic_class.partition('/')[0]}", f"requests:{cache_salt}"
 
 
 @dataclass(frozen=True, slots=True)

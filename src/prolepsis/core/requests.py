@@ -227,6 +227,11 @@ class SpeculationChoice:
         return self.mode != "off"
 
 
+def cache_salt_of(tenant: str, salt: str | None) -> str:
+    """Return the `cache_salt` of a tenant's requests with one salt, or without; no two pairs share one."""
+    return f"{len(tenant)}:{tenant}:{salt}" if salt else tenant and f"{len(tenant)}:{tenant}"
+
+
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
     """One prompt and how to continue it, `n` times."""

@@ -190,10 +190,7 @@ def _draft_head_slots(
     find: Callable[[str], DraftHead | None] | None,
     num_pages: int,
 ) -> Mapping[str, DraftHeadSlot]:
-    """Return a slot for the head in use, and those of other heads, which are empty.
-
-    The head in use is the one for all requests, so a head that serves certain tenants is refused there.
-    """
+    """Return a slot for the head of all requests, which serves all tenants, and empty ones for other heads."""
     find = find or partial(head_for, target=target, root=config.model_dir)
 
     def slot(name: HeadProposerName, first: DraftHead | None) -> DraftHeadSlot:
@@ -227,7 +224,6 @@ def _installed_heads(target: LoadedModel, root: Path | None) -> list[InstalledHe
             size=entry.size,
             chain_of_3=entry.provenance.chain_of_3,
             auto=seen_by_auto(entry, target.identity, root),
-            num_tenants=len(entry.provenance.serves),
         )
         for entry in list_heads(root)
     ]

@@ -24,21 +24,18 @@ class _Route:
     def begin(self, rows: Sequence[Row], may_draft: Callable[[SequenceState, str], bool]) -> None:
         """A proposer takes prompts, whose pages others may share, and all tokens of sequences that it may draft for.
 
-        It takes nothing of a sequence that it never serves: no request of the same tenant, with whom alone it shares
-        pages, is served either.
+        Of a tenant that it does not serve it takes nothing: pages are shared within a tenant only.
         """
         if self.proposer is None:
             self.takes = [True] * len(rows)
             return
-        name, serves = self.proposer.name, self.proposer.serves
+        name = self.proposer.name
         self.takes = [
-            serves(row.sequence)
-            and (
-                may_draft(row.sequence, name)
-                or (row.start < row.sequence.num_prompt_tokens and row.sequence.replays is None)
-            )
+            may_draft(row.sequence, name)
+            or (row.start < row.sequence.num_prompt_tokens and row.sequence.replays is None)
             for row in rows
         ]
+        self.takes = [takes and self.proposer.serves(row.sequence) for takes, row in zip(self.takes, rows, strict=True)]
 
     @property
     def takes_any(self) -> bool:

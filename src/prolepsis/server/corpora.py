@@ -1,15 +1,16 @@
 """Corpora: texts that tenants, or operators for a route, upload for the proposer `corpus`; /admin/corpora shows all.
 
-The newest examples of tenants who agree to learning are drafted from as well, so that a restart loses less.
+Requests without a salt draft from the newest examples of their tenant as well, so that a restart loses less.
 """
 
 import asyncio
 from array import array
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 
 from prolepsis.control.policy.learning_terms import LearningTerms
 from prolepsis.control.store.examples import EXAMPLES, ExampleTable
@@ -27,6 +28,7 @@ from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.errors import StoreUnavailable
 from prolepsis.core.facts import RequestFacts, traffic_class_of
 from prolepsis.core.messages import SetCorpora, owners
+from prolepsis.core.requests import cache_salt_of
 from prolepsis.core.telemetry.declare import gauge
 from prolepsis.engine.text.tokenizer import Tokenizer
 from prolepsis.server.known import KNOWN
@@ -83,10 +85,10 @@ class Corpora(Feature):
         self._most_of_owner = context.config.corpus_tokens
         self._most = context.config.limits.corpus_tokens_in_all
         self._ids: dict[str, bytes] = {}
-        self._sent: dict[str, tuple[str, ...]] = {}
-        """Files by owner, as the engine has them."""
+        self._sent: dict[str, tuple[bytes, ...]] = {}
+        """Texts by owner, as the engine has them."""
         self._blocks = blocks
-        self._examples: dict[str, dict[str, bytes]] = {}
+        self._examples: dict[str, list[bytes]] = {}  # by tenant
         self._monotonic = context.monotonic
         self._look_at = self._forgotten = 0.0
         self._turn = asyncio.Lock()
@@ -96,18 +98,21 @@ class Corpora(Feature):
         if self._is_kept:
             with suppress(StoreUnavailable):
                 async with self._turn:
-                    there = await self._of_examples()
-                    for file in await self._usable():
-                        there.setdefault(owner_of(file), {})[file.file_id] = self._ids[file.file_id]
-                    for owner in [*there, *(self._sent.keys() - there.keys())]:
-                        texts = there.get(owner, {})
-                        if (names := tuple(texts)) != self._sent.get(owner):
-                            self._client.send(SetCorpora(owner, _newest([*texts.values()], self._most_of_owner)))
-                            self._sent[owner] = names
-                    self._sent = {owner: names for owner, names in self._sent.items() if names}
-                    used = {name: ids for texts in there.values() for name, ids in texts.items()}
-                    self._ids = {name: ids for name, ids in self._ids.items() if name in used}
-                    self._tokens.set(sum(map(_number, used.values())))
+                    texts = defaultdict[str, list[bytes]](list)
+                    files = await self._usable()
+                    self._ids = {file.file_id: self._ids[file.file_id] for file in files}
+                    for file in files:
+                        texts[owner_of(file)].append(self._ids[file.file_id])
+                    if (blocks := self._blocks()) or self._examples:
+                        room = self._most - sum(map(_number, self._ids.values()))
+                        texts.update(await asyncio.to_thread(self._of_examples, blocks, room))
+                    for owner in {*texts, *self._sent}:
+                        newest = _newest(texts[owner], self._most_of_owner)
+                        if newest != self._sent.get(owner, ()):
+                            self._client.send(SetCorpora(owner, newest))
+                        self._sent[owner] = newest
+                    self._sent = {owner: sent for owner, sent in self._sent.items() if sent}
+                    self._tokens.set(sum(_number(ids) for sent in self._sent.values() for ids in sent))
 
     async def tokenise(self, file: TenantFile, read: Callable[[], bytes]) -> bytes:
         """Return the token ids of a file that has arrived, which `read` gives; raises `RequestRefused` if it is no text
@@ -145,30 +150,26 @@ class Corpora(Feature):
         fault, shown = self._skipped.error_of(self.name, file.file_id), (file.filename, file.num_bytes)
         return CorpusReply(file.file_id, owner_of(file), *shown, tokens, created, expires, fault)
 
-    async def _of_examples(self) -> dict[str, dict[str, bytes]]:
-        """Return the newest examples of tenants who agree to learning, by owner and id, the newest last."""
-        blocks = self._blocks()
-        if blocks or self._examples:
-            now, forgotten = self._monotonic(), await asyncio.to_thread(self._forgotten_at)
-            if forgotten != self._forgotten:
-                self._examples, self._forgotten, self._look_at = {}, forgotten, now + FORGETTING_S
-            elif now >= self._look_at:
-                self._examples, self._look_at = await asyncio.to_thread(self._read_examples, blocks), now + EXAMPLES_S
-        agreed = {owners(tenant, "")[0] for terms in blocks.values() for tenant in terms.tenants}
-        return {owner: dict(texts) for owner, texts in self._examples.items() if owner in agreed}
-
-    def _forgotten_at(self) -> float:
+    def _of_examples(self, blocks: Mapping[str, LearningTerms], room: int) -> Mapping[str, list[bytes]]:
+        """Return, by owner, the newest examples of tenants who agree to learning, with at most `room` tokens."""
         with self._database.read() as connection:
-            return forgotten_at(connection, EXAMPLES)
+            now, forgotten = self._monotonic(), forgotten_at(connection, EXAMPLES)
+        if forgotten != self._forgotten:
+            self._examples, self._forgotten, self._look_at = {}, forgotten, now + FORGETTING_S
+        held = sum(map(_number, chain.from_iterable(self._examples.values())))
+        if now >= self._look_at or held > max(0, room):
+            self._examples, self._look_at = self._read_examples(blocks, room), now + EXAMPLES_S
+        agreed = {tenant for terms in blocks.values() for tenant in terms.tenants}
+        mine = {tenant: texts for tenant, texts in self._examples.items() if tenant in agreed}
+        return {owners(tenant, "", cache_salt_of(tenant, None))[2]: texts for tenant, texts in mine.items()}
 
-    def _read_examples(self, blocks: Mapping[str, LearningTerms]) -> dict[str, dict[str, bytes]]:
-        table, tokenizer = ExampleTable(self._database), self._client.info.tokenizer
-        found, room = dict[str, dict[str, bytes]](), self._most - sum(map(_number, self._ids.values()))
+    def _read_examples(self, blocks: Mapping[str, LearningTerms], room: int) -> dict[str, list[bytes]]:
+        table, found = ExampleTable(self._database), defaultdict[str, list[bytes]](list)
         for rule, tenant in [(rule, tenant) for rule, terms in blocks.items() for tenant in terms.tenants]:
             for example in table.read(rule, tenants=[tenant], most_tokens=min(room, self._most_of_owner)):
-                if example.tokenizer == tokenizer:
+                if example.tokenizer == self._client.info.tokenizer:
                     ids = array("i", (*example.prompt, *example.answer)).tobytes()
-                    found.setdefault(owners(tenant, "")[0], {})[example.example_id] = ids
+                    found[tenant].append(ids)
                     room -= _number(ids)
         return found
 
@@ -210,7 +211,7 @@ def is_corpus(file: TenantFile) -> bool:
 def owner_of(file: TenantFile) -> str:
     """Return whose requests may draft from a corpus, as the engine names it."""
     route = file.purpose.partition(":")[2]
-    of_tenant, of_route = owners(file.tenant, traffic_class_of(RequestFacts(route=route)))
+    of_tenant, of_route, _ = owners(file.tenant, traffic_class_of(RequestFacts(route=route)), "")
     return of_route if route else of_tenant
 
 

@@ -69,16 +69,6 @@ def test_check_says_where_and_fails(here: Path) -> None:
     }
 
 
-def test_check_says_how_long_a_trial_of_a_learnt_head_takes(here: Path) -> None:
-    (here / "p.yaml").write_text("default: {mode: on, learning: {tenants: '', stages: 50}}\n")
-    document = json.loads(policy("check", "p.yaml", "--json", "--requests-per-s", "5").stdout)
-    assert [(stage["rule"], stage["stage"]) for stage in document["rollouts"]] == [
-        ("default, a trial", "shadow"),
-        ("default, a trial", "canary 50%"),
-    ]
-    assert all(stage["most_s"] < stage["longest_s"] == 7 * 86400.0 for stage in document["rollouts"])
-
-
 def test_strict_counts_warnings(here: Path) -> None:
     (here / "p.yaml").write_text("default: {shadow_percentage: 5}\n")
     assert policy("check", "p.yaml").exit_code == 0

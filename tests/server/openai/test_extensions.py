@@ -15,10 +15,9 @@ from prolepsis.control.web.caller import Caller, Role
 from prolepsis.control.web.errors import RequestRefused
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.messages import Abort
-from prolepsis.core.requests import SpecMode, SpeculationChoice
+from prolepsis.core.requests import SpecMode, SpeculationChoice, cache_salt_of
 from prolepsis.server.openai.replies import MetricsReply
 from prolepsis.server.preparing.bodies import SpeculationBody
-from prolepsis.server.preparing.prepare import scope
 from prolepsis.server.preparing.speculation import requested_speculation
 from prolepsis.server.run import bind
 from tests.server.conftest import Served, served
@@ -36,28 +35,28 @@ def caller(*roles: Role) -> Caller:
 @pytest.mark.parametrize("mode", ["auto", "off", None])
 def test_a_client_may_turn_speculation_off(mode: SpecMode | None) -> None:
     body = SpeculationBody(mode=mode, emit="token", metrics=True)
-    decision = decide_alone(requested_speculation(body, None, caller("client"), ("suffix",)))
+    decision = decide_alone(requested_speculation(body, {}, caller("client"), ("suffix",)))
     assert decision.choice.enabled == (mode != "off")
     assert (decision.emit, decision.requested.metrics, decision.choice.mode) == ("token", True, mode or "auto")
 
 
 @pytest.mark.parametrize(
-    ("body", "header", "param"),
+    ("body", "headers", "param"),
     [
-        (SpeculationBody(mode="always"), None, "speculation.mode"),
-        (SpeculationBody(mode="shadow"), None, "speculation.mode"),
-        (SpeculationBody(max_depth=0), None, "speculation.max_depth"),
-        (SpeculationBody(proposer="suffix"), None, "speculation.proposer"),
-        (None, "always", "x-spec-mode"),
+        (SpeculationBody(mode="always"), {}, "speculation.mode"),
+        (SpeculationBody(mode="shadow"), {}, "speculation.mode"),
+        (SpeculationBody(max_depth=0), {}, "speculation.max_depth"),
+        (SpeculationBody(proposer="suffix"), {}, "speculation.proposer"),
+        (None, {"x-spec-mode": "always"}, "x-spec-mode"),
     ],
 )
-def test_forcing_needs_a_role(body: SpeculationBody | None, header: str | None, param: str) -> None:
+def test_forcing_needs_a_role(body: SpeculationBody | None, headers: dict[str, str], param: str) -> None:
     with pytest.raises(RequestRefused) as refused:
-        requested_speculation(body, header, caller("client", "viewer"), ("suffix",))
+        requested_speculation(body, headers, caller("client", "viewer"), ("suffix",))
     assert (refused.value.status, refused.value.param) == (403, param)
     assert "operator" in str(refused.value)
     for role in ("operator", "admin"):
-        requested_speculation(body, header, caller("client", role), ("suffix",))
+        requested_speculation(body, headers, caller("client", role), ("suffix",))
 
 
 async def test_the_mode_may_come_as_a_header(client: Connect) -> None:
@@ -91,7 +90,8 @@ def test_a_caller_agrees_to_learning_in_body_or_header_and_a_no_outweighs_a_yes(
     in_body: bool | None, header: str | None, agreed: bool
 ) -> None:
     for body in (SpeculationBody(learn=in_body), *([None] if in_body is None else [])):
-        assert requested_speculation(body, None, caller("client"), (), header).learn is agreed
+        headers = {} if header is None else {"x-spec-learn": header}
+        assert requested_speculation(body, headers, caller("client"), ()).learn is agreed
 
 
 async def test_consent_by_header_is_yes_or_no(client: Connect) -> None:
@@ -231,14 +231,14 @@ def test_continuous_usage(shared: Served) -> None:
 
 
 def test_a_scope_is_one_tenants_with_one_salt() -> None:
-    scopes = [scope(tenant, salt) for tenant in ("", "a", "a:b", "1:a") for salt in (None, "b", "a:b", ":b")]
+    scopes = [cache_salt_of(tenant, salt) for tenant in ("", "a", "a:b", "1:a") for salt in (None, "b", "a:b", ":b")]
     assert scopes[0] == ""
     assert len(set(scopes)) == len(scopes)
 
 
-def test_a_salt_makes_a_scope(shared: Served) -> None:
+def test_a_salt_makes_a_cache_salt_of(shared: Served) -> None:
     shared.openai().chat.completions.create(**CHAT, extra_body={"cache_salt": "s"})
-    assert shared.engine.requests[-1].cache_salt == scope("", "s") != ""
+    assert shared.engine.requests[-1].cache_salt == cache_salt_of("", "s") != ""
 
 
 async def test_tokenize_and_back(client: Connect) -> None:

@@ -102,12 +102,8 @@ def forget_tenant(database: Database, tenant: str, actor: str, *, later: Collect
     event = AuditEvent(actor=actor, action="tenant.forgotten", after=after)
     with database.write() as connection:
         chain.head(connection, hold=True)
-        chain.append(connection, retirements(learnt, actor))
+        chain.append(
+            connection, [AuditEvent(actor=actor, action="head.retired", subject=head) for head in learnt.retired]
+        )
         entry = chain.erase(connection, chain.of_tenant(connection, tenant), event)
     return ForgottenTenant(num_records, learnt, entry)
-
-
-def retirements(learnt: ForgottenExamples, actor: str) -> list[AuditEvent]:
-    """Return the acts of what was forgotten, one a head that may not draft any more."""
-    why = {"because": "what it learnt from was forgotten"}
-    return [AuditEvent(actor=actor, action="head.retired", subject=label, after=why) for label in learnt.retired]

@@ -117,14 +117,8 @@ class DraftHeads(Feature):
             for head in installed
         ]
         warnings = [text for head in info.heads.values() if (text := self._standings[head].worse)]
-        return HeadsReply(
-            draft_head=info.draft_head,
-            draft_head_reason=info.draft_head_reason,
-            candidate_head=info.candidate_head,
-            learnt_head=info.learnt_head,
-            heads=heads,
-            warnings=warnings,
-        )
+        slotted = info.draft_head, info.draft_head_reason, info.candidate_head, info.learnt_head
+        return HeadsReply(*slotted, heads, warnings)
 
     async def swap(self, body: HeadSwapBody, by: str) -> HeadSwapReply:
         """Put a head in, between two steps, and try it; say what it brings if that is quick.

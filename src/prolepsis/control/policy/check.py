@@ -208,10 +208,8 @@ def _learning(path: Keys, terms: Terms, match: Match, never: Collection[str], kn
     if learning is None:
         return
     agreed, here = learning.tenants, (*path, "tenants")
-    barred = sorted({*never} & {*agreed})
-    if barred:
+    if barred := sorted({*never} & {*agreed}):
         yield _error(here, f"names {', '.join(barred)}; allowed: tenants that never_learn does not name")
-    yield from (_warning(here, f"names {name!r} twice") for name in _twice(agreed))
     matched = match.tenant.root if match.tenant is not None else ("",)
     if learning.serves == "tenant" and (len(agreed) > 1 or agreed != matched):
         shown = ", ".join(map(repr, agreed))
@@ -225,9 +223,8 @@ def _learning(path: Keys, terms: Terms, match: Match, never: Collection[str], kn
         given = "for a rule that is pinned" if terms.pinned else f"with mode {terms.mode}"
         yield _error(path, f"is given {given}; allowed: with mode on, for a rule that is not pinned")
     if named := {*(terms.proposers or ())}.intersection(NAMED_HEADS):
-        yield _error(
-            path, f"is given for a rule that names {', '.join(sorted(named))}; allowed: to leave both to trials"
-        )
+        shown = ", ".join(sorted(named))
+        yield _error(path, f"is given for a rule that names {shown}; allowed: to leave both to trials")
     if terms.rollout is not None:
         yield _warning(path, "is given with a rollout, whose place a trial takes; one begins only while that is on")
     if known.loaded is not None and set(HEAD_PROPOSERS).isdisjoint(known.loaded):

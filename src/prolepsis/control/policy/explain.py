@@ -135,8 +135,8 @@ def explain(
 ) -> ExplainedRequest:
     """Return the decision on a request with these facts, and the rules that led to it.
 
-    `refused`: parameter and message where a server refuses it before the policy does. `in_force`: terms of rules that
-    something was learnt for, in place of the policy's.
+    `refused`: parameter and message where a server refuses it before the policy does. `in_force`: terms by rule where
+    something was learnt, in place of the policy's.
     """
     tried: list[Tried] = []
     name, terms = DEFAULT_RULE, policy.default_terms

@@ -15,10 +15,6 @@ from prolepsis.core.config import (
 HOLDOUT = 5.0
 """Percent of the requests that draft with the champion to the end of a trial, for comparison."""
 _SHADOW = 5.0  # percent of the requests that draft with the candidate for comparison, before it drafts for any
-_GUARDED = (
-    GuardrailTerms(name="time", metric="latency_per_token_p50_ms", margin=0.1),
-    GuardrailTerms(name="errors", metric="error_rate", margin=0.02),
-)
 
 
 def with_trial(terms: Terms, head: str, champion: HeadProposerName, *, shadow_limit: float) -> Terms:
@@ -28,6 +24,7 @@ def with_trial(terms: Terms, head: str, champion: HeadProposerName, *, shadow_li
     `shadow_limit`: the acceptance rate, in (0, 1), that the candidate alone has to be above in the shadow stage.
     """
     assert terms.learning is not None, "a rule that learns"
+    control = terms.proposers if champion == DRAFT_HEAD else _drafting_with(terms, champion)
     rollout = TrialTerms(
         trial=head,
         stages=terms.learning.stages,
@@ -36,17 +33,16 @@ def with_trial(terms: Terms, head: str, champion: HeadProposerName, *, shadow_li
         on_inconclusive="rollback",
         max_stage_s=7 * DAY_S,
         assign_by=terms.rollout.assign_by if terms.rollout is not None else "request",
-        against=AgainstTerms(proposers=_drafting_with(terms, champion)),
+        against=AgainstTerms(proposers=control),
     )
-    better = GuardrailTerms(name="gain", metric="acceptance_length", gain=terms.learning.gain)
-    alone = GuardrailTerms(name="alone", metric="acceptance_rate", limit=shadow_limit)
-    changes = {
-        "proposers": _drafting_with(terms, CANDIDATE_HEAD),
-        "shadow_percentage": _SHADOW,
-        "guardrails": (better, *_GUARDED, alone),
-        "rollout": rollout,
-    }
-    return terms.model_copy(update=changes)
+    guardrails = (
+        GuardrailTerms(name="gain", metric="acceptance_length", gain=terms.learning.gain),
+        GuardrailTerms(name="time", metric="latency_per_token_p50_ms", margin=0.1),
+        GuardrailTerms(name="errors", metric="error_rate", margin=0.02),
+        GuardrailTerms(name="alone", metric="acceptance_rate", limit=shadow_limit),
+    )
+    changes = {"shadow_percentage": _SHADOW, "guardrails": guardrails, "rollout": rollout}
+    return terms.model_copy(update={"proposers": _drafting_with(terms, CANDIDATE_HEAD), **changes})
 
 
 def with_champion(terms: Terms) -> Terms:
@@ -54,14 +50,7 @@ def with_champion(terms: Terms) -> Terms:
     return terms.model_copy(update={"proposers": _drafting_with(terms, LEARNT_HEAD)})
 
 
-def in_shadow(terms: Terms) -> Terms:
-    """Return the terms of the requests that compare the candidate's drafts: no other proposer hides what it does."""
-    return terms.model_copy(update={"proposers": (CANDIDATE_HEAD,)})
-
-
-def _drafting_with(terms: Terms, head: str) -> tuple[str, ...] | None:
-    """Return the rule's proposers with `head` as the only draft head; `draft_head` leaves them as they are."""
-    if head == DRAFT_HEAD:
-        return terms.proposers
+def _drafting_with(terms: Terms, head: HeadProposerName) -> tuple[str, ...]:
+    """Return the rule's proposers with `head` as the only draft head."""
     own = PROPOSER_NAMES if terms.proposers is None else terms.proposers
     return head, *(name for name in own if name not in HEAD_PROPOSERS)

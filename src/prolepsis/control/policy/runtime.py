@@ -20,11 +20,11 @@ from prolepsis.control.policy.decision import (
     decide_alone,
 )
 from prolepsis.control.policy.learning_terms import LearningTerms
-from prolepsis.control.policy.learnt import in_shadow
 from prolepsis.control.policy.model import DEFAULT_RULE, Policy, Terms, control_terms
 from prolepsis.control.policy.source import PolicySource
 from prolepsis.control.web.feature import Feature
 from prolepsis.core.audit_event import SERVER, AuditEvent, Emit, discard
+from prolepsis.core.config import CANDIDATE_HEAD
 from prolepsis.core.ended import Assignment
 from prolepsis.core.facts import MAX_CLASS_RULES, OTHER_RULES, FlagDecision, RequestFacts, traffic_class_of
 from prolepsis.core.stats import Mode
@@ -81,7 +81,7 @@ class Policies(Feature):
         self.policy: Policy | None = None
         self.terms: Mapping[str, Terms] = {}
         """Terms in force by rule, the default among them: the policy's, unless something was learnt for a rule."""
-        self._learnt: dict[str, Callable[[Terms], Terms]] = {}
+        self._learnt: dict[str, Callable[[Terms], Terms] | None] = {}
         self._num_learnt = 0  # changes so far
         self._class_rules: frozenset[str] = frozenset()
         self.known = Known(loaded=loaded, flags=flags, replays=replays, bills_time=bills_time)
@@ -119,9 +119,7 @@ class Policies(Feature):
 
         It holds while the rule has terms of learning. Text and version of the policy stay as they are.
         """
-        self._learnt.pop(rule, None)
-        if change is not None:
-            self._learnt[rule] = change
+        self._learnt[rule] = change
         if self._in_force(self.policy) != self.terms:
             self._num_learnt += 1
             self._adopt(self.policy)
@@ -161,8 +159,9 @@ class Policies(Feature):
             control = control_terms(terms)
             of_control = limits_of(control, traffic_class)
             limits = of_control if limits.verifies and not of_control.verifies else limits  # both arms wait alike
-            canary = in_shadow(terms) if assignment.mode == "shadow" else terms
-            terms = canary if assignment.arm == "canary" else control
+            if assignment.mode == "shadow":  # no other proposer hides what a candidate does
+                terms = terms.model_copy(update={"proposers": (CANDIDATE_HEAD,)})
+            terms = terms if assignment.arm == "canary" else control
         contradiction = conflict(name, own if is_learnt else terms, requested)
         if contradiction is not None:
             return contradiction
@@ -204,10 +203,10 @@ class Policies(Feature):
         self.policy, self.terms = policy, terms
 
     def _in_force(self, policy: Policy | None) -> dict[str, Terms]:
-        """Return the terms of a policy with what was learnt for its rules."""
-        named = dict(policy.named_terms()) if policy is not None else {}
-        changes = {name: change for name, change in self._learnt.items() if name in named and named[name].learning}
-        return named | {name: change(named[name]) for name, change in changes.items()}
+        """Return the terms of a policy by rule, with what was learnt for them."""
+        terms = dict(policy.named_terms()) if policy is not None else {}
+        changed = {rule: self._learnt.get(rule) for rule, own in terms.items() if own.learning is not None}
+        return terms | {rule: change(terms[rule]) for rule, change in changed.items() if change is not None}
 
 
 def _conditions(in_force: Iterable[Terms]) -> Iterator[tuple[tuple[str, ...] | None, EligibilityTerms | None]]:

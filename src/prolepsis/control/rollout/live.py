@@ -64,7 +64,6 @@ class RolloutTarget:
     against: Mapping[str, object] | None = None  # terms of the control; None: it is plain
     heads: frozenset[str] = frozenset()  # proposers with a draft head that canary or control may use
     named_heads: frozenset[str] = frozenset()  # those of them that the terms of an arm name
-    trial: str = ""  # NAME@VERSION of the learnt head that is tried; empty: it is the rule's own rollout
 
 
 def targets_of(policy: Policy, model: str, in_force: Mapping[str, Terms] | None = None) -> Mapping[str, RolloutTarget]:
@@ -77,8 +76,8 @@ def targets_of(policy: Policy, model: str, in_force: Mapping[str, Terms] | None 
     for name, own in policy.named_terms():
         terms = (in_force or {}).get(name, own)
         if terms.rollout is not None:
-            trial = terms.rollout.trial if isinstance(terms.rollout, TrialTerms) else ""
-            content = json.dumps([model, conditions.get(name), _drafting(terms if trial else own)], sort_keys=True)
+            named = terms if isinstance(terms.rollout, TrialTerms) else own
+            content = json.dumps([model, conditions.get(name), _drafting(named)], sort_keys=True)
             targets[name] = RolloutTarget(
                 rollout_id=f"{name}@{sha256(content.encode()).hexdigest()[:_DIGEST_LENGTH]}",
                 rule=name,
@@ -88,7 +87,6 @@ def targets_of(policy: Policy, model: str, in_force: Mapping[str, Terms] | None 
                 against=terms.rollout.against.changes if terms.rollout.against is not None else None,
                 heads=_heads(terms, DRAFT_HEAD),
                 named_heads=_heads(terms),
-                trial=trial,
             )
     return targets
 

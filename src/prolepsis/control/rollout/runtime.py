@@ -125,10 +125,7 @@ class Rollouts(Feature):
         self._listeners.append(listener)
 
     def adopt(self, policy: Policy, in_force: Mapping[str, Terms] | None = None) -> None:
-        """Roll out the rules of this policy that ask for it; the other rollouts stay where they are.
-
-        `in_force`: terms of rules that something was learnt for, in place of the policy's.
-        """
+        """Roll out the rules of this policy that ask for it, by the terms in force; others stay where they are."""
         self._policy_version = policy.full_version
         known = {live.target.rollout_id: live for live in (*self._left, *self._live.values())}
         self._live = {}

@@ -5,7 +5,6 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from itertools import accumulate
 from math import inf
 from typing import ClassVar, Self
 
@@ -43,15 +42,14 @@ class ExampleTotals:
     """Examples of one tenant and traffic class of a rule; none of them is opened to know this."""
 
     rule: str
-    tenant: str
+    tokenizer: str
     traffic_class: str
+    tenant: str
     number: int
     num_tokens: int
     num_bytes: int
+    num_sealed: int
     first_at: float
-    last_at: float
-    num_sealed: int = 0
-    tokenizer: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,44 +109,39 @@ class ExampleTable(StoreTable):
         super().__init__(database)
         self._clock = clock
 
-    def read(
-        self, rule: str, *, since: float = 0.0, tenants: Collection[str] | None = None, most_tokens: float = inf
-    ) -> Iterator[Example]:
-        """Yield a rule's examples that are later than `since`, oldest first, of `tenants` or of all.
+    def read(self, rule: str, *, tenants: Collection[str] | None = None, most_tokens: float = inf) -> Iterator[Example]:
+        """Yield the newest of a rule's examples, oldest first, of `tenants` or of all, with `most_tokens` together.
 
-        Of all they are the newest, with `most_tokens` together. Those that cannot be opened are skipped, and the log
-        has their number (`examples_not_opened`).
+        Those that cannot be opened are skipped, and the log has their number (`examples_not_opened`).
         """
-        which = [_of_rule(rule), of.at > since, *([] if tenants is None else [of.by.in_([*tenants])])]
-        with self._database.read() as connection:
-            query = select(of.key, of.version).where(_EXAMPLES.are(*which)).order_by(of.at.desc(), of.key.desc())
-            newest = connection.execute(query).all()
-        sums = accumulate(num_tokens for _, num_tokens in newest)
-        keys = [key for (key, _), num in zip(newest, sums, strict=True) if num <= most_tokens][::-1]
-        num_unopened = 0
-        for start in range(0, len(keys), _PAGE):
-            page = keys[start : start + _PAGE]
-            with self._database.read() as connection:
-                found = {row.key: row for row in _EXAMPLES.list(connection, of.key.in_(page))}
-                examples = [_opened(found[key], keys_of(connection)) for key in page if key in found]
-            num_unopened += examples.count(None)
-            yield from (example for example in examples if example is not None)
+        which = [_of_rule(rule), *([] if tenants is None else [of.by.in_([*tenants])])]
+        query = select(of.key, of.text, of.version).where(_EXAMPLES.are(*which)).order_by(of.at.desc(), of.key.desc())
+        found, num_tokens, num_unopened = list[tuple[str, str]](), 0, 0
+        query = query.execution_options(yield_per=_PAGE)
+        with self._database.read() as connection, connection.execute(query) as rows:
+            keys = keys_of(connection)
+            for key, text, number in rows:
+                num_tokens += number
+                if num_tokens > most_tokens:
+                    break
+                found.append((key, text))
+        for key, text in reversed(found):
+            example = _opened(key, text, keys)
+            num_unopened += example is None
+            if example is not None:
+                yield example
         if num_unopened:
-            log.error("examples_not_opened", rule=rule, number=num_unopened, of=len(keys))
+            log.error("examples_not_opened", rule=rule, number=num_unopened, of=len(found))
 
     def totals(self, *, since: float = 0.0) -> Sequence[ExampleTotals]:
         """Return what there is of later than `since`, by rule, tokenizer, traffic class and tenant."""
         place = func.substr(of.key, 1, func.length(of.key) - _ID_DIGITS - 1).label("place")
-        sums = func.sum(of.version), func.sum(func.length(of.text)), func.min(of.at), func.max(of.at)
         num_sealed = func.sum(case((of.text.startswith(PREFIX), 1), else_=0))
-        query = select(place, of.by, func.count(), *sums, num_sealed).where(_EXAMPLES.are(of.at > since))
+        sums = func.count(), func.sum(of.version), func.sum(func.length(of.text)), num_sealed, func.min(of.at)
+        query = select(place, of.by, *sums).where(_EXAMPLES.are(of.at > since)).group_by("place", of.by)
         with self._database.read() as connection:
-            rows = connection.execute(query.group_by("place", of.by).order_by("place", of.by)).all()
-        totals = list[ExampleTotals]()
-        for place_of, tenant, *numbers in rows:
-            rule, tokenizer, traffic_class = place_of.split(" ", 2)
-            totals.append(ExampleTotals(rule, tenant, traffic_class, *[*numbers, tokenizer]))
-        return totals
+            rows = connection.execute(query.order_by("place", of.by)).all()
+        return [ExampleTotals(*place_of.split(" ", 2), *others) for place_of, *others in rows]
 
     def prune(self, bounds: Mapping[str, ExampleBounds]) -> int:
         """Delete what is too old, too much or of tenants that no longer agree, by rule; return the number deleted.
@@ -156,12 +149,18 @@ class ExampleTable(StoreTable):
         Of what is too much the oldest of the largest class go first. Rules that `bounds` lacks keep nothing.
         """
         query = select(of.key, of.at, of.by, func.length(of.text)).where(_EXAMPLES.are()).order_by(of.at, of.key)
+        gone, now = list[str](), self._clock()
+        kept = {rule: defaultdict[str, deque[tuple[str, int]]](deque) for rule in bounds}  # by class, oldest first
         with self._database.read() as connection:
-            rows = [_Row(*row) for row in connection.execute(query)]
-        by_rule, now = defaultdict[str, list[_Row]](list), self._clock()
-        for row in rows:
-            by_rule[row.key.partition(" ")[0]].append(row)
-        gone = [key for rule, of_rule in by_rule.items() for key in _surplus(of_rule, bounds.get(rule), now)]
+            for key, at, tenant, size in connection.execute(query):
+                rule = key.partition(" ")[0]
+                bound = bounds.get(rule)
+                if bound is None or tenant not in bound.tenants or at < now - bound.days * DAY_S:
+                    gone.append(key)
+                else:
+                    kept[rule][key[:-_ID_DIGITS]].append((key, size))
+        for rule, by_class in kept.items():
+            gone += _surplus(by_class, bounds[rule].num_bytes)
         number = 0
         for start in range(0, len(gone), _DELETED_AT_ONCE):
             with self._database.write() as connection:
@@ -193,39 +192,19 @@ def _of_rule(rule: str) -> Condition:
     return of.begins(f"{rule} ")
 
 
-def _opened(row: StoredDocument[str], keys: AuditKeys | None) -> Example | None:
-    text = unsealed(row.value, keys, row.key)
+def _opened(key: str, stored: str, keys: AuditKeys | None) -> Example | None:
+    text = unsealed(stored, keys, key)
     try:
         return None if text is None else Example.from_json(text)
     except ValidationError:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    key: str
-    at: float
-    tenant: str
-    size: int  # bytes
-
-
-def _surplus(rows: Sequence[_Row], bounds: ExampleBounds | None, now: float) -> list[str]:
-    """Return the keys of those of a rule's examples, oldest first, that are not to be kept."""
-    if bounds is None:
-        return [row.key for row in rows]
-    gone, sizes, kept = list[str](), Counter[str](), defaultdict[str, deque[_Row]](deque)
-    for row in rows:
-        if row.at < now - bounds.days * DAY_S or row.tenant not in bounds.tenants:
-            gone.append(row.key)
-            continue
-        place = row.key[:-_ID_DIGITS]
-        kept[place].append(row)
-        sizes[place] += row.size
-    total = sizes.total()
-    while total > bounds.num_bytes:
-        largest = max(sizes, key=sizes.__getitem__)
-        oldest = kept[largest].popleft()
-        gone.append(oldest.key)
-        sizes[largest] -= oldest.size
-        total -= oldest.size
-    return gone
+def _surplus(by_class: Mapping[str, deque[tuple[str, int]]], num_bytes: int) -> Iterator[str]:
+    """Yield keys until the others have `num_bytes`; takes keys with their sizes by class, the oldest first."""
+    sizes = Counter({name: sum(size for _, size in rows) for name, rows in by_class.items()})
+    while sizes.total() > num_bytes:
+        [(largest, _)] = sizes.most_common(1)
+        key, size = by_class[largest].popleft()
+        sizes[largest] -= size
+        yield key

@@ -20,6 +20,8 @@ from prolepsis.core.errors import InvalidParameter, StoreConflict
 from prolepsis.core.json_value import digest_of
 from prolepsis.core.learning import DatasetManifest, HeadLineage, LearningRun, tenant_digest
 
+Heads = Mapping[str, HeadLineage]
+"""By NAME@VERSION."""
 _DATASETS = Documents("dataset", DatasetManifest.from_json, DatasetManifest.to_json)
 _HEADS = Documents("head", HeadLineage.from_json, HeadLineage.to_json)
 _RUNS = Documents("learning_run", LearningRun.from_json, LearningRun.to_json)
@@ -62,37 +64,29 @@ class LineageTable(StoreTable):
                 lineage = replace(lineage, retired="what it learnt from was forgotten")
             return bool(_HEADS.add(connection, [StoredDocument(label, lineage, lineage.made_at)]))
 
-    def heads(self) -> Mapping[str, HeadLineage]:
+    def heads(self) -> Heads:
         with self._database.read() as connection:
             return _heads(connection)
 
     def promoted(self, label: str) -> None:
-        """Note that a head is promoted now: others of its rule that wait for this, as touched ones, are retired."""
-        with self._database.write() as connection:
-            hold(connection, _LINEAGE)
-            heads = _heads(connection)
-            head = heads[label]
-            left = {
-                name: replace(other, retired=other.touched)
-                for name, other in heads.items()
-                if other.touched and not other.retired and other.rule == head.rule and name != label
-            }
-            _put(connection, {**left, label: replace(head, promoted_at=self._clock())})
-        _remove_weights(self._database, left)
+        """Note that a head is promoted now; touched ones of its rule, which waited for this, are retired."""
+        now = self._clock()
+        _change(
+            self._database,
+            lambda _, heads: {
+                name: replace(head, promoted_at=now) if name == label else replace(head, retired=head.touched)
+                for name, head in heads.items()
+                if name == label or (head.touched and not head.retired and head.rule == heads[label].rule)
+            },
+        )
 
     def retire(self, label: str, why: str) -> bool:
-        """Bar a head from drafting from now on, delete its weights here, and return whether it was not retired before.
+        """Bar a head from drafting from now on, delete its weights here, and return whether it might draft before."""
 
-        Returns False too if there is no such head.
-        """
-        with self._database.write() as connection:
-            hold(connection, _LINEAGE)
-            head = _heads(connection).get(label)
-            is_new = head is not None and not head.retired
-            if head is not None and is_new:
-                _put(connection, {label: replace(head, retired=why)})
-        _remove_weights(self._database, [label])
-        return is_new
+        def change(_: Connection, heads: Heads) -> Heads:
+            return {label: replace(heads[label], retired=why)} if label in heads and not heads[label].retired else {}
+
+        return bool(_change(self._database, change))
 
     def put_weights(self, label: str, archive: bytes) -> None:
         """Keep the archive of a head (`engine.models.heads.exchange.archive_of`) for servers of other machines."""
@@ -165,22 +159,36 @@ def forget(
     if tenant is None and not request_id and not rule:
         raise InvalidParameter("nothing is named; allowed: a tenant, a request or a rule", param="tenant")
     note_forgotten(database, EXAMPLES)
-    ids = _example_ids(database, request_id) if request_id else frozenset()
+    ids = set[str]()
+    if request_id:
+        with database.read() as connection:
+            named = records.find(connection, [request_id], _MOST_NAMED)
+        ids = {example_id(each) for each in (request_id, *(str(row["request_id"]) for row in named))}
     number = examples.remove(database, tenant=tenant, ids=ids, rule=rule)
     what = "request" if request_id else "examples of the rule" if tenant is None else "tenant"
-    with database.write() as connection:
-        hold(connection, _LINEAGE)
+
+    def change(connection: Connection, heads: Heads) -> Heads:
         sets = _without(connection, tenant, ids, rule)
         why = f"{what} forgotten {datetime.fromtimestamp(database_time(connection), UTC):%Y-%m-%d}"
-        heads = {name: head for name, head in _heads(connection).items() if not sets.isdisjoint(head.manifests)}
-        learnt = {name: head for name, head in heads.items() if not head.retired}
+        learnt = {name: head for name, head in heads.items() if not head.retired and sets & {*head.manifests}}
         retired = {name: replace(head, retired=why) for name, head in learnt.items() if head.rule not in later}
         left = {name: head for name, head in learnt.items() if head.rule in later and not head.touched}
-        touched = {name: replace(head, touched=why) for name, head in left.items()}
-        _put(connection, {**touched, **retired})
-        all_retired = [name for name, head in _heads(connection).items() if head.retired]
-    _remove_weights(database, all_retired)
-    return ForgottenExamples(number, tuple(sorted(retired)), tuple(sorted(touched)))
+        return {**retired, **{name: replace(head, touched=why) for name, head in left.items()}}
+
+    changed = _change(database, change)
+    retired = sorted(name for name, head in changed.items() if head.retired)
+    return ForgottenExamples(number, tuple(retired), tuple(sorted(changed.keys() - {*retired})))
+
+
+def _change(database: Database, change: Callable[[Connection, Heads], Heads]) -> Heads:
+    """Put what `change` makes of all heads, one caller after another, and delete the weights of those retired."""
+    with database.write() as connection:
+        hold(connection, _LINEAGE)
+        heads = _heads(connection)
+        changed = change(connection, heads)
+        _HEADS.put(connection, [StoredDocument(label, head, head.made_at) for label, head in changed.items()])
+    _remove_weights(database, [label for label, head in {**heads, **changed}.items() if head.retired])
+    return changed
 
 
 def _without(connection: Connection, tenant: str | None, ids: Collection[str], rule: str) -> frozenset[str]:
@@ -197,23 +205,13 @@ def _without(connection: Connection, tenant: str | None, ids: Collection[str], r
     return frozenset(document.key for document in changed)
 
 
-def _example_ids(database: Database, name: str) -> frozenset[str]:
-    with database.read() as connection:
-        known = {str(row["request_id"]) for row in records.find(connection, [name], _MOST_NAMED)}
-    return frozenset(example_id(each) for each in {name, *known})
-
-
 def _key_of(manifest: DatasetManifest) -> str:
     """Return the key of a manifest as it is read again, where a whole number may have become another."""
     return digest_of(asdict(DatasetManifest.from_json(manifest.to_json())))[:16]
 
 
-def _heads(connection: Connection) -> dict[str, HeadLineage]:
+def _heads(connection: Connection) -> Heads:
     return {document.key: document.value for document in _HEADS.list(connection)}
-
-
-def _put(connection: Connection, heads: Mapping[str, HeadLineage]) -> None:
-    _HEADS.put(connection, [StoredDocument(label, head, head.made_at) for label, head in heads.items()])
 
 
 def _purpose(label: str) -> str:

@@ -43,17 +43,14 @@ def forget(database: Database, tenant: str) -> None:
 
 
 def note_forgotten(database: Database, name: str) -> None:
-    """Note, by a digest of its name, that something is forgotten now, and wait for writers that did not see it.
-
-    `name`: of a tenant, or one with a colon, which no tenant has. Raises `StoreUnavailable`.
-    """
+    """Note that a tenant, or a name with a colon, is forgotten now, and wait for writers that did not see it."""
     PeriodicWork(database).take(_forgetting(name), 0.0)
     with database.write() as connection:
         hold(connection, _forgetting(name))
 
 
 def forgotten_at(connection: Connection, name: str) -> float:
-    """Return when something was forgotten last, 0 for never; it is not until the transaction ends."""
+    """Return when something was forgotten last, 0 for never; that stays so until the transaction ends."""
     hold(connection, _forgetting(name))
     turn = _TURNS.get(connection, _forgetting(name))
     return turn.at if turn is not None else 0.0

@@ -67,12 +67,6 @@ class Provenance(BaseModel):
         return self.model_extra or {}
 
     @property
-    def audience(self) -> str:
-        """For whom it may draft, in words."""
-        number = len(self.serves)
-        return f"serves {number} tenant{'s' * (number > 1)}" if number else "serves everybody"
-
-    @property
     def chain_of_3(self) -> float | None:
         """Expected tokens of a step with a chain of 3, held out, over all kinds of prompts; None if not measured."""
         measured = self.acceptance.get("all")

@@ -15,11 +15,9 @@ from prolepsis.control.policy.check import check as check_policy
 from prolepsis.control.policy.commands import VERSIONS, PolicyPath
 from prolepsis.control.policy.explain import ExplainedRequest
 from prolepsis.control.policy.explain import diff as diff_policies
-from prolepsis.control.policy.learnt import with_trial
 from prolepsis.control.policy.model import Policy
 from prolepsis.control.rollout.forecast import ASSUMED, Forecast, forecast
 from prolepsis.control.rollout.settings import settings_of
-from prolepsis.core.config import DRAFT_HEAD
 from prolepsis.core.errors import ConfigError, UserError
 from prolepsis.core.facts import FlagDecision
 from prolepsis.core.terminal.admin import Key, Url, ask
@@ -47,7 +45,6 @@ if TYPE_CHECKING:
 app = command_group("Check, compare, explain, apply and roll back policies: which requests may speculate, and how.")
 
 _COLUMNS = {"findings": FINDINGS, "rollouts": ("rule", "stage", "expected")}
-_TRIED_ABOVE = 0.3  # acceptance that is assumed to be asked of a learnt head in shadow
 _BOUNDS = ("shadow_percentage", "pinned", "guardrails", "rollout", "audit", "learning")
 """Terms that callers cannot change."""
 
@@ -249,17 +246,12 @@ def _usable(file: Path) -> Policy:
 
 
 def _forecasts(policy: Policy, requests_per_s: float) -> list[dict[str, object]]:
-    """Return how long each stage of each rollout and trial takes, in seconds; null if no judgement is expected."""
-    replay_sample, named = settings_here().server.replay_sample, policy.named_terms()
-    rolled_out = [(name, terms) for name, terms in named if terms.rollout is not None]
-    rolled_out += [
-        (f"{name}, a trial", with_trial(terms, "", DRAFT_HEAD, shadow_limit=_TRIED_ABOVE))
-        for name, terms in named
-        if terms.learning is not None
-    ]
+    """Return how long each stage of each rollout takes, in seconds; null if no judgement is expected."""
+    replay_sample = settings_here().server.replay_sample
     return [
         {"rule": name, "stage": stage.stage, **_expected(stage)}
-        for name, terms in rolled_out
+        for name, terms in policy.named_terms()
+        if terms.rollout is not None
         for stage in forecast(settings_of(terms), requests_per_s, replay_sample)
     ]
 

@@ -15,7 +15,6 @@ from prolepsis.control.audit.log import forget_tenant
 from prolepsis.control.audit.retention import OldText, TextRetention, erase_old_texts, old_texts
 from prolepsis.control.cost.commands import prices
 from prolepsis.control.policy import versions
-from prolepsis.control.policy.source import StoredPolicy
 from prolepsis.control.store import records
 from prolepsis.control.store.configured import StoreOption, configured_database, ready_database
 from prolepsis.control.store.database import Database
@@ -137,10 +136,12 @@ def forget(
     Draft heads that learnt from its requests leave service. What the engines of this machine keep of its prompts on
     disk is deleted too.
     """
-    from prolepsis.control.learning.commands import delete_folders
+    from prolepsis.control.learning.commands import blocks_here, delete_folders
 
     with signing_database(store) as database:
-        forgotten = forget_tenant(database, tenant, actor(), later=_later(database))
+        blocks = blocks_here(settings_here(store=store), database)
+        later = [rule for rule, terms in blocks.items() if terms.on_forget == "next"]
+        forgotten = forget_tenant(database, tenant, actor(), later=later)
         delete_folders(database)
     forget_prefixes(tenant)
     facts: dict[str, object] = {
@@ -152,10 +153,3 @@ def forget(
         "by_audit_entry": forgotten.entry.seq,
     }
     print_reply(facts, as_json=as_json)
-
-
-def _later(database: Database) -> frozenset[str]:
-    """Return the rules whose heads stay until the next promotion, by the store's policy; of other rules none does."""
-    policy = StoredPolicy(database).policy
-    terms = {name: terms.learning for name, terms in (policy.named_terms() if policy else ())}
-    return frozenset(name for name, learning in terms.items() if learning and learning.on_forget == "next")

@@ -81,7 +81,7 @@ def sample_of(given: PolicyExplainBody, defaults: SamplingDefaults) -> Sample:
     if num_tokens is None and isinstance(body, CompletionBody) and not any(isinstance(p, str) for p in body.prompt):
         num_tokens = max(map(len, body.prompt))  # of token ids
     try:
-        requested = requested_speculation(body.speculation, context.spec_mode, caller, PROPOSER_NAMES)
+        requested = requested_speculation(body.speculation, context.headers, caller, PROPOSER_NAMES)
     except RequestRefused as error:
         refused = error
     facts = request_facts(
@@ -96,10 +96,7 @@ def sample_of(given: PolicyExplainBody, defaults: SamplingDefaults) -> Sample:
 
 
 def explained(policy: Policy, sample: Sample, in_force: Mapping[str, Terms] | None = None) -> ExplainedRequest:
-    """Return what a policy makes of the sample, which a server refuses where its caller lacks a role.
-
-    `in_force`: terms of rules that something was learnt for, in place of the policy's.
-    """
+    """Return what a policy makes of the sample, which a server refuses where its caller lacks a role."""
     refused = None
     if sample.refused is not None:
         refused = {"param": sample.refused.param or "", "message": str(sample.refused)}

@@ -16,7 +16,7 @@ from prolepsis.core.engine_client import EngineClient
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.facts import traffic_class_of
 from prolepsis.core.kill_scope import request_scopes
-from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams
+from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams, cache_salt_of
 from prolepsis.engine.text.answer_formats.fenced import Fits, skeletons
 from prolepsis.engine.text.tokenizer import Tokenizer
 from prolepsis.server.admission.controller import AdmissionController
@@ -140,9 +140,7 @@ def _checked(body: GenerationBody, context: RequestContext, model: ModelParts) -
     if body.stream_options is not None and not body.stream:
         raise InvalidParameter("stream_options is given; allowed: only where stream is true", param="stream_options")
     proposers = model.client.info.proposers
-    requested = requested_speculation(
-        body.speculation, context.spec_mode, context.caller, proposers, context.spec_learn
-    )
+    requested = requested_speculation(body.speculation, context.headers, context.caller, proposers)
     model.admission.check_open(context.caller)
     return requested
 
@@ -193,7 +191,7 @@ async def _decided(
         replace(
             request,
             request_id=f"{prefix}-{own}" if i == 0 else f"{prefix}-{own}-{i}",
-            cache_salt=scope(context.caller.tenant, body.cache_salt),
+            cache_salt=cache_salt_of(context.caller.tenant, body.cache_salt),
             traffic_class=traffic_class,
             kill_scopes=request_scopes(facts, traffic_class, decision.rule),
             speculation=decision.choice,
@@ -214,8 +212,3 @@ async def _decided(
     if requested.learn and not prepared.learns:
         context.warn("nothing is learnt: that takes a rule with learning for the tenant, n 1 and no cache_salt")
     return prepared
-
-
-def scope(tenant: str, salt: str | None) -> str:
-    """Return the scope of one tenant's requests with one salt; no two pairs share one."""
-    return f"{len(tenant)}:{tenant}:{salt}" if salt else tenant and f"{len(tenant)}:{tenant}"

@@ -39,14 +39,6 @@ class RequestContext:
     warn: Callable[[str], None] = lambda text: None  # says what is not done as the client asked
     clamps: bool = False  # `max_tokens` past the room of the context means that room, and so does none
 
-    @property
-    def spec_mode(self) -> str | None:
-        return self.headers.get(SPEC_MODE)
-
-    @property
-    def spec_learn(self) -> str | None:
-        return self.headers.get(SPEC_LEARN)
-
 
 def context_of(request: Request) -> RequestContext:
     """Read it from a request that sign-in let through."""

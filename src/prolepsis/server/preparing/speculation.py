@@ -1,5 +1,6 @@
 """A caller's request about speculation: read from body and header, checked against roles, answered in headers."""
 
+from collections.abc import Mapping
 from typing import get_args
 
 from prolepsis.control.policy.decision import Conflict, Decision, SpeculationRequest
@@ -32,18 +33,11 @@ def decided_by(decision: Decision) -> str:
 
 
 def requested_speculation(
-    body: SpeculationBody | None,
-    header: str | None,
-    caller: Caller,
-    proposers: tuple[str, ...],
-    learn_header: str | None = None,
+    body: SpeculationBody | None, headers: Mapping[str, str], caller: Caller, proposers: tuple[str, ...]
 ) -> SpeculationRequest:
-    """Return the caller's request; raises `InvalidParameter`, or `RequestRefused` (403) for a missing role.
-
-    `header`: of the mode; `learn_header`: of consent to learning.
-    """
+    """Return the caller's request; raises `InvalidParameter`, or `RequestRefused` (403) for a missing role."""
     given = body or _DEFAULT
-    mode = _mode(given.mode, header)
+    mode = _mode(given.mode, headers.get(SPEC_MODE))
     named = ("speculation.mode" if given.mode else SPEC_MODE, mode if mode in _FOR_OPERATORS else None)
     for field, value in (named, ("speculation.max_depth", given.max_depth), ("speculation.proposer", given.proposer)):
         if value is not None and not caller.has("operator"):
@@ -54,7 +48,7 @@ def requested_speculation(
         message = f"speculation.proposer is {given.proposer[:64]!r}; allowed: {allowed}"
         raise InvalidParameter(message, param="speculation.proposer")
     emit = given.emit if "emit" in given.model_fields_set else None
-    learns = _learns(given.learn, learn_header)
+    learns = _learns(given.learn, headers.get(SPEC_LEARN))
     return SpeculationRequest(mode, given.max_depth, given.proposer, emit, given.metrics, learns)
 
 

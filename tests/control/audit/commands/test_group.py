@@ -214,7 +214,10 @@ def test_a_tenant_is_forgotten() -> None:
     assert run("store", "forget-tenant", "").exit_code == 2
 
 
-def test_heads_that_learnt_from_a_tenant_leave_when_the_policy_says(database: Database) -> None:
+@pytest.mark.parametrize("of_file", [False, True])
+def test_heads_that_learnt_from_a_tenant_leave_when_the_policy_says(
+    database: Database, of_file: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     table = LineageTable(database)
     put(database, example(1), example(2, rule="chat"))
     for rule in ("code", "chat"):
@@ -223,8 +226,12 @@ def test_heads_that_learnt_from_a_tenant_leave_when_the_policy_says(database: Da
         assert table.add_head(f"{rule}@1", made)
     learning = "mode: on, learning: {tenants: [acme], on_forget: next}"
     policy = f"version: 1\nrules:\n- {{name: chat, match: {{tenant: acme}}, {learning}}}\ndefault: {{mode: off}}\n"
-    with database.write() as connection:
-        versions.put(connection, policy, author="ann", expect=versions.NO_VERSION)
+    if of_file:
+        (tmp_path / "policy.yaml").write_text(policy)
+        monkeypatch.setenv("PROLEPSIS_POLICY", str(tmp_path / "policy.yaml"))
+    else:
+        with database.write() as connection:
+            versions.put(connection, policy, author="ann", expect=versions.NO_VERSION)
     shown = run("store", "forget-tenant", "acme").stdout
     assert [line.split() for line in shown.splitlines() if "heads" in line or "examples" in line] == [
         ["examples", "deleted", "2"],

@@ -74,15 +74,25 @@ def test_no_tenant_sees_the_text_of_another(native: bool) -> None:
 
 def test_a_tenant_called_like_a_route_gets_nothing_of_the_route() -> None:
     proposer, context = corpora(), [1, 2, 3, 4]
-    proposer.take_corpora(SetCorpora(owners("", CLASS)[1], texts([*context, 10])))
+    proposer.take_corpora(SetCorpora(owners("", CLASS, "")[1], texts([*context, 10])))
     assert drafted(proposer, FakeSequence(context, tenant="route:chat-completions")) is None
     assert drafted(proposer, FakeSequence(context, tenant="a", traffic_class=CLASS)) is not None
     assert not proposer.serves(FakeSequence(context, tenant="a", traffic_class=CLASS.replace("chat-", "")))
 
 
+@WAYS
+def test_texts_of_requests_without_a_salt_are_not_drafted_for_those_with_one(native: bool) -> None:
+    proposer, context = corpora(native), [1, 2, 3, 4]
+    proposer.take_corpora(SetCorpora("requests:1:a", texts([*context, 10])))
+    assert drafted(proposer, FakeSequence(context, tenant="a", cache_salt="1:a")) is not None
+    for salt in ("1:a:user", ""):
+        assert not proposer.serves(stranger := FakeSequence(context, tenant="a", cache_salt=salt))
+        assert drafted(proposer, stranger) is None
+
+
 def test_the_longer_match_of_tenant_and_route_counts() -> None:
     proposer = corpora()
-    proposer.take_corpora(SetCorpora(owners("", CLASS)[1], texts([3, 4, 10])))
+    proposer.take_corpora(SetCorpora(owners("", CLASS, "")[1], texts([3, 4, 10])))
     proposer.take_corpora(SetCorpora("tenant:a", texts([*range(20), 50])))
     draft = drafted(proposer, FakeSequence([*range(20)], tenant="a", traffic_class=CLASS), 1)
     assert draft is not None

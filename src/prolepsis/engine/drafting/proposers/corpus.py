@@ -1,4 +1,4 @@
-"""Proposes trees of what followed the last tokens of a sequence in the texts of its tenant and of its route.
+"""Proposes trees of what followed the last tokens of a sequence in the texts of its owners (`core.messages.owners`).
 
 The texts of one owner are one suffix index (`suffix_index.SharedIndex`), built in a thread of its own when a request of
 the owner comes first. Indexes take at most so many bytes together: those that were used longest ago are dropped, and
@@ -53,7 +53,7 @@ class CorpusProposer(Proposer):
             self._texts[owner] = message.texts
 
     def serves(self, sequence: SequenceView) -> bool:
-        return any(owner in self._texts for owner in owners(sequence.tenant, sequence.traffic_class))
+        return any(owner in self._texts for owner in _owners(sequence))
 
     def propose(self, sequences: Sequence[SequenceView], limits: Sequence[int]) -> list[Draft | None]:
         return [self._draft(sequence, limit) for sequence, limit in zip(sequences, limits, strict=True)]
@@ -68,7 +68,7 @@ class CorpusProposer(Proposer):
     def _draft(self, sequence: SequenceView, limit: int) -> Draft | None:
         """Return the draft that promises most among those of the sequence's owners."""
         drafts: list[Draft] = []
-        for owner in owners(sequence.tenant, sequence.traffic_class):
+        for owner in _owners(sequence):
             if owner not in self._texts or (owner not in self._indexes and not self._is_built(owner)):
                 continue
             index = self._indexes[owner] = self._indexes.pop(owner)  # it was used last
@@ -107,3 +107,7 @@ class CorpusProposer(Proposer):
     @property
     def _num_bytes(self) -> int:
         return sum(index.num_bytes for index in list(self._indexes.values()))
+
+
+def _owners(sequence: SequenceView) -> tuple[str, ...]:
+    return owners(sequence.tenant, sequence.traffic_class, sequence.cache_salt)

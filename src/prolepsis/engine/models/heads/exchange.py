@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import tarfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,6 +11,7 @@ from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from zipfile import BadZipFile, ZipFile, ZipInfo
 
 import torch
 from torch import Tensor
@@ -75,14 +75,11 @@ def import_head(folder: Path, name: str, root: Path | None = None) -> HeadEntry:
 
 
 def archive_of(entry: HeadEntry) -> bytes:
-    """Return a head's files as a tar file, the same for the same files, so that a server elsewhere can import it."""
+    """Return a head's files as a zip file, the same for the same files, so that a server elsewhere can import it."""
     content = BytesIO()
-    with tarfile.open(fileobj=content, mode="w") as archive:
+    with ZipFile(content, "w") as archive:
         for name in (name for name in _FILES if (entry.folder / name).is_file()):
-            data = (entry.folder / name).read_bytes()
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            archive.addfile(member, BytesIO(data))
+            archive.writestr(ZipInfo(name), (entry.folder / name).read_bytes())
     return content.getvalue()
 
 
@@ -94,15 +91,12 @@ def import_archive(content: bytes, name: str, root: Path | None = None) -> HeadE
     home = head_folder(root)
     with exclusive(home / ".import.lock"), TemporaryDirectory() as folder:
         try:
-            with tarfile.open(fileobj=BytesIO(content), mode="r:") as archive:
-                for member in archive:
-                    data = archive.extractfile(member) if member.isreg() and member.name in _FILES else None
-                    if data is None:
-                        raise ModelLoadError(f"the archive of {name} has {member.name!r}; allowed: {', '.join(_FILES)}")
-                    file = Path(folder, member.name)
+            with ZipFile(BytesIO(content)) as archive:
+                for member in {*_FILES}.intersection(archive.namelist()):
+                    file = Path(folder, member)
                     file.parent.mkdir(exist_ok=True)
-                    file.write_bytes(data.read())
-        except (tarfile.TarError, OSError) as error:
+                    file.write_bytes(archive.read(member))
+        except (BadZipFile, OSError) as error:
             raise ModelLoadError(f"the archive of {name} cannot be unpacked: {error}") from error
         if (home / name / CONFIG).is_file():
             here = find_head(str(home / name), root)

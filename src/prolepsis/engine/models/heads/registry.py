@@ -146,7 +146,9 @@ def seen_by_auto(entry: HeadEntry, identity: str, root: Path | None = None) -> s
     if entry.target_fingerprint != identity:
         return "" if entry.target_fingerprint else "it records no target, and drafts if draft_head names it"
     if entry.is_learnt:
-        return f"{entry.provenance.audience}; {AUTO} takes none that learnt from traffic"
+        number = len(entry.provenance.serves)
+        serves = f"serves {number} tenant{'s' * (number > 1)}; " if number else ""
+        return f"{serves}{AUTO} takes none that learnt from traffic"
     if not entry.shipped and not is_champion(entry, root):
         return f"it was only imported; `prolepsis models alias {entry.label} {CHAMPION}` adopts it"
     taken = fitting_entry(identity, root)
