@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection
 
-from prolepsis.control.learning.commands import stop_run
+from prolepsis.control.learning import machine as state_machine
 from prolepsis.control.store.database import Database
 from prolepsis.control.store.lineage import LineageTable, RunTable, forget
 from prolepsis.core.errors import ConfigError, StoreUnavailable
@@ -336,9 +336,13 @@ def test_too_few_examples_end_the_run(machine: Machine) -> None:
 
 def test_a_run_that_is_stopped_elsewhere_ends_here(machine: Machine) -> None:
     database = store_with(examples_of(machine))
-    held = taken(machine, database)
+    held, runs = taken(machine, database), RunTable(database)
 
-    ended = learn(machine.config, database, held, say=_at("reading", lambda: stop_run(database, RULE)), recipe=RECIPE)
+    def stop() -> None:
+        by_ann = state_machine.Ended("stopped", "by ann")
+        assert runs.swap(state_machine.step(runs.read(), by_ann, runs.now())[0])
+
+    ended = learn(machine.config, database, held, say=_at("reading", stop), recipe=RECIPE)
     assert (ended.phase, ended.outcome) == ("ended", "stopped")
     assert not [*run_folders(database.name).iterdir()]
 

@@ -83,7 +83,7 @@ def test_a_run_for_other_weights_says_what_to_do() -> None:
     runs = _runs(replace(OTHERS, leased_until=0.0, model="large", target="f" * TARGET_DIGITS))
     assert _taken(runs) == (
         f"the run of code is for the weights {'f' * 16} of large, and the model here has 0123456789abcdef: name that "
-        "one (PROLEPSIS_MODEL), or end the run with `learning run --stop`"
+        "one (PROLEPSIS_MODEL), or end the run with PUT /admin/learning"
     )
 
 

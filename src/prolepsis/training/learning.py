@@ -86,7 +86,7 @@ def take(runs: RunTable, rule: str, due: Due | None, identity: str, *, store: st
         if not identity.startswith(given.target):
             return (
                 f"the run of {given.rule} is for the weights {given.target} of {given.model}, and the model here has "
-                f"{identity[:16]}: name that one (PROLEPSIS_MODEL), or end the run with `learning run --stop`"
+                f"{identity[:16]}: name that one (PROLEPSIS_MODEL), or end the run with PUT /admin/learning"
             )
         if after == given:
             until = f"{given.holder} holds it for {given.leased_until - now:.0f} s more"

@@ -3,10 +3,12 @@
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from subprocess import Popen
+from typing import Any, cast
 
 from prolepsis.control.drafts.heads import DraftHeads
 from prolepsis.control.health.drift import Key
+from prolepsis.control.learning.following import HeadFolder
 from prolepsis.control.learning.machine import Evaluated, Taken, step
 from prolepsis.control.learning.routes import learning_routes
 from prolepsis.control.learning.runtime import LearningFeature
@@ -55,23 +57,21 @@ class FakeProcess:
         return self.status or 0
 
 
-class FakeFolder:
+class FakeFolder(HeadFolder):
     """The heads that are installed on a machine; `client` lists them."""
 
     def __init__(self, client: FakeEngineClient) -> None:
         self.client = client
         self.aliases: dict[str, str] = {}
 
-    def install(self, label: str, archive: bytes) -> None:
+    def install(self, label: str, archive: bytes, alias: str) -> None:
+        self.aliases[alias] = label
         name, version = label.split("@")
         known = [head for head in self.client.installed if head.label != label]
         head = InstalledHead(
             name=name, version=int(version), aliases=(), target="tiny", misfit=None, size=1, chain_of_3=None
         )
         self.client.installed = [*known, head]
-
-    def give_alias(self, label: str, alias: str) -> None:
-        self.aliases[alias] = label
 
     def remove(self, label: str, sha256: str) -> None:
         self.client.installed = [head for head in self.client.installed if head.label != label]
@@ -120,9 +120,9 @@ class Server:
         )
         self.learning.routes = learning_routes(self.learning)
 
-    def _start(self, run: LearningRun) -> FakeProcess:
+    def _start(self, run: LearningRun) -> "Popen[bytes]":
         self.processes.append(FakeProcess())
-        return self.processes[-1]
+        return cast("Popen[bytes]", self.processes[-1])
 
     async def tick(self) -> None:
         """Let policy, rollouts and learning do what is due."""

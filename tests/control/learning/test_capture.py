@@ -8,7 +8,7 @@ import pytest
 
 from prolepsis.control.learning.capture import CaptureFeature, redacted_example
 from prolepsis.control.policy.learning_terms import LearningTerms
-from prolepsis.control.store.examples import ExampleItem
+from prolepsis.control.store.examples import ExampleItem, ExampleTable
 from prolepsis.control.store.migrate import migrated_in_memory
 from prolepsis.control.store.queue import QueueItem
 from prolepsis.control.store.store import Store, unrecorded
@@ -74,13 +74,14 @@ class Capture:
         costs_s: float = 0.0,
         most: int = 1000,
     ) -> None:
-        """`costs_s`: thread time that an example takes."""
+        """`costs_s`: thread time that reading an example takes."""
         self.queue, self.metrics, self.clock, self.processor = Queue(), Metrics(), Clock(), Clock(0.0)
+        self.database = migrated_in_memory()
         context = Context(
             config=ServerConfig(),
             client=FakeEngine(),
             metrics=self.metrics,
-            store=store or Store(migrated_in_memory(), self.queue),
+            store=store or Store(self.database, self.queue),
             emit=discard,
             monotonic=self.clock,
             wall=self.clock,
@@ -89,7 +90,7 @@ class Capture:
         self.blocks = {"code": TERMS} if blocks is None else blocks
 
         def decode(tokens: Any) -> str:
-            self.processor.now += costs_s / 2
+            self.processor.now += costs_s
             return tokenizer.decode(tokens, skip_special_tokens=False)
 
         self.feature = CaptureFeature(
@@ -236,13 +237,13 @@ def test_requests_that_drafts_fit_are_kept_in_part() -> None:
 
 
 def test_making_examples_takes_half_a_percent_of_the_time() -> None:
-    capture, number = Capture(costs_s=0.2), 0
+    capture, number = Capture(costs_s=0.19), 0
     for _ in range(1000):
         capture.clock.now += 1.0
         capture.end(ended())
         number += len(capture.queue.made())
-    assert number == 26, "5 s of 1,000, and the one that goes beyond"
-    assert capture.count("busy") == 974
+    assert number == 27, "5 s of 1,000, and the one that goes beyond"
+    assert capture.count("busy") == 973
 
 
 def test_memory_is_bounded_and_given_back() -> None:
@@ -291,12 +292,8 @@ def redacted(prompt: str, answer: str) -> Example | None:
         (PROMPT, "Grüße 👋 an alle im Büro.", (PROMPT, "Grüße 👋 an alle im Büro.", False)),
         ("Write to ann@example.org.\n", ANSWER, ("Write to [EMAIL].\n", ANSWER, True)),
         (f"My key is {KEY}. Why?", ANSWER, ("My key is [SECRET]. Why?", ANSWER, True)),
-        (PROMPT, f"Größe: sixteen tokens. {KEY} is it", (PROMPT, "Größe: sixteen tokens. ", False)),
-        (
-            "Ask ann@example.org.\n",
-            f"{ANSWER} Write to bob@example.org now.",
-            ("Ask [EMAIL].\n", f"{ANSWER} Write to ", True),
-        ),
+        (PROMPT, f"Größe: sixteen tokens. {KEY} is it", None),
+        ("Ask ann@example.org.\n", f"{ANSWER} Write to bob@example.org now.", None),
         (PROMPT, f"It is {KEY}, as I said before.", None),
         (PROMPT, "bob@example.org is the one to ask.", None),
         ("The key is sk-abcdefghijklmn", f"opqrstuvwx0123456789. {ANSWER}", None),
@@ -309,13 +306,13 @@ def redacted(prompt: str, answer: str) -> Example | None:
         "key_in_prompt",
         "key_in_answer",
         "address_in_both",
-        "too_little_before_the_key",
+        "key_early",
         "address_first",
         "key_across",
         "address_across",
     ],
 )
-def test_marks_stand_in_the_prompt_and_end_the_answer(
+def test_marks_stand_in_the_prompt_and_an_answer_with_one_is_not_kept(
     prompt: str, answer: str, kept: tuple[str, str, bool] | None
 ) -> None:
     example = redacted(prompt, answer)
@@ -326,38 +323,21 @@ def test_marks_stand_in_the_prompt_and_end_the_answer(
     assert (*texts, example.was_redacted) == kept
 
 
-class Words(ByteTokenizer):
-    """Tokens of four bytes each, so that what is found begins inside of one."""
-
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        raw = text.encode()
-        return [int.from_bytes(raw[at : at + 4].ljust(4)) for at in range(0, len(raw), 4)]
-
-    def decode(self, token_ids: Any, *, skip_special_tokens: bool = True) -> str:
-        return b"".join(token.to_bytes(4) for token in token_ids).decode(errors="replace")
-
-
-def test_no_token_that_reaches_into_a_secret_is_kept() -> None:
-    words = Words()
-    text = 16 * "word" + f"is {KEY} and more"
-    example = Example(
-        example_id="0" * 32,
-        tokenizer="t",
-        rule="code",
-        tenant="acme",
-        traffic_class="c",
-        at=0.0,
-        prompt=tuple(words.encode("Give me the key. ")),
-        answer=tuple(words.encode(text)),
-        greedy=True,
-    )
-    kept = redacted_example(example, words.encode, words.decode)
-    assert kept is not None
-    assert words.decode(kept.answer) == 16 * "word"
-
-
-def test_what_holds_too_little_besides_a_secret_is_counted() -> None:
+def test_an_answer_with_a_secret_is_counted() -> None:
     capture = Capture()
     capture.end(ended(answer=f"{KEY} is the key."))
     assert capture.queue.made() == []
     assert capture.count("redacted") == 1
+
+
+async def test_upkeep_deletes_what_nobody_agrees_to_any_more_where_the_policy_is_known() -> None:
+    capture, is_sure = Capture(), [False]
+    capture.end(ended())
+    with capture.database.write() as connection:
+        ExampleItem.write(connection, capture.queue.items)
+    capture.blocks = {}
+    capture.feature._is_sure = lambda: is_sure[0]
+    for number in (1, 0):
+        await capture.feature.tick()
+        assert len([*ExampleTable(capture.database).read("code")]) == number
+        is_sure = [True]

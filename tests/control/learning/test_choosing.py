@@ -66,7 +66,7 @@ def test_examples_take_their_share_of_the_time_at_most() -> None:
     for _ in range(20_000):
         elapsed += 0.01
         if chooser.has_time(elapsed):
-            chooser.spent(0.03)
+            chooser.spent_s += 0.03
             spent += 0.03
     assert SHARE_OF_TIME * elapsed * 0.95 < spent <= SHARE_OF_TIME * elapsed + 0.03
 
@@ -74,6 +74,6 @@ def test_examples_take_their_share_of_the_time_at_most() -> None:
 def test_a_quiet_day_saves_up_no_more_than_a_burst() -> None:
     chooser, spent = Chooser(), 0.0
     while chooser.has_time(86_400.0) and spent < 100.0:
-        chooser.spent(0.03)
+        chooser.spent_s += 0.03
         spent += 0.03
     assert BURST_S <= spent < BURST_S + 0.04

@@ -108,7 +108,7 @@ def test_status_shows_rules_run_and_heads(database: Database) -> None:
     assert RunTable(database).swap(RUN)
     reply = _json("status")
     assert [(rule["rule"], rule["serves"], rule["num_examples"]) for rule in reply["rules"]] == [
-        ("chat", "", 2),
+        ("chat", "nobody", 2),
         ("code", "acme", 3),
     ]
     assert [run["rule"] for run in reply["runs"]] == ["code"]
@@ -124,17 +124,7 @@ def test_export_writes_ids_for_its_user_only_and_is_an_act(database: Database, t
     assert [(line["prompt"], line["answer"], line["tenant"]) for line in lines] == [([72, 105], [72, 72], "acme")] * 3
     act = _last_act()
     assert (act["action"], act["subject"]) == ("learning.exported", "code")
-    assert act["after"] == {"examples": 3, "text": False}
-
-
-def test_export_of_text_decodes_with_the_configured_model(
-    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PROLEPSIS_MODEL", str(save_target(tmp_path / "tiny")))
-    _run("export", "code", "--to", str(tmp_path / "out.jsonl"), "--text")
-    line = json.loads((tmp_path / "out.jsonl").read_text().splitlines()[0])
-    assert isinstance(line["prompt"], str)
-    assert len(line["answer"]) == 2
+    assert act["after"] == {"examples": 3}
 
 
 @pytest.mark.parametrize(("leased_until", "left"), [(1e12, ["code-1"]), (0.0, [])], ids=["held", "killed"])
@@ -150,24 +140,12 @@ def test_forget_deletes_retires_and_is_an_act(database: Database, leased_until: 
     assert [folder.name for folder in run_folders(database.name).iterdir()] == left, "a living one looks for itself"
     act = _last_act()
     assert (act["action"], act["subject"], act["tenant"]) == ("learning.forgotten", "code", "acme")
-    assert act["after"] == {"num_examples": 3, "retired": [], "touched": ["code@1"], "rule": "code"}
+    assert act["after"] == {**reply, "rule": "code"}
 
 
 def test_forget_one_request(database: Database) -> None:
     assert _json("forget", "--request", "request-1")["examples_deleted"] == 1
     assert "nothing is named" in _run("forget", code=BAD_INPUT).stderr
-
-
-def test_stop_ends_the_run_and_retires_its_head(database: Database) -> None:
-    assert "no run of code is under way" in _run("run", "code", "--stop", code=BAD_INPUT).stderr
-    _head(database)
-    assert RunTable(database).swap(replace(RUN, phase="trial", head="code@1"))
-    assert "no run of chat is under way" in _run("run", "chat", "--stop", code=BAD_INPUT).stderr
-    _run("run", "--stop")
-    run = RunTable(database).read()
-    assert (run.phase, run.outcome) == ("ended", "stopped")
-    assert run.reason.startswith("by command line, ")
-    assert LineageTable(database).heads()["code@1"].retired
 
 
 def test_a_run_of_a_rule_that_does_not_learn_is_refused(
@@ -183,4 +161,4 @@ def test_a_policy_file_comes_before_the_store(
 ) -> None:
     (tmp_path / "policy.yaml").write_text(POLICY.replace("name: code", "name: chat"))
     monkeypatch.setenv("PROLEPSIS_POLICY", str(tmp_path / "policy.yaml"))
-    assert [rule["serves"] for rule in _json("status")["rules"]] == ["acme", ""]
+    assert [rule["serves"] for rule in _json("status")["rules"]] == ["acme", "nobody"]

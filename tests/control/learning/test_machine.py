@@ -13,9 +13,6 @@ from prolepsis.control.learning.machine import (
     Ended,
     Evaluated,
     LearningEvent,
-    Promote,
-    Retire,
-    Retired,
     RolloutSeen,
     Taken,
     champion_of,
@@ -34,31 +31,29 @@ EVENTS: dict[str, LearningEvent] = {
     "failed": Evaluated("", "own text"),
     "running": RolloutSeen("running"),
     "on": RolloutSeen("on"),
-    "harm": RolloutSeen("rolled_back", "gain"),
-    "no judgement": RolloutSeen("rolled_back", "none came", harmed=False),
-    "retired": Retired("by ann"),
-    "forgotten": Retired("tenant forgotten", forgotten=True),
+    "harm": Ended("rolled_back", "gain"),
+    "forgotten": Ended("forgotten", "tenant forgotten"),
     "stopped": Ended("stopped", "by ann"),
 }
 LEADS: dict[tuple[str, str], tuple[Phase, Outcome | None]] = {
     ("ended", "due"): ("due", None),
     ("due", "taken"): ("training", None),
+    ("due", "harm"): ("ended", "rolled_back"),
+    ("due", "forgotten"): ("ended", "forgotten"),
     ("due", "stopped"): ("ended", "stopped"),
     ("training", "taken"): ("training", None),
     ("training", "passed"): ("trial", None),
     ("training", "failed"): ("ended", "rejected"),
+    ("training", "harm"): ("ended", "rolled_back"),
+    ("training", "forgotten"): ("ended", "forgotten"),
     ("training", "stopped"): ("ended", "stopped"),
     ("trial", "on"): ("settling", None),
     ("trial", "harm"): ("ended", "rolled_back"),
-    ("trial", "no judgement"): ("ended", "rejected"),
-    ("trial", "retired"): ("ended", "rolled_back"),
     ("trial", "forgotten"): ("ended", "forgotten"),
     ("trial", "stopped"): ("ended", "stopped"),
     ("settling", "on"): ("ended", "promoted"),
     ("settling", "running"): ("trial", None),
     ("settling", "harm"): ("ended", "rolled_back"),
-    ("settling", "no judgement"): ("ended", "rejected"),
-    ("settling", "retired"): ("ended", "rolled_back"),
     ("settling", "forgotten"): ("ended", "forgotten"),
     ("settling", "stopped"): ("ended", "stopped"),
 }
@@ -69,39 +64,38 @@ LEADS: dict[tuple[str, str], tuple[Phase, Outcome | None]] = {
 @pytest.mark.parametrize("event", EVENTS)
 def test_each_event_leads_on_from_the_phases_where_it_has_a_place(phase: Phase, event: str) -> None:
     run = replace(RUNNING, phase=phase, outcome="rejected" if phase == "ended" else None)
-    after, acts = step(run, EVENTS[event], NOW)
+    after, decides = step(run, EVENTS[event], NOW)
     if (phase, event) not in LEADS:
-        assert (after, acts) == (run, ())
+        assert (after, decides) == (run, False)
         return
     assert (after.phase, after.outcome) == LEADS[phase, event]
     assert after.version == 7
+    assert decides == (after.phase == "ended")
     assert after.since == (run.since if (phase, event) == ("training", "taken") else NOW)
 
 
 def test_a_promoted_head_that_is_retired_later_was_rolled_back() -> None:
     run = replace(RUNNING, phase="ended", outcome="promoted")
-    assert step(run, EVENTS["retired"], NOW)[0].outcome == "rolled_back"
+    assert step(run, EVENTS["harm"], NOW)[0].outcome == "rolled_back"
     assert step(run, EVENTS["forgotten"], NOW)[0].outcome == "forgotten"
-    assert step(step(run, EVENTS["retired"], NOW)[0], EVENTS["forgotten"], NOW)[0].outcome == "rolled_back"
+    assert step(step(run, EVENTS["harm"], NOW)[0], EVENTS["forgotten"], NOW)[0].outcome == "rolled_back"
+    assert step(run, EVENTS["stopped"], NOW) == (run, False)
 
 
 def test_a_candidate_settles_for_a_day_before_it_is_promoted() -> None:
     run = replace(RUNNING, phase="settling")
-    assert step(run, EVENTS["on"], NOW - 1.0) == (run, ())
-    assert step(run, EVENTS["on"], NOW)[1] == (Promote("code@2"),)
+    assert step(run, EVENTS["on"], NOW - 1.0) == (run, False)
+    after, decides = step(run, EVENTS["on"], NOW)
+    assert (after.outcome, after.head, decides) == ("promoted", "code@2", True)
 
 
-def test_a_head_whose_run_ends_otherwise_is_retired() -> None:
-    for phase in ("trial", "settling"):
-        run = replace(RUNNING, phase=phase)
-        for event in ("harm", "no judgement", "stopped"):
-            assert [type(act) for act in step(run, EVENTS[event], NOW)[1]] == [Retire]
-    assert step(replace(RUNNING, phase="training", head=""), EVENTS["stopped"], NOW)[1] == ()
+def test_a_run_that_ends_before_it_has_a_head_decides_about_none() -> None:
+    assert not step(replace(RUNNING, phase="training", head=""), EVENTS["stopped"], NOW)[1]
 
 
 def test_a_living_lease_keeps_others_out_and_its_holder_renews_it() -> None:
     run, _ = step(replace(RUNNING, phase="due", head=""), Taken("gpu-1", NOW + 300.0), NOW)
-    assert step(run, Taken("gpu-2", NOW + 500.0), NOW + 299.0) == (run, ())
+    assert step(run, Taken("gpu-2", NOW + 500.0), NOW + 299.0) == (run, False)
     assert step(run, Taken("gpu-1", NOW + 500.0), NOW + 299.0)[0].leased_until == NOW + 500.0
     taken, _ = step(run, Taken("gpu-2", NOW + 900.0), NOW + 300.0)
     assert (taken.run_id, taken.holder, taken.since) == (run.run_id, "gpu-2", run.since)
@@ -164,17 +158,15 @@ def test_in_any_order_no_retired_head_drafts_and_none_in_two_slots(events: list[
             made += 1
             event = Evaluated(f"code@{made}")
             heads[event.head] = lineage()
-        if isinstance(event, Retired):  # the store says so first
-            if run.head not in heads:
-                continue
-            heads[run.head] = replace(heads[run.head], retired=event.why)
+        if event in (EVENTS["harm"], EVENTS["forgotten"]) and run.phase in ("due", "training"):
+            continue  # nothing drafts that could do harm
         before = run
-        run, acts = step(run, event, now)
-        for act in acts:
-            head = heads[act.head]
-            promotes = isinstance(act, Promote)
-            heads[act.head] = replace(head, promoted_at=now) if promotes else replace(head, retired="by the run")
-        run = before if is_killed and acts else run
+        run, decides = step(run, event, now)
+        if decides:
+            head = heads[run.head]
+            promotes = run.outcome == "promoted"
+            heads[run.head] = replace(head, promoted_at=now) if promotes else replace(head, retired="by the run")
+        run = before if is_killed and decides else run
         placed = in_place(run, heads, ["code"])
         drafting = [head for head in (placed.candidate, placed.champion) if head]
         assert len(drafting) == len({*drafting})

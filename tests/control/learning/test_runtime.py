@@ -203,7 +203,7 @@ async def test_a_retired_head_leaves_the_slot_that_an_operator_gave_it(sites: Si
     sites.head("code@1", retired="tenant forgotten")
     for slot in (DRAFT_HEAD, CANDIDATE_HEAD):
         await server.client.swap_head("code@1", slot)
-    server.folder.install("auto@1", b"")
+    server.folder.install("auto@1", b"", "")
     await server.tick()
     assert "code@1" not in server.slots.values()
 
@@ -417,15 +417,3 @@ async def test_while_the_store_is_away_everything_stays(sites: Sites, monkeypatc
     await server.learning.tick()
     await server.learning.tick()
     assert server.slots == {LEARNT_HEAD: "code@1"}
-
-
-async def test_ended_runs_and_their_seconds_are_counted(sites: Sites) -> None:
-    server = Server(sites)
-    await tried(sites, server)
-    assert sites.runs.swap(replace(sites.run, processor_s=120.0))
-    await server.learning.read()
-    await server.learning.step(await server.learning.read(), Ended("stopped", "a test"))
-    await server.learning.read()
-    value = server.metrics.registry.get_sample_value
-    assert value("prolepsis_learning_runs_total", {"rule": "code", "outcome": "stopped"}) == 1.0
-    assert value("prolepsis_learning_processor_seconds_total", {"rule": "code"}) == 120.0

@@ -4,13 +4,10 @@ import asyncio
 import random
 import threading
 import time
-from bisect import bisect_right
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from itertools import takewhile
 from typing import Literal
 
 from prolepsis.control.audit.requests import Decode
@@ -27,7 +24,7 @@ from prolepsis.core.learning import Example
 from prolepsis.core.recording import recording
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stored_text import storable
-from prolepsis.core.telemetry.declare import counter, gauge
+from prolepsis.core.telemetry.declare import counter
 
 Encode = Callable[[str], Sequence[int]]
 """Returns the tokens of a text, control tokens by their names; called from the writer's thread, as is `Decode`."""
@@ -35,7 +32,6 @@ Outcome = Literal["kept", "not_chosen", "busy", "redacted", "shaped", "too_long"
 UPKEEP = "examples"  # the turn of deleting what is not to be kept any more: one replica does it for all
 UPKEEP_S = 3600.0
 LEAST_ANSWER = 16  # tokens of an answer that shows something
-_MEGABYTE = 1_000_000
 
 
 class CaptureFeature(Feature):
@@ -56,8 +52,7 @@ class CaptureFeature(Feature):
         thread_time: Callable[[], float] = time.thread_time,
         max_pending_tokens: int = 100_000,
     ) -> None:
-        """`blocks`: terms of learning by rule, of the policy in use. `is_sure`: they are what the operator wants now;
-        where they may not be, nothing is deleted.
+        """`blocks`: terms of learning by rule, of the policy in use; nothing is deleted unless it `is_sure`.
 
         `max_pending_tokens` bounds the memory of examples that are not made yet.
         """
@@ -65,7 +60,7 @@ class CaptureFeature(Feature):
         self._writer = context.store.writer
         self._encode, self._decode = encode, decode
         self._blocks, self._is_sure = blocks, is_sure
-        self.draw, self._thread_time = draw, thread_time
+        self._draw, self._thread_time = draw, thread_time
         self._max_pending = max_pending_tokens
         self._began = context.monotonic()
         self._chooser = Chooser()
@@ -73,7 +68,6 @@ class CaptureFeature(Feature):
         self._lock = threading.Lock()  # of the two before it
         text = "Requests whose tenant and caller agreed to learning, by what became of them"
         self._outcomes = counter(context.registry, "learning_examples", text, "rule", "outcome")
-        self._bytes = gauge(context.registry, "learning_bytes", "Bytes of a rule's examples in the store", "rule")
 
     def keeps(self, about: RequestAbout, request: GenerateRequest) -> Keep:
         return Keep.TOKENS if about.learns and self._writer.is_on else Keep.FIGURES
@@ -85,20 +79,28 @@ class CaptureFeature(Feature):
         if terms is None or tenant not in terms.tenants:  # or they agree no longer
             return
         for prompt in ended.prompts:
-            if prompt.answer != "cached":
-                example = self._example(ended.about, prompt)
-                outcome = unfit(prompt, example, terms) or self._not_taken(example)
-                item = ExampleItem(partial(self._made, example), tenant, example.at, partial(self._count, rule))
-                if outcome is not None:
-                    self._count(rule, outcome)
-                elif not self._writer.offer(item):
-                    self._release(example)
+            if prompt.answer == "cached":
+                continue
+            example = self._example(ended.about, prompt)
+            if outcome := unfit(prompt, example, terms) or self._not_taken(example):
+                self._count(rule, outcome)
+                continue
+            item = ExampleItem(partial(self._made, example), tenant, example.at, partial(self._count, rule))
+            if not self._writer.offer(item):
+                self._release(example)
 
     async def tick(self) -> None:
-        """Delete what is not to be kept any more, if it is this replica's turn, and show how much there is."""
-        if self._writer.is_on:
-            with suppress(StoreUnavailable):  # the writer reports it
-                await asyncio.to_thread(self._maintain, _bounds(self._blocks()), prunes=self._is_sure())
+        """Delete what is not to be kept any more, if it is this replica's turn."""
+        if not (self._writer.is_on and self._is_sure()):
+            return
+        bounds = {
+            rule: ExampleBounds(terms.days, int(terms.megabytes * 1_000_000), frozenset(terms.tenants))
+            for rule, terms in self._blocks().items()
+        }
+        database = self._context.database
+        with suppress(StoreUnavailable):  # the writer reports it
+            if await asyncio.to_thread(PeriodicWork(database).take, UPKEEP, UPKEEP_S):
+                await asyncio.to_thread(ExampleTable(database, self._context.wall).prune, bounds)
 
     def _example(self, about: RequestAbout, prompt: PromptEnded) -> Example:
         request, stats = prompt.request, prompt.stats
@@ -119,7 +121,7 @@ class CaptureFeature(Feature):
         """Return why an example is not taken; None: it is, and its memory counts from now on."""
         num_tokens = len(example.prompt) + len(example.answer)
         with self._lock:
-            if not self._chooser.choose(example.traffic_class, example.tokens_a_pass, self.draw()):
+            if not self._chooser.choose(example.traffic_class, example.tokens_a_pass, self._draw()):
                 return "not_chosen"
             elapsed_s = self._context.monotonic() - self._began
             if not self._chooser.has_time(elapsed_s) or self._pending + num_tokens > self._max_pending:
@@ -133,7 +135,7 @@ class CaptureFeature(Feature):
             clean = redacted_example(example, self._encode, self._decode)
         finally:
             with self._lock:
-                self._chooser.spent(self._thread_time() - began)
+                self._chooser.spent_s += self._thread_time() - began
             self._release(example)
         if clean is None:
             self._count(example.rule, "redacted")
@@ -146,32 +148,15 @@ class CaptureFeature(Feature):
     def _count(self, rule: str, outcome: str) -> None:
         self._outcomes.labels(rule, outcome).inc()
 
-    def _maintain(self, bounds: Mapping[str, ExampleBounds], *, prunes: bool) -> None:
-        database = self._context.database
-        table, turns = ExampleTable(database, self._context.wall), PeriodicWork(database)
-        if prunes and turns.take(UPKEEP, UPKEEP_S):
-            try:
-                table.prune(bounds)
-            except StoreUnavailable:
-                turns.give_back(UPKEEP)  # the next replica does it
-                raise
-        num_bytes = Counter(dict.fromkeys(bounds, 0))
-        for totals in table.totals():
-            num_bytes[totals.rule] += totals.num_bytes
-        for rule, number in num_bytes.items():
-            self._bytes.labels(rule).set(number)
-
 
 def unfit(prompt: PromptEnded, example: Example, terms: LearningTerms) -> Outcome | None:
     """Return why nothing is to be learnt from an answer, whatever it shows; None: it may be."""
     request, params = prompt.request, prompt.request.params
-    is_bound = (
-        request.grammar is not None or params.has_penalties or bool(params.logit_bias or params.allowed_token_ids)
-    )
-    is_forced = params.min_tokens > 0 or params.ignore_eos
+    is_bound = request.grammar is not None or bool(params.logit_bias or params.allowed_token_ids)
+    is_bound |= params.has_penalties or params.min_tokens > 0 or params.ignore_eos
     if prompt.end != "finished" or prompt.answer != "complete":
         return "unfinished"
-    if is_bound or is_forced or prompt.stats.continued or "content_filter" in prompt.finish_reasons:
+    if is_bound or prompt.stats.continued or "content_filter" in prompt.finish_reasons:
         return "shaped"  # its tokens are not of the target's own distribution, or the client had not all of them
     if len(example.prompt) > terms.max_prompt_tokens:
         return "too_long"
@@ -179,32 +164,16 @@ def unfit(prompt: PromptEnded, example: Example, terms: LearningTerms) -> Outcom
 
 
 def redacted_example(example: Example, encode: Encode, decode: Decode) -> Example | None:
-    """Return an example with marks in its prompt and an answer that ends before the first; None: too little is left.
+    """Return an example with marks in its prompt; None: something was found in the answer, or across their border.
 
-    Prompt and answer are searched as one text, so that nothing hides at their border. Takes milliseconds per thousand
-    characters: not for an event loop.
+    Takes milliseconds per thousand characters: not for an event loop.
     """
-    tokens = (*example.prompt, *example.answer)
-    prompt, whole = storable(decode(example.prompt)), storable(decode(tokens))
+    whole = storable(decode((*example.prompt, *example.answer)))
     shown = redacted_text(whole)
     if shown == whole:
         return example
+    prompt = storable(decode(example.prompt))
     clean = redacted_text(prompt)
-    if not whole.startswith(prompt) or not shown.startswith(clean):
-        return None  # what was found begins in the prompt and ends in the answer
-    answer = zip(whole[len(prompt) :], shown[len(clean) :], strict=False)
-    num_shown = len(prompt) + sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], answer))
-    ends = range(len(example.prompt), len(tokens) + 1)
-    num_tokens = bisect_right(ends, num_shown, key=lambda end: len(decode(tokens[:end]))) - 1
-    if num_tokens < LEAST_ANSWER:
+    if not whole.startswith(prompt) or shown != clean + whole[len(prompt) :]:
         return None
-    is_changed = clean != prompt
-    ids = tuple(encode(clean)) if is_changed else example.prompt
-    return replace(example, prompt=ids, answer=example.answer[:num_tokens], was_redacted=is_changed)
-
-
-def _bounds(blocks: Mapping[str, LearningTerms]) -> Mapping[str, ExampleBounds]:
-    return {
-        rule: ExampleBounds(terms.days, int(terms.megabytes * _MEGABYTE), frozenset(terms.tenants))
-        for rule, terms in blocks.items()
-    }
+    return replace(example, prompt=tuple(encode(clean)), was_redacted=True)

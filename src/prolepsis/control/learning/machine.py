@@ -1,15 +1,15 @@
 """A run of learning as a state machine: its events, the pure function that steps it, and what it puts in place.
 
 Each server makes itself alike from what is stored (`in_place`), so nothing is sent, and a server that was late, or was
-killed between two acts, follows with its next tick. Heads that are retired stay so, whatever a run says of them.
+killed between act and run, follows with its next tick. Heads that are retired stay so, whatever a run says of them.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from prolepsis.control.rollout.machine import Phase as RolloutPhase
 from prolepsis.core.config import DAY_S
-from prolepsis.core.learning import HeadLineage, LearningRun, Outcome, Phase, Trigger
+from prolepsis.core.learning import HeadLineage, LearningRun, Outcome, Phase
 
 SETTLE_S = DAY_S  # so long a candidate drafts for all but the holdout before it is promoted
 _DRAFTED, _LEAST = 8, 0.02
@@ -17,24 +17,13 @@ TRIED: tuple[Phase, ...] = ("trial", "settling")
 """Phases in which a candidate drafts for users."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Due:
-    """A run is to be made; the fields are those of `LearningRun`."""
-
-    rule: str
-    trigger: Trigger
-    why: str = ""
-    model: str = ""
-    target: str = ""
-    parent: str = ""
-    terms: Mapping[str, object] = field(default_factory=dict)
+Due = LearningRun
+"""A run that is to be made: its rule, trigger, reason, model, target, parent and terms are given."""
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A process trains, and holds the run until a time."""
-
-    holder: str
+    holder: str  # the process that trains
     until: float
 
 
@@ -46,19 +35,7 @@ class Evaluated:
 
 @dataclass(frozen=True, slots=True)
 class RolloutSeen:
-    """The trial's rollout is in a phase."""
-
-    phase: RolloutPhase
-    reason: str = ""
-    harmed: bool = True  # where it was rolled back: by harm, not for want of a judgement
-
-
-@dataclass(frozen=True, slots=True)
-class Retired:
-    """The run's head may not draft any more."""
-
-    why: str
-    forgotten: bool = False  # a tenant was, that it had learnt from
+    phase: RolloutPhase  # of the trial
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,81 +44,43 @@ class Ended:
     reason: str = ""
 
 
-LearningEvent = Due | Taken | Evaluated | RolloutSeen | Retired | Ended
+LearningEvent = LearningRun | Taken | Evaluated | RolloutSeen | Ended
 
 
-@dataclass(frozen=True, slots=True)
-class Retire:
-    head: str
-    why: str
+def step(run: LearningRun, event: LearningEvent, now: float) -> tuple[LearningRun, bool]:
+    """Return the run after an event at `now` (Unix time in seconds), and whether it decides about its head.
 
-
-@dataclass(frozen=True, slots=True)
-class Promote:
-    head: str
-
-
-LearningAct = Retire | Promote
-"""Carried out before the run is stored: each may be repeated, and none harms if another server is first."""
-Transition = tuple[LearningRun, tuple[LearningAct, ...]]
-
-
-def step(run: LearningRun, event: LearningEvent, now: float) -> Transition:
-    """Return the run after an event at `now` (Unix time in seconds), and the acts that go before it.
-
-    The same run and no act where the event has no place in its phase.
+    The head is then promoted, or else retired, before the run is stored: both may be repeated, and do no harm if
+    another server is first. The run is the same where the event has no place in its phase.
     """
-    after, acts = run, tuple[LearningAct, ...]()
+    after = run
     match run.phase, event:
-        case "ended", Due() as due:
-            after = _begun(run, due, now)
+        case "ended", LearningRun() as due:
+            after = replace(due, version=run.version, run_id=f"{due.rule}-{now:.0f}", phase="due", since=now)
         case (("due" | "training"), Taken(holder, until)) if holder == run.holder or run.leased_until <= now:
             since = now if run.phase == "due" else run.since
             after = replace(run, phase="training", since=since, holder=holder, leased_until=until)
         case "training", Evaluated("", reason):
-            after = _ended(run, "rejected", reason, now)
+            after = _released(run, "ended", "rejected", reason, now)
         case "training", Evaluated(head, reason):
-            after = replace(_released(run), phase="trial", head=head, reason=reason, since=now)
+            after = replace(_released(run, "trial", None, reason, now), head=head)
         case "trial", RolloutSeen("on"):
             after = replace(run, phase="settling", since=now)
         case "settling", RolloutSeen("on") if now - run.since >= SETTLE_S:
-            after, acts = _ended(run, "promoted", run.reason, now), (Promote(run.head),)
+            after = _released(run, "ended", "promoted", run.reason, now)
         case "settling", RolloutSeen("running" | "gate" | "held"):
             after = replace(run, phase="trial", since=now)
-        case (("trial" | "settling"), RolloutSeen("rolled_back", reason, harmed)):
-            outcome: Outcome = "rolled_back" if harmed else "rejected"
-            after, acts = _ended(run, outcome, reason, now), (Retire(run.head, reason or outcome),)
-        case (("trial" | "settling"), Retired(why, forgotten)):
-            after = _ended(run, "forgotten" if forgotten else "rolled_back", why, now)
-        case "ended", Retired(why, forgotten) if run.outcome == "promoted":
-            after = _ended(run, "forgotten" if forgotten else "rolled_back", why, now)
         case (("due" | "training" | "trial" | "settling"), Ended(outcome, reason)):
-            after, acts = _ended(run, outcome, reason, now), (Retire(run.head, reason or outcome),) if run.head else ()
-    return after, acts
+            after = _released(run, "ended", outcome, reason, now)
+        case "ended", Ended(("rolled_back" | "forgotten") as outcome, reason) if run.outcome == "promoted":
+            after = _released(run, "ended", outcome, reason, now)
+    return after, after != run and after.phase == "ended" and bool(after.head)
 
 
-def _begun(run: LearningRun, due: Due, now: float) -> LearningRun:
-    return LearningRun(
-        version=run.version,
-        run_id=f"{due.rule}-{now:.0f}",
-        phase="due",
-        since=now,
-        rule=due.rule,
-        trigger=due.trigger,
-        why=due.why,
-        model=due.model,
-        target=due.target,
-        parent=due.parent,
-        terms=due.terms,
-    )
-
-
-def _released(run: LearningRun) -> LearningRun:
-    return replace(run, holder="", leased_until=0.0, paused_until=0.0)
-
-
-def _ended(run: LearningRun, outcome: Outcome, reason: str, now: float) -> LearningRun:
-    return replace(_released(run), phase="ended", outcome=outcome, reason=reason, since=now)
+def _released(run: LearningRun, phase: Phase, outcome: Outcome | None, reason: str, now: float) -> LearningRun:
+    """Return a run that no process holds any more."""
+    free = replace(run, holder="", leased_until=0.0, paused_until=0.0)
+    return replace(free, phase=phase, outcome=outcome, reason=reason, since=now)
 
 
 @dataclass(frozen=True, slots=True)

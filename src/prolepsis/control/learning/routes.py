@@ -1,6 +1,7 @@
 """/admin/learning: what is learnt from, the run and the heads; begins and stops runs, and retires heads."""
 
 import asyncio
+from collections.abc import Collection
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -37,23 +38,25 @@ def learning_routes(feature: LearningFeature) -> list[Route]:
 
     @routes.put(LEARNING.path, roles=OPERATORS, summary="Begin or stop a run, or retire a head", errors=(404, 409))
     async def act(body: Annotated[LearningBody, read_body(LearningBody)], caller: SignedIn) -> LearningReply:
-        stored, reason = await feature.read(), await asyncio.to_thread(shown_reason, body.reason)
+        stored, rules = await feature.read(), feature.policies.learning
+        reason = await asyncio.to_thread(shown_reason, body.reason)
         why = f"by {caller.actor}" + (f": {reason}" if reason else "")
-        if body.act == "retire":
-            if body.head not in stored.heads:
-                message = f"head is {body.head!r}; allowed: {', '.join(stored.heads) or 'none was learnt'}"
-                raise RequestRefused(message, code="unknown_head", param="head", status=404)
-            await feature.retire(body.head, why, caller.actor)
-        elif body.act == "stop":
+        if body.act == "stop":
             await feature.step(stored, Ended("stopped", why), caller.actor)
+        elif body.act == "retire":
+            _check(body.head, stored.heads, "head")
+            await feature.retire(body.head, why, caller.actor)
         else:
-            rules = feature.policies.learning
-            if body.rule not in rules:
-                message = f"rule is {body.rule!r}; allowed, as they learn: {', '.join(rules) or 'none'}"
-                raise RequestRefused(message, code="unknown_rule", param="rule", status=404)
+            _check(body.rule, rules, "rule")
             if not await feature.begin(stored, body.rule, "hand", why, caller.actor):
                 message = f"A run for {stored.run.rule} is under way: {stored.run.phase}. One runs at a time."
                 raise RequestRefused(message, code="learning_under_way", param="rule", status=409)
         return await learning()
 
     return routes.all
+
+
+def _check(name: str, known: Collection[str], param: str) -> None:
+    if name not in known:
+        message = f"{param} is {name!r}; allowed: {', '.join(known) or 'none'}"
+        raise RequestRefused(message, code=f"unknown_{param}", param=param, status=404)

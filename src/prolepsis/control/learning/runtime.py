@@ -4,30 +4,19 @@ import asyncio
 import socket
 import time
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Protocol
+from subprocess import Popen
 
 import structlog
 
 from prolepsis.control.drafts.heads import DraftHeads
 from prolepsis.control.health.drift import Key
-from prolepsis.control.learning.following import Following, LearntHeads, Stored
-from prolepsis.control.learning.machine import (
-    TRIED,
-    Due,
-    Ended,
-    LearningEvent,
-    Promote,
-    Retire,
-    Retired,
-    RolloutSeen,
-    champion_of,
-    step,
-)
+from prolepsis.control.learning.following import Following, HeadFolder, Stored
+from prolepsis.control.learning.machine import TRIED, Due, Ended, LearningEvent, RolloutSeen, champion_of, step
 from prolepsis.control.learning.triggers import RuleNews, due, last_of
 from prolepsis.control.policy.runtime import Policies
-from prolepsis.control.rollout.machine import RolloutState
 from prolepsis.control.rollout.runtime import Rollouts
 from prolepsis.control.store.database import database_time
 from prolepsis.control.store.examples import ExampleTable
@@ -36,13 +25,12 @@ from prolepsis.control.store.turns import PeriodicWork
 from prolepsis.control.web.context import Context
 from prolepsis.control.web.feature import Feature
 from prolepsis.core.audit_event import SERVER, AuditEvent
-from prolepsis.core.config import DAY_S, DRAFT_HEAD, LEARNT_HEAD
+from prolepsis.core.config import CANDIDATE_HEAD, DAY_S, DRAFT_HEAD, LEARNT_HEAD
 from prolepsis.core.errors import StoreUnavailable
 from prolepsis.core.facts import rule_of_class
 from prolepsis.core.json_value import digest_of
-from prolepsis.core.learning import LearningRun, Trigger
+from prolepsis.core.learning import LearningRun, Phase, Trigger
 from prolepsis.core.reasons import Judge
-from prolepsis.core.telemetry.declare import counter
 
 LOOK_S = 60.0  # between two looks at what is due, and between two starts of a process, of all servers together
 AGAIN_S = 3600.0  # after a run that failed or was stopped, before the next one is due
@@ -50,18 +38,10 @@ WATCHED_S = 7 * DAY_S  # so long a promoted head is watched for harm
 PAUSE_S = 30.0  # for which a run pauses where requests are served beside it
 GIVEN_UP_S = 3600.0
 MOST_STARTS = 3  # of one run's process, by one server
+_ACTS: Mapping[Phase, str] = {"due": "due", "training": "started", "trial": "trial"}  # of a run that has not ended
+_TOLD = ("run_id", "rule", "head", "parent", "trigger", "why", "reason")
 
 log = structlog.get_logger(__name__)
-
-
-class Process(Protocol):
-    """A process that trains; `subprocess.Popen` is one."""
-
-    def poll(self) -> int | None: ...
-
-    def terminate(self) -> None: ...
-
-    def wait(self, timeout: float | None = None) -> int: ...
 
 
 class LearningFeature(Feature):
@@ -77,8 +57,8 @@ class LearningFeature(Feature):
         rollouts: Rollouts,
         heads: DraftHeads,
         *,
-        folder: LearntHeads,
-        start: Callable[[LearningRun], Process],
+        folder: HeadFolder,
+        start: Callable[[LearningRun], "Popen[bytes]"],
         against: Callable[[], list[tuple[Key, Judge, str]]],
         targets: Callable[[], Collection[str]],
         now: Callable[[], float] | None = None,
@@ -91,38 +71,28 @@ class LearningFeature(Feature):
         self._client, self._emit, self._monotonic = context.client, context.emit, context.monotonic
         self._start, self._against, self._served_targets = start, against, targets
         self._runs, self._lineage = RunTable(self.database, now), LineageTable(self.database, now or time.time)
-        self._examples = ExampleTable(self.database)
         self._work = PeriodicWork(self.database, now=database_time if now is None else lambda _: now())
-        self.following = Following(
-            context.client, policies, rollouts, swaps=heads, lineage=self._lineage, folder=folder
-        )
+        self.following = Following(context.client, policies, rollouts, heads, self._lineage, folder)
         self._targets: dict[str, str] = {}  # of data sets, by their keys
         self._alone = "", 0.0  # a run of a target that no server has, and since when
-        self._seen: LearningRun | None = None
-        self._process: Process | None = None
+        self._told: tuple[object, ...] = ()  # where the run was
+        self._process: Popen[bytes] | None = None
         self._num_starts = 0
         self._looks_at = 0.0
-        self._is_away = False
-        text = "Runs of learning that ended; each server counts those of all: take the maximum over servers"
-        self._ended = counter(context.registry, "learning_runs", text, "rule", "outcome")
-        text = "Processor seconds of runs of learning; each server counts those of all: take the maximum over servers"
-        self._processor_s = counter(context.registry, "learning_processor_seconds", text, "rule")
 
     async def tick(self) -> None:
         """Step the run, and follow the store; while that is away, everything stays as it is."""
-        try:
+        with suppress(StoreUnavailable):  # the writer reports it
             stored = await self.read()
             event = await self._event(stored)
             if event is not None and await self.step(stored, event):
                 stored = await self.read()
             await self.following.follow(stored)
             await self._watch(stored)
-            await self._train(stored)
-            self._is_away = False
-        except StoreUnavailable as error:
-            if not self._is_away:
-                log.error("store_failed", feature=self.name, error=str(error))
-            self._is_away = True
+            if stored.run.phase == "ended":
+                await self._look(stored)
+            elif stored.run.phase in ("due", "training") and stored.run.target == self._client.info.weights:
+                await self._train(stored)
 
     async def close(self) -> None:
         """End the process that this server started; its run goes on from its checkpoint where the next one starts."""
@@ -131,35 +101,28 @@ class LearningFeature(Feature):
             await asyncio.to_thread(self._process.wait, 10.0)
 
     async def read(self) -> Stored:
-        """Return what is in the store; raises `StoreUnavailable`."""
+        """Raises `StoreUnavailable`."""
         stored = await asyncio.to_thread(self._read)
         self._tell(stored.run)
         return stored
 
     def _read(self) -> Stored:
         run, heads, target = self._runs.read(), self._lineage.heads(), self._client.info.weights
-        unknown = {key for lineage in heads.values() for key in lineage.manifests} - self._targets.keys()
-        if unknown:
-            known = {key: manifest.target for key, manifest in self._lineage.datasets().items()}
-            self._targets |= dict.fromkeys(unknown, "") | known
-        fitting = {
-            label: lineage
-            for label, lineage in heads.items()
-            if all(self._targets[key].startswith(target) for key in lineage.manifests)
-        }
-        return Stored(run, heads, fitting, self._runs.now(), is_ours=run.target == target)
+        if not self._targets.keys() >= {key for lineage in heads.values() for key in lineage.manifests}:
+            self._targets = {key: manifest.target for key, manifest in self._lineage.datasets().items()}
+        known = {key for key, name in self._targets.items() if name.startswith(target)}
+        fitting = {label: lineage for label, lineage in heads.items() if known.issuperset(lineage.manifests)}
+        return Stored(run, heads, fitting, self._runs.now())
 
     async def step(self, stored: Stored, event: LearningEvent, by: str = SERVER) -> bool:
         """Carry out and store what an event leads to; return whether it changed the run, and no one was faster."""
-        after, acts = step(stored.run, event, stored.now)
+        after, decides = step(stored.run, event, stored.now)
         if after == stored.run:
             return False
-        for act in acts:
-            match act:
-                case Promote(head):
-                    await asyncio.to_thread(self._lineage.promoted, head)
-                case Retire(head, why):
-                    await self.retire(head, why, by)
+        if decides and after.outcome == "promoted":
+            await asyncio.to_thread(self._lineage.promoted, after.head)
+        elif decides:
+            await self.retire(after.head, after.reason or str(after.outcome), by)
         is_first = await asyncio.to_thread(self._runs.swap, after)
         if is_first:
             self._tell(after, by)
@@ -172,33 +135,31 @@ class LearningFeature(Feature):
 
     async def begin(self, stored: Stored, rule: str, trigger: Trigger, why: str, by: str = SERVER) -> bool:
         """Make a run due, from the rule's champion; return whether it was, as no other is under way."""
-        terms, info = self.policies.learning[rule], self._client.info
+        info, terms = self._client.info, self.policies.learning[rule].model_dump(mode="json")
         parent = champion_of(stored.fitting, [rule], to_learn_from=True)
-        event = Due(
-            rule=rule,
-            trigger=trigger,
-            why=why,
-            model=info.model,
-            target=info.weights,
-            parent=parent,
-            terms=terms.model_dump(mode="json"),
+        due = Due(
+            rule=rule, trigger=trigger, why=why, model=info.model, target=info.weights, parent=parent, terms=terms
         )
-        return await self.step(stored, event, by)
+        return await self.step(stored, due, by)
 
     async def _event(self, stored: Stored) -> LearningEvent | None:
         """Return what has happened to the run, as far as this server sees it."""
         run, lineage = stored.run, stored.heads.get(stored.run.head)
         event: LearningEvent | None = None
         if lineage is not None and lineage.retired:
-            event = Retired(lineage.retired, forgotten="forgotten" in lineage.retired)
-        elif run.phase != "ended" and not stored.is_ours:
+            event = Ended("forgotten" if "forgotten" in lineage.retired else "rolled_back", lineage.retired)
+        elif run.phase != "ended" and run.target != self._client.info.weights:
             event = self._given_up(stored)
         elif run.phase != "ended" and self.policies.version and not self._agrees(run):
             event = Ended("stopped", f"by the policy in use {run.rule}, or a tenant of it, does not learn any more")
-        elif run.phase in TRIED and (refusal := self.following.refusal(run.head)):
+        elif run.phase in TRIED and (refusal := self.following.refused.get((CANDIDATE_HEAD, run.head))):
             event = Ended("failed", refusal)
         elif run.phase in TRIED and (state := self.following.trial(run)) is not None:
-            event = await self._shown_by(state)
+            event = RolloutSeen(state.phase)
+            if state.phase == "rolled_back":
+                events = await self.rollouts.events(state.rollout_id)
+                reasons = [each.reason for each in events if each.kind == "rolled_back"]  # the last is stored later
+                event = Ended("rolled_back", reasons[-1] if reasons else "its rollout was rolled back")
         return event
 
     def _agrees(self, run: LearningRun) -> bool:
@@ -214,15 +175,6 @@ class LearningFeature(Feature):
             self._alone = run.run_id, now
         return Ended("failed", "no server has its target") if now - self._alone[1] > GIVEN_UP_S else None
 
-    async def _shown_by(self, state: RolloutState) -> RolloutSeen:
-        if state.phase != "rolled_back":
-            return RolloutSeen(state.phase)
-        events = [event for event in await self.rollouts.events(state.rollout_id) if event.kind == "rolled_back"]
-        if not events:  # its event is not stored yet
-            return RolloutSeen("rolled_back", "its rollout was rolled back")
-        harmed = bool(events[-1].by) or (events[-1].judgement is not None and events[-1].judgement.outcome == "fail")
-        return RolloutSeen("rolled_back", events[-1].reason, harmed)
-
     async def _watch(self, stored: Stored) -> None:
         """Retire a head that was promoted of late if its drafts fell off a cliff, or bring nothing any more."""
         head = self._client.info.heads.get(LEARNT_HEAD, "")
@@ -230,20 +182,9 @@ class LearningFeature(Feature):
         if lineage is None or lineage.retired or stored.now - lineage.promoted_at > WATCHED_S:
             return
         for (proposer, traffic_class), judge, says in self._against():
-            is_harm = judge == "benefit" or says == "cliff"
-            if proposer == LEARNT_HEAD and rule_of_class(traffic_class) == lineage.rule and is_harm:
+            is_its = proposer == LEARNT_HEAD and rule_of_class(traffic_class) == lineage.rule
+            if is_its and (judge == "benefit" or says == "cliff"):
                 await self.retire(head, f"{judge}: {says} in {traffic_class}")
-                return
-
-    async def _train(self, stored: Stored) -> None:
-        run = stored.run
-        if run.phase == "ended":
-            await self._look(stored)
-        elif run.phase in ("due", "training") and stored.is_ours:
-            if run.leased_until > stored.now:
-                await self._pause(stored)
-            elif run.terms.get("run") != "elsewhere" and (self._process is None or self._process.poll() is not None):
-                await self._start_process(stored)
 
     async def _look(self, stored: Stored) -> None:
         """Begin the run that is due, once a minute, by one of the servers of this target."""
@@ -258,63 +199,51 @@ class LearningFeature(Feature):
                 await self.begin(stored, *found)
 
     def _news(self) -> Mapping[str, RuleNews]:
-        manifests, info = [*self._lineage.datasets().values()], self._client.info
+        manifests, info, news = [*self._lineage.datasets().values()], self._client.info, dict[str, RuleNews]()
         drifted = {
-            rule_of_class(key[1])
-            for key, judge, _ in self._against()
-            if key[0] in (DRAFT_HEAD, LEARNT_HEAD) and judge in ("drift", "benefit")
+            rule_of_class(traffic_class)
+            for (proposer, traffic_class), judge, _ in self._against()
+            if proposer in (DRAFT_HEAD, LEARNT_HEAD) and judge in ("drift", "benefit")
         }
-        news = {}
         for rule, terms in self.policies.learning.items():
             last, is_new_target = last_of(manifests, rule, info.weights)
             totals = [
                 total
-                for total in self._examples.totals(since=last.last_at if last else 0.0)
+                for total in ExampleTable(self.database).totals(since=last.last_at if last else 0.0)
                 if (total.rule, total.tokenizer) == (rule, info.tokenizer) and total.tenant in terms.tenants
             ]
             if totals:
-                news[rule] = RuleNews(
-                    since=last.made_at if last else min(total.first_at for total in totals),
-                    new_tokens=sum(total.num_tokens for total in totals),
-                    drifted=rule in drifted,
-                    is_new_target=is_new_target,
-                )
+                since = last.made_at if last else min(total.first_at for total in totals)
+                number = sum(total.num_tokens for total in totals)
+                news[rule] = RuleNews(since, number, drifted=rule in drifted, is_new_target=is_new_target)
         return news
 
-    async def _start_process(self, stored: Stored) -> None:
-        """Start what trains, again where it ended without a word."""
-        if self._num_starts >= MOST_STARTS:
-            reason = f"its process ended {MOST_STARTS} times; `prolepsis learning run {stored.run.rule}` says why"
+    async def _train(self, stored: Stored) -> None:
+        """Start what trains, again where it ended without a word; let it pause while requests are served beside it."""
+        run, health = stored.run, self._client.health()
+        if run.leased_until > stored.now:
+            is_here = run.holder.partition(" ")[0] == socket.gethostname()
+            if is_here and (health.num_running or health.num_waiting) and run.paused_until < stored.now + PAUSE_S / 2:
+                await asyncio.to_thread(self._runs.swap, replace(run, paused_until=stored.now + PAUSE_S))
+        elif run.terms.get("run") == "elsewhere" or (self._process is not None and self._process.poll() is None):
+            return
+        elif self._num_starts >= MOST_STARTS:
+            reason = f"its process ended {MOST_STARTS} times; `prolepsis learning run {run.rule}` says why"
             await self.step(stored, Ended("failed", reason))
         elif await asyncio.to_thread(self._work.take, "learning start", LOOK_S):
             self._num_starts += 1
-            self._process = await asyncio.to_thread(self._start, stored.run)
-
-    async def _pause(self, stored: Stored) -> None:
-        """Let a run on this machine pause while requests are served; it goes on soon after the last one."""
-        run, health = stored.run, self._client.health()
-        is_here = run.holder.partition(" ")[0] == socket.gethostname()
-        if is_here and (health.num_running or health.num_waiting) and run.paused_until < stored.now + PAUSE_S / 2:
-            await asyncio.to_thread(self._runs.swap, replace(run, paused_until=stored.now + PAUSE_S))
+            self._process = await asyncio.to_thread(self._start, run)
 
     def _tell(self, run: LearningRun, by: str = SERVER) -> None:
-        """Tell log, metrics and audit log where the run is. Each server does; the audit log has it once."""
-        before, self._seen = self._seen, run
-        if before is not None:
-            spent = run.processor_s - (before.processor_s if before.run_id == run.run_id else 0.0)
-            self._processor_s.labels(run.rule).inc(max(0.0, spent))
-        place = run.run_id, run.phase, run.outcome
-        if not run.run_id or (before is not None and place == (before.run_id, before.phase, before.outcome)):
+        """Tell log and audit log where the run is. Each server does; the audit log has it once."""
+        told, self._told = self._told, (run.run_id, run.phase, run.outcome)
+        if told == self._told:
             return
-        if before is None or before.run_id != run.run_id:
+        if told[:1] != self._told[:1]:
             self._num_starts = 0
-        if before is not None and run.outcome is not None:
-            self._ended.labels(run.rule, run.outcome).inc()
-        act = {"due": "due", "training": "started", "trial": "trial"}.get(run.phase, run.outcome)
+        act = run.outcome or _ACTS.get(run.phase)
         if act is not None:
-            after = {
-                name: getattr(run, name) for name in ("run_id", "rule", "head", "parent", "trigger", "why", "reason")
-            }
+            after = {name: getattr(run, name) for name in _TOLD}
             log.info("learning", act=act, **after)
-            uid, subject = digest_of(place)[:32], run.head or run.rule
+            uid, subject = digest_of(self._told)[:32], run.head or run.rule
             self._emit(AuditEvent(actor=by, action=f"learning.{act}", subject=subject, after=after, uid=uid))

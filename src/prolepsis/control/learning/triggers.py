@@ -8,8 +8,10 @@ from prolepsis.control.policy.learning_terms import LearningTerms
 from prolepsis.core.config import DAY_S
 from prolepsis.core.learning import DatasetManifest, Trigger
 
+_ORDER: tuple[Trigger, ...] = ("target", "drift", "new_tokens", "age")  # the strongest first
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@dataclass(frozen=True, slots=True)
 class RuleNews:
     """A rule since its last data set of the target that is served; without one, since its first example."""
 
@@ -33,15 +35,9 @@ def due(
 
     Of several the one with the stronger trigger comes first, then the one that has waited longest.
     """
-    found = [
-        (_ORDER.index(reason[0]), news[rule].since, rule, *reason)
-        for rule, terms in blocks.items()
-        if rule in news and (reason := _reason(terms, news[rule], now)) is not None
-    ]
+    reasons = {rule: _reason(terms, news[rule], now) for rule, terms in blocks.items() if rule in news}
+    found = [(_ORDER.index(reason[0]), news[rule].since, rule, *reason) for rule, reason in reasons.items() if reason]
     return min(found)[2:] if found else None
-
-
-_ORDER: tuple[Trigger, ...] = ("target", "drift", "new_tokens", "age")
 
 
 def _reason(terms: LearningTerms, news: RuleNews, now: datetime) -> tuple[Trigger, str] | None:
