@@ -14,7 +14,7 @@ Holds = Literal["ours", "tenant", "key", "person", "text", "written", "left out"
 redacted. written: what people wrote, with all that is in it; there a number may be a password or a card. left out:
 names that clients chose, and what checks a guess at a text."""
 _FIELDS: Mapping[Holds, str] = {
-    "ours": "action answer arm breaker client condition currency drift event exactness feature judge killed_by kind "
+    "ours": "act action answer arm breaker client condition currency drift event exactness feature judge killed_by kind "
     "level loss metric mode off on_fault outcome phase proposer route severity source sources state status "
     "term terminal tier traffic_class unit",
     "tenant": "tenant tenants metrics_tenants",
@@ -25,11 +25,11 @@ _FIELDS: Mapping[Holds, str] = {
     "text": "about address alert aliases allowed assumes at auto batch blocks bound candidate_head chain "
     "changed_by compiler consumer control current dashboard decision default_sampling describe description detail "
     "details device digest direction draft_head draft_head_reason draft_model eligible ended_at engine "
-    "engine_request_id entry error exact_group exactness_reason exception expected expr failure fault file "
+    "engine_request_id entry error exact_group exactness_reason exception expected expr failure fault figures file "
     "files finding finding_of fingerprint figure finish_reason flag flags folder forward fp frames free given head "
     "id in_use install instead instructions item items kept_in kernel key keys killed kv_cache label learnt_head "
     "legend limits line lines logger machine misfit missing model model_limit name named names not_saved note number "
-    "on_words open_files origin owner owners pages panel part parts paying_loads place plan platform policy "
+    "of on_words open_files origin owner owners pages panel part parts paying_loads place plan platform policy "
     "policy_rule policy_version pool position prepared previous price prices_version processes prolepsis proposers "
     "python rates reason record_id region replica request request_id response rests_on result rollout "
     "rollout_id rollout_run row rule rules sample says scope seq signature slot stack stage stages started step "
