@@ -59,15 +59,15 @@ BY_ROLES: dict[Roles | None, str] = {
         POST /infill, POST /apply-template, POST /tokenize, POST /detokenize, GET /tokenizer_info
     """,
     READERS: """
-        GET /admin/rollouts, GET /admin/rollouts/{rollout_id}, GET /admin/policy, POST /admin/policy/check, GET /admin/learning,
+        GET /admin/rollouts, GET /admin/rollouts/{rollout_id}, GET /admin/policy, POST /admin/policy/check,
         POST /admin/policy/explain, GET /admin/policy/versions, GET /admin/policy/versions/{version},
         GET /admin/cost, GET /admin/verdicts, GET /admin/traffic, GET /admin/shadow, GET /admin/corpora,
-        GET /admin/heads, GET /admin/health, GET /admin/alerts
+        GET /admin/heads, GET /admin/learning, GET /admin/health, GET /admin/alerts
     """,
     OPERATORS: """
-        POST /admin/rollouts/{rollout_id}/{command}, PUT /admin/policy, PUT /admin/learning, POST /admin/policy/rollback,
+        POST /admin/rollouts/{rollout_id}/{command}, PUT /admin/policy, POST /admin/policy/rollback,
         PUT /admin/kill, PUT/DELETE /admin/flags, PUT/DELETE /admin/health, DELETE /admin/corpora/{file_id},
-        PUT /admin/heads
+        PUT /admin/heads, PUT /admin/learning
     """,
     AUDITORS: """
         GET /admin/audit, GET /admin/audit/{entry}, POST /admin/audit/{entry}/replay,
