@@ -2,13 +2,15 @@
 
 import asyncio
 import socket
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from prolepsis.control.learning.following import IDLE_S
+from prolepsis.control.learning.following import IDLE_S, Stored
 from prolepsis.control.learning.machine import SETTLE_S, Ended
 from prolepsis.control.learning.runtime import AGAIN_S, GIVEN_UP_S, LOOK_S, MOST_STARTS, PAUSE_S, WATCHED_S
 from prolepsis.control.store.examples import ExampleItem
@@ -417,3 +419,21 @@ async def test_while_the_store_is_away_everything_stays(sites: Sites, monkeypatc
     await server.learning.tick()
     await server.learning.tick()
     assert server.slots == {LEARNT_HEAD: "code@1"}
+
+
+async def test_where_nothing_was_ever_learnt_the_store_is_asked_once_a_minute(sites: Sites) -> None:
+    sites.policy.write_text("rules: [{name: code, match: {tenant: acme}, mode: on}]")
+    server = Server(sites)
+    reads = list[object]()
+    server.learning.read = partial(counted, server.learning.read, reads)  # type: ignore[method-assign]
+    await server.learning.tick()
+    await server.learning.tick()
+    assert len(reads) == 1
+    sites.policy.write_text(POLICY)
+    await server.tick()
+    assert len(reads) > 1, "a rule that learns is followed at once"
+
+
+async def counted(read: Callable[[], Awaitable[Stored]], reads: list[object]) -> Stored:
+    reads.append(read)
+    return await read()

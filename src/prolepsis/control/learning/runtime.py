@@ -79,11 +79,16 @@ class LearningFeature(Feature):
         self._process: Popen[bytes] | None = None
         self._num_starts = 0
         self._looks_at = 0.0
+        self._quiet_until = 0.0  # nothing was ever learnt here
 
     async def tick(self) -> None:
         """Step the run, and follow the store; while that is away, everything stays as it is."""
+        if not self.policies.learning and self._monotonic() < self._quiet_until:
+            return
         with suppress(StoreUnavailable):  # the writer reports it
             stored = await self.read()
+            if not stored.heads and stored.run.phase == "ended":
+                self._quiet_until = self._monotonic() + LOOK_S
             event = await self._event(stored)
             if event is not None and await self.step(stored, event):
                 stored = await self.read()
