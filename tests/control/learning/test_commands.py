@@ -9,6 +9,7 @@ import pytest
 from sqlalchemy import make_url
 from typer.testing import CliRunner, Result
 
+from prolepsis.control.learning.shown import shown
 from prolepsis.control.policy import versions
 from prolepsis.control.store.database import Database
 from prolepsis.control.store.examples import ExampleItem, ExampleTable, example_id
@@ -162,3 +163,7 @@ def test_a_policy_file_comes_before_the_store(
     (tmp_path / "policy.yaml").write_text(POLICY.replace("name: code", "name: chat"))
     monkeypatch.setenv("PROLEPSIS_POLICY", str(tmp_path / "policy.yaml"))
     assert [rule["serves"] for rule in _json("status")["rules"]] == ["acme", "nobody"]
+
+
+def test_without_a_policy_here_nobody_is_said_to_stop_learning(database: Database) -> None:
+    assert {rule.serves for rule in shown(database, None).rules} == {"not known"}

@@ -12,6 +12,7 @@ import typer
 from prolepsis.control.audit.commands.acts import actor, record_act
 from prolepsis.control.policy.check import read_policy
 from prolepsis.control.policy.learning_terms import LearningTerms
+from prolepsis.control.policy.model import Policy
 from prolepsis.control.policy.source import StoredPolicy
 from prolepsis.control.store.configured import StoreOption, ready_database
 from prolepsis.control.store.database import Database
@@ -30,19 +31,23 @@ from prolepsis.core.terminal.output import FAILED, AsJson, command_group
 app = command_group("Learn draft heads from requests that agree: examples, runs, heads, and forgetting.")
 
 
-def blocks_here(settings: Settings, database: Database) -> Mapping[str, LearningTerms]:
-    """Return the terms of learning by rule, of the policy that servers of these settings and this store follow."""
+def policy_here(settings: Settings, database: Database) -> Policy | None:
+    """Return the policy that servers of these settings and this store follow; None if it is not known here."""
     file = settings.server.policy
-    policy = read_policy(file)[0] if file else StoredPolicy(database).policy
+    return read_policy(file)[0] if file else StoredPolicy(database).policy
+
+
+def blocks_of(policy: Policy | None) -> Mapping[str, LearningTerms]:
+    """Return the terms of learning by rule."""
     rules = policy.named_terms() if policy else ()
     return {rule: terms.learning for rule, terms in rules if terms.learning is not None}
 
 
 @contextmanager
-def _opened(store: str | None) -> Iterator[tuple[Database, Settings, Mapping[str, LearningTerms]]]:
+def _opened(store: str | None) -> Iterator[tuple[Database, Settings, Policy | None]]:
     settings = settings_here(store=store)
     with ready_database(store, found_keys(settings.server).options) as database:
-        yield database, settings, blocks_here(settings, database)
+        yield database, settings, policy_here(settings, database)
 
 
 @app.command()
@@ -50,8 +55,8 @@ def status(store: StoreOption = None, as_json: AsJson = False) -> None:
     """Show what is kept to learn from, the run that is under way, and the heads that were learnt."""
     from prolepsis.control.learning.shown import COLUMNS, shown
 
-    with _opened(store) as (database, _, blocks):
-        reply = shown(database, blocks)
+    with _opened(store) as (database, _, policy):
+        reply = shown(database, None if policy is None else blocks_of(policy))
     print_reply(asdict(reply), COLUMNS, as_json=as_json)
 
 
@@ -82,8 +87,8 @@ def forget_examples(
     as_json: AsJson = False,
 ) -> None:
     """Delete examples for good, and bar the heads that learnt from them; servers drop these within seconds."""
-    with _opened(store) as (database, _, blocks):
-        later = [name for name, terms in blocks.items() if terms.on_forget == "next"]
+    with _opened(store) as (database, _, policy):
+        later = [name for name, terms in blocks_of(policy).items() if terms.on_forget == "next"]
         gone = forget(database, tenant=tenant, request_id=request, rule=rule, later=later)
         delete_folders(database)
     facts = {"examples_deleted": gone.num_examples, "retired": gone.retired, "retired_next": gone.touched}
@@ -101,10 +106,10 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Train a head on a rule's examples, on any machine with the store; a run that was interrupted goes on."""
-    with _opened(store) as (database, settings, blocks):
+    with _opened(store) as (database, settings, policy):
         while True:
             ended: LearningRun = named("training.learning:run_learning")(
-                settings, database, rule, None if wait else blocks
+                settings, database, rule, None if wait else blocks_of(policy)
             )
             shown = ("rule", "phase", "outcome", "head", "reason", "processor_s")
             print_reply({name: getattr(ended, name) for name in shown}, as_json=as_json)

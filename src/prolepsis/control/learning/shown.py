@@ -27,7 +27,9 @@ class RuleLearning:
     """What is kept of a rule's requests."""
 
     rule: str
-    serves: str  # whom its heads may draft for, in words; "nobody": it does not learn, and upkeep deletes its examples
+    serves: str
+    """Whom its heads may draft for, in words. nobody: it does not learn, and upkeep deletes its examples. not known:
+    the policy is not in the store, and no setting names its file here."""
     num_examples: int
     num_tokens: int
     num_bytes: int
@@ -54,7 +56,7 @@ def _act(act: str, field: str, button: str, done: str, *, unless: str = "") -> A
 
 
 LEARNING = Resource(
-    title="Learning",
+    title="Examples",
     path=_PATH,
     part="rules",
     help="Show what is kept to learn from, the run that is under way, and the heads that were learnt.",
@@ -65,9 +67,9 @@ LEARNING = Resource(
             "kept=num_bytes:bytes > sealed=num_sealed",
         )
     },
-    hint="Requests are kept as token ids where the rule's block `learning` names their tenant and they agree"
+    hint="Requests are kept as token ids where the rule's block of learning names their tenant and they agree"
     " themselves. Heads that learnt from them draft for users once they beat the one before.",
-    empty="No rule of the policy in use has a block `learning`, and nothing is kept.",
+    empty="No rule of the policy in use has a block of learning, and nothing is kept.",
     acts={"learn": _act("run", "rule", "Train", "A head for {rule} will be trained.")},
 )
 RUNS = Resource(
@@ -100,11 +102,12 @@ COLUMNS = {path: columns for resource in RESOURCES for path, columns in resource
 
 
 def shown(
-    database: Database, blocks: Mapping[str, LearningTerms], *, trial: RolloutView | None = None
+    database: Database, blocks: Mapping[str, LearningTerms] | None, *, trial: RolloutView | None = None
 ) -> LearningReply:
     """Return all of it; waits for the database, and raises `StoreUnavailable`.
 
-    `blocks`: terms of learning by rule, of the policy in use; `trial`: the rollout of the run's candidate.
+    `blocks`: terms of learning by rule, of the policy in use, None if that is not known; `trial`: the rollout of the
+    run's candidate.
     """
     run, heads = RunTable(database).read(), LineageTable(database).heads()
     totals = defaultdict[str, list[ExampleTotals]](list)
@@ -121,17 +124,24 @@ def shown(
         for label, lineage in heads.items()
     ]
     return LearningReply(
-        rules=[_rule(rule, totals[rule], blocks.get(rule)) for rule in sorted({*blocks, *totals})],
+        rules=[_rule(rule, totals[rule], _serves(rule, blocks)) for rule in sorted({*(blocks or ()), *totals})],
         runs=[run] if run.run_id else [],
         heads=sorted(learnt, key=lambda head: -head.made_at),
     )
 
 
-def _rule(rule: str, totals: Sequence[ExampleTotals], terms: LearningTerms | None) -> RuleLearning:
+def _serves(rule: str, blocks: Mapping[str, LearningTerms] | None) -> str:
+    if blocks is None:
+        return "not known"
+    terms = blocks.get(rule)
     tenants = ", ".join(tenant or "development" for tenant in (terms.tenants if terms else ())) or "nobody"
+    return f"all, by {tenants}" if terms and terms.serves == "all" else tenants
+
+
+def _rule(rule: str, totals: Sequence[ExampleTotals], serves: str) -> RuleLearning:
     return RuleLearning(
         rule=rule,
-        serves=f"all, by {tenants}" if terms and terms.serves == "all" else tenants,
+        serves=serves,
         num_examples=sum(total.number for total in totals),
         num_tokens=sum(total.num_tokens for total in totals),
         num_bytes=sum(total.num_bytes for total in totals),

@@ -136,10 +136,10 @@ def forget(
     Draft heads that learnt from its requests leave service. What the engines of this machine keep of its prompts on
     disk is deleted too.
     """
-    from prolepsis.control.learning.commands import blocks_here, delete_folders
+    from prolepsis.control.learning.commands import blocks_of, delete_folders, policy_here
 
     with signing_database(store) as database:
-        blocks = blocks_here(settings_here(store=store), database)
+        blocks = blocks_of(policy_here(settings_here(store=store), database))
         later = [rule for rule, terms in blocks.items() if terms.on_forget == "next"]
         forgotten = forget_tenant(database, tenant, actor(), later=later)
         delete_folders(database)
