@@ -56,7 +56,7 @@ def _act(act: str, field: str, button: str, done: str, *, unless: str = "") -> A
 
 
 LEARNING = Resource(
-    title="Examples",
+    title="Learning",
     path=_PATH,
     part="rules",
     help="Show what is kept to learn from, the run that is under way, and the heads that were learnt.",
