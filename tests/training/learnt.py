@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 
-from prolepsis.control.learning.machine import Due
 from prolepsis.control.policy.learning_terms import LearningTerms
 from prolepsis.control.store.database import Database
 from prolepsis.control.store.examples import ExampleItem, example_id
@@ -131,9 +130,9 @@ def _same(example: Example) -> Example:
     return example
 
 
-def due_for(machine: Machine, terms: LearningTerms = TERMS) -> Due:
+def due_for(machine: Machine, terms: LearningTerms = TERMS) -> LearningRun:
     target = machine.target.identity[:TARGET_DIGITS]
-    return Due(rule=RULE, trigger="hand", target=target, terms=terms.model_dump(mode="json"))
+    return LearningRun(rule=RULE, trigger="hand", target=target, terms=terms.model_dump(mode="json"))
 
 
 def taken(machine: Machine, database: Database, terms: LearningTerms = TERMS, *, lapsed: bool = False) -> HeldRun:

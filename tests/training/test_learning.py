@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from prolepsis.control.learning.machine import Due
 from prolepsis.control.store.lineage import RunTable
 from prolepsis.control.store.migrate import migrated_in_memory
 from prolepsis.core.learning import LearningRun, run_folders
@@ -13,7 +12,9 @@ from prolepsis.training.held_run import LEASE_S
 from prolepsis.training.learning import TARGET_DIGITS, take
 
 NOW, IDENTITY = 5_000.0, "0123456789abcdef" * 2
-DUE = Due(rule="code", trigger="hand", model="tiny", target=IDENTITY[:TARGET_DIGITS], terms={"tenants": ["acme"]})
+DUE = LearningRun(
+    rule="code", trigger="hand", model="tiny", target=IDENTITY[:TARGET_DIGITS], terms={"tenants": ["acme"]}
+)
 OTHERS = LearningRun(
     run_id="code-1", rule="code", phase="training", holder="host 1", leased_until=NOW + 60.0, target=DUE.target
 )
@@ -31,7 +32,9 @@ def _runs(*stored: LearningRun) -> RunTable:
     return runs
 
 
-def _taken(runs: RunTable, rule: str = "code", due: Due | None = DUE, identity: str = IDENTITY) -> LearningRun | str:
+def _taken(
+    runs: RunTable, rule: str = "code", due: LearningRun | None = DUE, identity: str = IDENTITY
+) -> LearningRun | str:
     return take(runs, rule, due, identity, store="s")
 
 

@@ -20,6 +20,11 @@ def run_folders(store: str) -> Path:
     return data_directory() / "learning" / f"runs-{sha256(store.encode()).hexdigest()[:8]}"
 
 
+def short_id(example_id: str) -> str:
+    """Return the digits by which a manifest names an example."""
+    return example_id[:16]
+
+
 @lru_cache(maxsize=4096)
 def tenant_digest(tenant: str) -> str:
     """Return 16 hexadecimal digits that stand for a tenant in the files of a head; development's "" has them too."""
@@ -54,7 +59,7 @@ class DatasetManifest(JsonValue):
     target: str  # identity of the target's weights
     tokenizer: str
     filters: Mapping[str, object]  # the rule's terms of learning as they were in force
-    examples: Mapping[str, tuple[str, ...]]  # by tenant digest: the first 16 digits of ids
+    examples: Mapping[str, tuple[str, ...]]  # by tenant digest: short ids
     num_tokens: Mapping[str, int]  # by traffic class
     held_out_from: float  # examples from here on are never trained on in this run
     base: str  # SHA-256 of the base text

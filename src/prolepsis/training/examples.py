@@ -6,7 +6,7 @@ from itertools import accumulate, zip_longest
 
 from prolepsis.control.policy.learning_terms import LearningTerms
 from prolepsis.core.errors import ConfigError
-from prolepsis.core.learning import DatasetManifest, Example, tenant_digest
+from prolepsis.core.learning import DatasetManifest, Example, short_id, tenant_digest
 from prolepsis.training.evaluation import LEAST_DOCUMENTS
 
 _HELD_OUT_PARTS = 5  # one of which is held out
@@ -35,7 +35,7 @@ def dataset_of(
         raise ConfigError(f"there are {len(usable)} of {2 * LEAST_DOCUMENTS} different examples", param="rule")
     ids, num_tokens = defaultdict[str, list[str]](list), Counter[str]()
     for example in usable:
-        ids[tenant_digest(example.tenant)].append(example.example_id[:16])
+        ids[tenant_digest(example.tenant)].append(short_id(example.example_id))
         num_tokens[example.traffic_class] += len(_ids(example))
     manifest = DatasetManifest(
         rule=usable[0].rule,

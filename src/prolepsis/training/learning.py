@@ -10,7 +10,7 @@ from math import inf
 
 import structlog
 
-from prolepsis.control.learning.machine import Due, Taken, champion_of, step
+from prolepsis.control.learning.machine import Taken, champion_of, step
 from prolepsis.control.policy.learning_terms import LearningTerms
 from prolepsis.control.store.database import Database
 from prolepsis.control.store.lineage import LineageTable, RunTable
@@ -45,7 +45,7 @@ def run_learning(
     identity = identity_of(resolve(engine.model, engine.model_dir))
     due = None
     if blocks is not None and rule in blocks:
-        due = Due(
+        due = LearningRun(
             rule=rule,
             trigger="hand",
             model=engine.model,
@@ -64,7 +64,7 @@ def run_learning(
         return learn(engine, database, HeldRun(runs, run), say=say)
 
 
-def take(runs: RunTable, rule: str, due: Due | None, identity: str, *, store: str) -> LearningRun | str:
+def take(runs: RunTable, rule: str, due: LearningRun | None, identity: str, *, store: str) -> LearningRun | str:
     """Return the run of a rule (empty: of any), held by this process from now on; or why it cannot be.
 
     `due` begins one where none is under way; one that had spent its budget goes on. `identity`: of the target here.
@@ -86,7 +86,7 @@ def take(runs: RunTable, rule: str, due: Due | None, identity: str, *, store: st
         if not identity.startswith(given.target):
             return (
                 f"the run of {given.rule} is for the weights {given.target} of {given.model}, and the model here has "
-                f"{identity[:16]}: name that one (PROLEPSIS_MODEL), or end the run with PUT /admin/learning"
+                f"{identity[:TARGET_DIGITS]}: name that one (PROLEPSIS_MODEL), or end the run with PUT /admin/learning"
             )
         if after == given:
             until = f"{given.holder} holds it for {given.leased_until - now:.0f} s more"

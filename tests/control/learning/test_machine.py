@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from prolepsis.control.learning.machine import (
     SETTLE_S,
-    Due,
     Ended,
     Evaluated,
     LearningEvent,
@@ -25,7 +24,7 @@ from prolepsis.core.learning import HeadLineage, LearningRun, Outcome, Phase
 NOW = 1_000_000.0
 RUNNING = LearningRun(version=7, run_id="code-1", rule="code", target="t", head="code@2", since=NOW - SETTLE_S)
 EVENTS: dict[str, LearningEvent] = {
-    "due": Due(rule="code", trigger="drift", target="t"),
+    "due": LearningRun(rule="code", trigger="drift", target="t"),
     "taken": Taken("gpu-1", NOW + 300.0),
     "passed": Evaluated("code@2"),
     "failed": Evaluated("", "own text"),

@@ -109,6 +109,8 @@ def test_totals_say_what_there_is_without_opening_it(database: Database) -> None
     assert (own.num_tokens, own.num_bytes, own.first_at) == (10, 2 * size, 5.0)
     assert {row.num_sealed for row in totals} == {0}
     assert [(row.number, row.first_at) for row in ExampleTable(database).totals(since=5.0)] == [(1, 9.0)]
+    assert ExampleTable(database).totals(rule="code") == totals[1:]
+    assert ExampleTable(database).totals(rule="co") == []
 
 
 def test_old_examples_and_those_without_consent_are_deleted(database: Database) -> None:

@@ -17,10 +17,6 @@ TRIED: tuple[Phase, ...] = ("trial", "settling")
 """Phases in which a candidate drafts for users."""
 
 
-Due = LearningRun
-"""A run that is to be made: its rule, trigger, reason, model, target, parent and terms are given."""
-
-
 @dataclass(frozen=True, slots=True)
 class Taken:
     holder: str  # the process that trains
@@ -44,7 +40,7 @@ class Ended:
     reason: str = ""
 
 
-LearningEvent = LearningRun | Taken | Evaluated | RolloutSeen | Ended
+LearningEvent = LearningRun | Taken | Evaluated | RolloutSeen | Ended  # the first: a run that is due
 
 
 def step(run: LearningRun, event: LearningEvent, now: float) -> tuple[LearningRun, bool]:

@@ -14,8 +14,9 @@ import structlog
 from prolepsis.control.drafts.heads import DraftHeads
 from prolepsis.control.health.drift import Key
 from prolepsis.control.learning.following import Following, HeadFolder, Stored
-from prolepsis.control.learning.machine import TRIED, Due, Ended, LearningEvent, RolloutSeen, champion_of, step
+from prolepsis.control.learning.machine import TRIED, Ended, LearningEvent, RolloutSeen, champion_of, step
 from prolepsis.control.learning.triggers import RuleNews, due, last_of
+from prolepsis.control.policy.learning_terms import LearningTerms
 from prolepsis.control.policy.runtime import Policies
 from prolepsis.control.rollout.runtime import Rollouts
 from prolepsis.control.store.database import database_time
@@ -142,7 +143,7 @@ class LearningFeature(Feature):
         """Make a run due, from the rule's champion; return whether it was, as no other is under way."""
         info, terms = self._client.info, self.policies.learning[rule].model_dump(mode="json")
         parent = champion_of(stored.fitting, [rule], to_learn_from=True)
-        due = Due(
+        due = LearningRun(
             rule=rule, trigger=trigger, why=why, model=info.model, target=info.weights, parent=parent, terms=terms
         )
         return await self.step(stored, due, by)
@@ -199,23 +200,27 @@ class LearningFeature(Feature):
             return
         self._looks_at = now + LOOK_S
         if await asyncio.to_thread(self._work.take, f"learning {info.weights}", LOOK_S / 2):
-            found = due(rules, await asyncio.to_thread(self._news), datetime.fromtimestamp(stored.now, UTC))
+            news = await asyncio.to_thread(self._news, self._drifted(), rules)
+            found = due(rules, news, datetime.fromtimestamp(stored.now, UTC))
             if found is not None:
                 await self.begin(stored, *found)
 
-    def _news(self) -> Mapping[str, RuleNews]:
-        manifests, info, news = [*self._lineage.datasets().values()], self._client.info, dict[str, RuleNews]()
-        drifted = {
+    def _drifted(self) -> frozenset[str]:
+        """Return the rules whose drafts something is held against; the health of drafts belongs to the event loop."""
+        return frozenset(
             rule_of_class(traffic_class)
             for (proposer, traffic_class), judge, _ in self._against()
             if proposer in (DRAFT_HEAD, LEARNT_HEAD) and judge in ("drift", "benefit")
-        }
-        for rule, terms in self.policies.learning.items():
+        )
+
+    def _news(self, drifted: Collection[str], rules: Mapping[str, LearningTerms]) -> Mapping[str, RuleNews]:
+        manifests, info, news = [*self._lineage.datasets().values()], self._client.info, dict[str, RuleNews]()
+        for rule, terms in rules.items():
             last, is_new_target = last_of(manifests, rule, info.weights)
             totals = [
                 total
-                for total in ExampleTable(self.database).totals(since=last.last_at if last else 0.0)
-                if (total.rule, total.tokenizer) == (rule, info.tokenizer) and total.tenant in terms.tenants
+                for total in ExampleTable(self.database).totals(rule=rule, since=last.last_at if last else 0.0)
+                if total.tokenizer == info.tokenizer and total.tenant in terms.tenants
             ]
             if totals:
                 since = last.made_at if last else min(total.first_at for total in totals)

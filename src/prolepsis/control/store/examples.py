@@ -20,7 +20,7 @@ from prolepsis.control.store.sealed import PREFIX, sealed, unsealed
 from prolepsis.control.store.signing import AuditKeys, keys_of
 from prolepsis.control.store.turns import forgotten_at
 from prolepsis.core.config import DAY_S
-from prolepsis.core.learning import DatasetManifest, Example
+from prolepsis.core.learning import DatasetManifest, Example, short_id
 
 EXAMPLES = "learning:examples"  # noted as forgotten: examples of requests that began before are not written
 _EXAMPLES = Documents("example", str, str)
@@ -133,14 +133,14 @@ class ExampleTable(StoreTable):
         if num_unopened:
             log.error("examples_not_opened", rule=rule, number=num_unopened, of=len(found))
 
-    def totals(self, *, since: float = 0.0) -> Sequence[ExampleTotals]:
-        """Return what there is of later than `since`, by rule, tokenizer, traffic class and tenant."""
+    def totals(self, *, rule: str = "", since: float = 0.0) -> Sequence[ExampleTotals]:
+        """Return what there is of a rule (empty: of all) and later than `since`, by tokenizer, class and tenant."""
         place = func.substr(of.key, 1, func.length(of.key) - _ID_DIGITS - 1).label("place")
         num_sealed = func.sum(case((of.text.startswith(PREFIX), 1), else_=0))
         sums = func.count(), func.sum(of.version), func.sum(func.length(of.text)), num_sealed, func.min(of.at)
-        query = select(place, of.by, *sums).where(_EXAMPLES.are(of.at > since)).group_by("place", of.by)
+        query = select(place, of.by, *sums).where(_EXAMPLES.are(of.at > since, *([_of_rule(rule)] if rule else [])))
         with self._database.read() as connection:
-            rows = connection.execute(query.order_by("place", of.by)).all()
+            rows = connection.execute(query.group_by("place", of.by).order_by("place", of.by)).all()
         return [ExampleTotals(*place_of.split(" ", 2), *others) for place_of, *others in rows]
 
     def prune(self, bounds: Mapping[str, ExampleBounds]) -> int:
@@ -172,7 +172,7 @@ class ExampleTable(StoreTable):
         """Return whether all examples of a data set are still there."""
         with self._database.read() as connection:
             keys = connection.scalars(select(of.key).where(_EXAMPLES.are(_of_rule(manifest.rule))))
-            ids = {key[-_ID_DIGITS:][:16] for key in keys}
+            ids = {short_id(key[-_ID_DIGITS:]) for key in keys}
         return all(ids.issuperset(of_tenant) for of_tenant in manifest.examples.values())
 
 

@@ -18,7 +18,7 @@ from prolepsis.control.store.tenant_files import PART_BYTES, FileTable, TenantFi
 from prolepsis.control.store.turns import note_forgotten
 from prolepsis.core.errors import InvalidParameter, StoreConflict
 from prolepsis.core.json_value import digest_of
-from prolepsis.core.learning import DatasetManifest, HeadLineage, LearningRun, tenant_digest
+from prolepsis.core.learning import DatasetManifest, HeadLineage, LearningRun, short_id, tenant_digest
 
 Heads = Mapping[str, HeadLineage]
 """By NAME@VERSION."""
@@ -193,7 +193,7 @@ def _change(database: Database, change: Callable[[Connection, Heads], Heads]) ->
 
 def _without(connection: Connection, tenant: str | None, ids: Collection[str], rule: str) -> frozenset[str]:
     """Take ids out of manifests, and return the keys of those that have some, or had them before they were taken."""
-    short, digest = {each[:16] for each in ids}, None if tenant is None else tenant_digest(tenant)
+    short, digest = {short_id(each) for each in ids}, None if tenant is None else tenant_digest(tenant)
     changed = list[StoredDocument[DatasetManifest]]()
     for document in _DATASETS.list(connection):
         held, manifest = document.value.examples, document.value

@@ -130,9 +130,7 @@ def _limit(model: "TargetModel", path: Path, threads: int, curve: "CostCurve") -
         return None
     num_bytes, multiplies = bytes_per_pass(path), sum(size for *_, size in model.products)
     peak = multiply_rate(partial(model.library.multiply_registers, _ROUNDS), threads, seconds=1.0)
-    by_passes = (
-        1000.0 * num_bytes / min(map(min, curve.profiled))
-    )  # the speed of memory changes by the hour on shared hosts
+    by_passes = 1000.0 * num_bytes / min(map(min, curve.profiled))  # on a shared host memory's speed changes
     bandwidth, kinds = max(read_bandwidth(num_bytes, threads), by_passes), tuple(product_kinds(model))
     return MachineLimit(num_bytes, bandwidth, multiplies, peak, long_passes(model, curve), kinds)
 
