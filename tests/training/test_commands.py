@@ -15,7 +15,7 @@ from prolepsis.engine.models.heads.format import read_config
 from prolepsis.engine.models.targets.native import WIDTH
 from prolepsis.server.cli.main import app
 from prolepsis.training.commands import WITH_RESUME, count, resumable
-from prolepsis.training.estimate import CEILING, choose, expected_of, fit, speedup
+from prolepsis.training.estimate import CEILING, choose, expected_of, fit, gain
 from prolepsis.training.settings import (
     WIDTH_STEP,
     HeadRecipe,
@@ -29,7 +29,9 @@ from prolepsis.training.text import read_texts
 from tests.training.targets import save_target
 
 
-@pytest.mark.parametrize(("text", "number"), [("500k", 500_000), ("10M", 10**7), ("1.5m", 1_500_000), ("42", 42)])
+@pytest.mark.parametrize(
+    ("text", "number"), [("500k", 500_000), ("10M", 10**7), ("1.5m", 1_500_000), ("7B", 7 * 10**9), ("42", 42)]
+)
 def test_counts(text: str, number: int) -> None:
     assert count(text) == number
 
@@ -143,7 +145,7 @@ def test_one_run_predicts_nothing() -> None:
 def test_expected_tokens_and_speedup_by_hand() -> None:
     assert expected_of([0.5, 0.4], 2) == pytest.approx(1 + 0.5 + 0.2)
     assert expected_of([0.5, 0.4], 3) == pytest.approx(1 + 0.5 + 0.2 + 0.08)
-    assert speedup([0.5], 1, COST, 4000) == pytest.approx(1.5 * 17.0 / (17.0 + 0.3 + 0.6 + 0.4))
+    assert gain([0.5], 1, COST, COST.drafting(4000)) == pytest.approx(1.5 * 17.0 / (17.0 + 0.3 + 0.6 + 0.4))
 
 
 def test_better_rates_pay_for_deeper_drafts() -> None:

@@ -1,7 +1,7 @@
 """`prolepsis train`: draft heads and their levels, trained on text that the target writes."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -38,6 +38,7 @@ _PREDICTED = (
     *("tokens", "acceptance by place=rates", "chain of 3=length"),
     *("best depth=choice.depth", "best vocabulary=choice.vocab", "speedup=choice.speedup"),
 )
+_DRAFTS = ("draft", "text", "weights", "draft_ms", "acceptance", "depth", "tokens", "speedup", "basis")
 WITH_RESUME = "the same command with --resume continues"
 
 
@@ -131,8 +132,10 @@ def save_text(
 def estimate(
     cost: StatedCost,
     *,
-    out: Annotated[Path, typer.Option(help="directory of a training, or a new one; small runs go into it")],
+    context: typer.Context,
+    out: Annotated[Path | None, typer.Option(help="directory of a training, or a new one, for small runs")] = None,
     target: TargetName = DEFAULT_MODEL,
+    bits: Annotated[float, typer.Option(min=1, max=32, help="bits of a weight, where the target is a size")] = 4.5,
     sizes: Annotated[str, typer.Option(help="tokens of the small runs; missing text is generated")] = "50k,100k,200k",
     budgets: Annotated[str, typer.Option(help="amounts of text to estimate for, in tokens")] = "1M,10M,100M",
     epochs: Annotated[float, typer.Option(min=0.01, help="passes over the text in each small run")] = 2.0,
@@ -141,7 +144,13 @@ def estimate(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Estimate acceptance for larger amounts of text from small runs, and the best depth and vocabulary."""
+    """Estimate which draft pays for a target or a size, e.g. 7B; with --out from small runs what more text brings."""
+    amounts = [count(budget) for budget in budgets.split(",")]
+    if out is None:
+        for name in ("sizes", "epochs", "check", "draft_ms", "draft_ms_per_1k"):
+            if (source := context.get_parameter_source(name)) and source.name == "COMMANDLINE":
+                raise InvalidParameter(f"{name} is for small runs; allowed: with --out", param=name)
+        return _print_drafts(target, bits, cost, amounts, as_json=as_json)
     from prolepsis.training.estimate import predict, prediction_check, small_run
     from prolepsis.training.target import target_of
     from prolepsis.training.training import HeadTraining
@@ -161,10 +170,34 @@ def estimate(
             if not small.result.exists():
                 run_training(HeadTraining(small, target_of(settings.engine), recipe), f"{size:,} tokens")
             results.append(small.read_result())
-    predictions = predict(results, [count(budget) for budget in budgets.split(",")], costs)
+    predictions = predict(results, amounts, costs)
     checked = prediction_check(results, RunDirectory(check).read_result()) if check else None
     document = {"predictions": [asdict(prediction) for prediction in predictions], "costs": asdict(costs)}
     print_reply({**document, "check": checked}, {"predictions": _PREDICTED}, as_json=as_json)
+
+
+def _print_drafts(target: str, bits: float, cost: StatedCost, budgets: Sequence[int], *, as_json: bool) -> None:
+    from prolepsis.engine.commands.profile import rated_passes
+    from prolepsis.engine.models.files.store import resolve
+    from prolepsis.engine.native.processor import default_threads
+    from prolepsis.training.draft_size import TargetSize, best, sized_drafts
+
+    is_stated = cost.plain_ms is not None and cost.token_ms is not None
+    if re.fullmatch(r"[\d.]+[mMgGbB]", target) and count(target) and not Path(target).exists():
+        size, basis = TargetSize.stated(count(target), bits), "rates of reading and products measured here"
+        costs = cost.on(None if is_stated else rated_passes(size.weights, size.bytes_per_pass, default_threads()))
+    else:
+        config = _ready(target).engine
+        size, basis = TargetSize.of_files(resolve(target, config.model_dir), config.weights), "measured here"
+        costs = _measured(cost, config)
+    drafts = sized_drafts(size, costs, budgets)
+    document = {
+        "target": asdict(size),
+        "passes": {"plain_ms": costs.plain_ms, "token_ms": costs.token_ms, "basis": "stated" if is_stated else basis},
+        "recommended": {"head": best(drafts, "head"), "draft_model": best(drafts, "draft model")},
+        "drafts": [asdict(row) for row in drafts],
+    }
+    print_reply(document, {"drafts": _DRAFTS}, as_json=as_json)
 
 
 def _ready(target: str, threads: int | None = None) -> Settings:
@@ -229,10 +262,10 @@ def resumable(how: str) -> Iterator[None]:
 
 def count(text: str) -> int:
     """Return the number written as `text`, e.g. 500k or 10M; raises `InvalidParameter` for anything else."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kKmMgG]?)", text.strip())
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kKmMgGbB]?)", text.strip())
     if match is None:
         raise InvalidParameter(f"{text!r} is not a count; allowed: a number such as 42, 500k or 10M", param="tokens")
-    return int(float(match[1]) * {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}[match[2].lower()])
+    return int(float(match[1]) * {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9}[match[2].lower()])
 
 
 def generate_text(config: EngineConfig, directory: "RunDirectory", text: Text, seed: int = 0) -> None:

@@ -79,10 +79,9 @@ def expected_of(rates: Sequence[float], depth: int) -> float:
     return expected_tokens([*rates, *[rates[-1]] * max(0, depth - len(rates))][:depth])
 
 
-def speedup(rates: Sequence[float], depth: int, cost: StatedStepCost, vocab: int) -> float:
-    """Return E / (k c + v(k)) at batch 1 (Leviathan et al. 2023, section 3.3)."""
-    step = cost.plain_ms + depth * (cost.token_ms + cost.drafting(vocab))
-    return expected_of(rates, depth) * cost.plain_ms / step
+def gain(rates: Sequence[float], depth: int, cost: StatedStepCost, draft_ms: float) -> float:
+    """Return E / (k c + v(k)) at batch 1 (Leviathan et al. 2023, section 3.3); `draft_ms` is k c in milliseconds."""
+    return expected_of(rates, depth) * cost.plain_ms / (cost.plain_ms + depth * cost.token_ms + draft_ms)
 
 
 def choose(
@@ -94,8 +93,8 @@ def choose(
     for vocab, share in coverage.items():
         scaled = [min(CEILING, rate * share / base) for rate in rates]
         for depth in range(1, MAX_DEPTH + 1):
-            gain = speedup(scaled, depth, cost, vocab)
-            choices.append(HeadChoice(depth, vocab, expected_of(scaled, depth), gain))
+            speedup = gain(scaled, depth, cost, depth * cost.drafting(vocab))
+            choices.append(HeadChoice(depth, vocab, expected_of(scaled, depth), speedup))
     return max(choices, key=lambda choice: choice.speedup)
 
 

@@ -229,8 +229,7 @@ class StatedCost:
         """Return the costs, of a machine whose passes cost what `curve` says."""
         plain_ms, token_ms = self.plain_ms, self.token_ms
         if curve is not None:
-            context = curve.contexts[0]
-            single, several = (curve.ms(number, context) for number in (1, _PASS))
+            single, several = (curve.ms(number, curve.contexts[0]) for number in (1, _PASS))
             plain_ms = single if plain_ms is None else plain_ms
             token_ms = (several - single) / (_PASS - 1) if token_ms is None else token_ms
         assert plain_ms is not None, "it is stated, or there is a curve"

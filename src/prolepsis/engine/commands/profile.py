@@ -135,6 +135,20 @@ def _limit(model: "TargetModel", path: Path, threads: int, curve: "CostCurve") -
     return MachineLimit(num_bytes, bandwidth, multiplies, peak, long_passes(model, curve), kinds)
 
 
+def rated_passes(num_weights: int, num_bytes: float, threads: int) -> "CostCurve":
+    """Return passes of a model that is not here, by rates measured here; raises `ModelLoadError` without a kernel."""
+    from prolepsis.engine.drafting.cost import CostCurve
+    from prolepsis.engine.models.files.stored import Q8_0
+    from prolepsis.engine.native.bandwidth import multiply_rate, read_bandwidth
+    from prolepsis.engine.native.decoder import pick_decoder
+
+    multiply = partial(pick_decoder().library.multiply_in_cache, Q8_0, 8)
+    memory_ms = 1000.0 * num_bytes / read_bandwidth(int(min(num_bytes, 1 << 29)), threads)  # which no cache holds
+    # half of it hides behind reading, about as measured with 1.5 billion weights
+    token_ms = 500.0 * num_weights / multiply_rate(partial(multiply, 1 + _MULTIPLIES // multiply(1)), threads)
+    return CostCurve((1, 8), (0,), ((memory_ms + token_ms,), (memory_ms + 8 * token_ms,)))
+
+
 def product_kinds(model: "NativeModel", seconds: float = 0.5) -> "Iterator[ProductKind]":
     """Yield formats of the layers' weights, the output and attention, but none in bf16; `seconds` are for each rate."""
     from prolepsis.engine.models.files.stored import BF16, PACKED
