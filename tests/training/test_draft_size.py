@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from prolepsis.engine.commands.profile import rated_passes
 from prolepsis.server.cli.main import app
-from prolepsis.training.draft_size import HEADS, MODELS, TargetSize, acceptance, best, sized_drafts
+from prolepsis.training.draft_size import HEADS, MODELS, Point, TargetSize, acceptance, best, sized_drafts
 from prolepsis.training.estimate import gain
 from prolepsis.training.settings import StatedStepCost
 from tests.training.targets import save_target
@@ -31,12 +31,10 @@ def test_the_heads_that_we_measured_lie_in_the_interval(
 
 
 @pytest.mark.parametrize("points", [HEADS, MODELS], ids=["heads", "models"])
-def test_a_point_is_predicted_by_the_others(points: tuple[object, ...]) -> None:
-    """The coder's head is left out: its text is easier to follow than any other's, as its card shows by kind."""
-    assert points is HEADS or points is MODELS
-    measured = [point for point in (HEADS if points is HEADS else MODELS) if "Coder" not in point.source]
-    for point in measured:
-        rate = acceptance([other for other in measured if other is not point], point.size, point.target)
+def test_each_point_is_predicted_by_the_others(points: tuple[Point, ...]) -> None:
+    for point in points:
+        others = [other for other in points if other is not point]
+        rate = acceptance(others, point.size, point.target, point.layers)
         assert rate is not None
         assert rate.lower <= point.acceptance <= rate.upper, point
 
