@@ -19,6 +19,7 @@ from prolepsis.control.health.drift import DriftStreams, Key
 from prolepsis.control.health.drift_runtime import DriftRuntime
 from prolepsis.control.health.eligibility import Conditions, Eligibility, Judged, StartTerms
 from prolepsis.control.health.learned import Keeper, Learned
+from prolepsis.control.health.priors import AcceptancePriors
 from prolepsis.control.health.routes import health_routes
 from prolepsis.control.store.database import Database
 from prolepsis.control.store.learned import LearnedTable
@@ -48,15 +49,17 @@ class HealthFeature(Feature):
         eligibility: Eligibility,
         *,
         proposers: Callable[[], Sequence[str]] = tuple,
+        priors: AcceptancePriors | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`counts`: what the engine counted since its start; `proposers`: of the engine."""
+        """`counts`: what the engine counted since its start; `proposers`: of the engine, which begins from `priors`."""
         self.breakers = breakers
         self.drift = drift
         self.eligibility = eligibility
         self.routes = health_routes(breakers, drift, proposers)
         self.health_parts = {"breakers": breakers.shown, "drift": drift.shown, "eligibility": eligibility.shown}
         self._counts = counts
+        self._priors = priors
         self._clock = clock
 
     def against(self) -> list[tuple[Key, Judge, str]]:
@@ -77,6 +80,8 @@ class HealthFeature(Feature):
         """Process what the engine counted, and follow the policy; cheap if nothing changed."""
         counts = tuple(self._counts())
         _each(lambda: self.breakers.observe(counts), lambda: self.drift.observe(counts), self.eligibility.follow_policy)
+        if self._priors is not None:
+            _each(self._priors.follow)
 
     def on_request_end(self, ended: RequestEnded) -> None:
         """Process what a request's drafts showed."""
@@ -90,12 +95,15 @@ class HealthFeature(Feature):
         if self.drift.enabled:
             self.drift.streams.restore(learned.streams, self._clock())
             self.drift.benefits.restore(learned.benefits)
+        if self._priors is not None:
+            self._priors.stored = learned.acceptance
         self.eligibility.restore(learned.figures, learned.conditions)
         self.eligibility.follow_policy(again=True)
 
     def _learned(self) -> Learned:
         streams, benefits = self.drift.streams.states(), self.drift.benefits.states()
-        return Learned(streams, benefits, self.eligibility.learned(), self.eligibility.judged)
+        acceptance = {} if self._priors is None else self._priors.measured
+        return Learned(streams, benefits, self.eligibility.learned(), self.eligibility.judged, acceptance)
 
 
 def _each(*judges: Callable[[], None]) -> None:
@@ -164,5 +172,6 @@ def feature(
         ),
         eligibility,
         proposers=lambda: client.info.proposers,
+        priors=AcceptancePriors(client, context.metrics.learned),
         clock=context.monotonic,
     )

@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from prolepsis.core.messages import SetCorpora
+from prolepsis.core.config import MERGED
+from prolepsis.core.messages import LearnedAcceptance, SetCorpora
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.reasons import PlainReason
-from prolepsis.core.stats import JudgedDraft, ProposerCounts, ProposerMemory, count_draft
+from prolepsis.core.stats import AcceptanceState, JudgedDraft, ProposerCounts, ProposerMemory, count_draft
 from prolepsis.engine.drafting.acceptance import AcceptanceEstimator, Scoreboard
 from prolepsis.engine.drafting.call_watch import CallWatch, WatchedCall
-from prolepsis.engine.drafting.candidate import MERGED, DraftCandidate, DraftRequest, levels
+from prolepsis.engine.drafting.candidate import DraftCandidate, DraftRequest, levels
 from prolepsis.engine.drafting.containment import ContainedProposer
 from prolepsis.engine.drafting.cost import CostCurve
 from prolepsis.engine.drafting.draft import Draft
@@ -215,6 +216,15 @@ class ProposerSet:
         self._notifications += [partial(proposer.commit, sequence, num_new) for proposer in learning]
         self._notifications += [partial(proposer.forget, sequence) for proposer in self.contained]
         self._notify()
+
+    def learned(self) -> Mapping[str, AcceptanceState]:
+        """Return what is known of the drafts of each proposer, and of merged ones."""
+        states = {name: self._board.acceptance.state(name) for name in (*self.names, MERGED)}
+        return {name: state for name, state in states.items() if state is not None}
+
+    def begin_from(self, message: LearnedAcceptance) -> None:
+        """Begin with what another engine learned, where nothing is known yet."""
+        self._board.acceptance.begin_from(message.proposer, message.state)
 
     def take_corpora(self, message: SetCorpora) -> None:
         for proposer in self.contained:
