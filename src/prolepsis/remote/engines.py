@@ -42,7 +42,7 @@ _Loss = tuple[EngineLoss, RequestStats | None, str]
 
 
 class RemoteControls:
-    """What all engines have in common, which reaches those that start later too: plan, stopped runs, corpora, heads, what was learned."""
+    """What all engines have in common, and later ones get too: plan, stopped runs, corpora, heads, learned rates."""
 
     def __init__(self) -> None:
         self.plan: SpecPlan | None = None
@@ -156,7 +156,7 @@ class Engines:
             del self._streams[request.request_id]
 
     def send(self, control: Control) -> None:
-        """Send plans, stopped runs, corpora and what was learned to all engines, later ones too; others to the engine of their request.
+        """Send what all engines have in common to all of them, later ones too; others to the engine of their request.
 
         The next engine of a request, if this one is lost, knows nothing of a draft that was offered. A fault goes to
         the engines that are there; only one of them dies.

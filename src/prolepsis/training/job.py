@@ -27,8 +27,8 @@ from prolepsis.engine.models.heads.exchange import NAME, archive_of, import_arch
 from prolepsis.engine.models.heads.levels import LEVELS
 from prolepsis.engine.models.heads.registry import HeadEntry, find_head, fitting_entry, list_heads
 from prolepsis.engine.native.processor import default_threads
-from prolepsis.training.data import HELD_OUT_EVERY, Dataset
-from prolepsis.training.evaluation import BASE_DOCUMENTS, BASE_KIND, EvaluationResult, evaluate
+from prolepsis.training.data import BASE_KIND, HELD_OUT_EVERY, Dataset
+from prolepsis.training.evaluation import BASE_DOCUMENTS, EvaluationResult, evaluate
 from prolepsis.training.examples import dataset_of
 from prolepsis.training.held_run import BudgetSpent, HeldRun, RunLost
 from prolepsis.training.levels import LevelRun
