@@ -123,8 +123,11 @@ def test_a_run_leaves_a_candidate_with_its_lineage_and_no_text(machine: Machine)
     covered = lineage.evaluation["covered"]
     assert isinstance(covered, list)
     assert (
-        f"its vocabulary has {covered[1]:.1%} of their tokens, {covered[0]:.1%} before" in lineage.evaluation["reason"]
+        f"its vocabulary has {covered[1]:.1%} of their tokens, {covered[0]:.1%} before" in ended.reason
     )
+    report = Path(ended.report.partition(":")[2])
+    assert ended.reason in (report / "report.md").read_text()
+    assert len([*report.glob("*.png")]) == 5
     assert not [*run_folders(database.name).iterdir()]
     assert [name for name in STEPS if name in {name for name, *_ in said}] == ["reading", "training", "evaluation"]
 

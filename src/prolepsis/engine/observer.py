@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from prolepsis.core.config import MERGED
 from prolepsis.core.engine_client import EngineInfo
 from prolepsis.core.errors import GrammarFailed, NotFinite
 from prolepsis.core.events import Event, Failed, Terminal
@@ -40,8 +41,9 @@ class Reporter:
             return
         self._num_steps = 0
         with self._contained.of("figures"):
-            for proposer, state in self._proposers.learned().items():
-                self._observer.observe(LearnedAcceptance(proposer, info.weights_of(proposer), state))
+            for proposer in (*self._proposers.names, MERGED):
+                if (state := self._proposers.acceptance.state(proposer)) is not None:
+                    self._observer.observe(LearnedAcceptance(proposer, info.weights_of(proposer), state))
 
     def ended(self, events: Iterable[Event]) -> None:
         """Report the requests whose terminal event is among `events`, and what was contained until now."""

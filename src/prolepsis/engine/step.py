@@ -237,8 +237,8 @@ class Engine:
                 self.plan.stop(name)
             case SetCorpora():
                 self.speculation.proposers.take_corpora(message)
-            case LearnedAcceptance(proposer, weights) if weights == self.info.weights_of(proposer):
-                self.speculation.proposers.begin_from(message)
+            case LearnedAcceptance(proposer, weights, state) if weights == self.info.weights_of(proposer):
+                self.speculation.proposers.acceptance.begin_from(proposer, state)
             case SwapHead():
                 self._swap_head(message)
             case InjectFault():

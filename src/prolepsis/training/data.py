@@ -272,15 +272,11 @@ def groups(order: Sequence[DocumentRef], num_anchors: int, first: int | None = N
             group, total = [], 0
 
 
-def responses(refs: Iterable[DocumentRef]) -> Iterator[Tensor]:
-    """Yield the response tokens of each document."""
+def responses(refs: Iterable[DocumentRef], *, without: str | None = None) -> Iterator[Tensor]:
+    """Yield the response tokens of each document, but for those whose kind begins with `without`."""
     for ref in refs:
-        yield ref.shard.response(ref.index)
-
-
-def own_responses(refs: Iterable[DocumentRef]) -> Iterator[Tensor]:
-    """Yield those of documents that are not of a base text."""
-    return responses(ref for ref in refs if not ref.kind.startswith(BASE_KIND))
+        if without is None or not ref.kind.startswith(without):
+            yield ref.shard.response(ref.index)
 
 
 def read(refs: Sequence[DocumentRef], first: int | None = None) -> list[TrainingDocument]:

@@ -28,7 +28,7 @@ from prolepsis.engine.models.targets.lean_weights import output_rows
 from prolepsis.engine.step import Engine
 from prolepsis.training.acceptance import measure
 from prolepsis.training.batches import TargetEnds, lay_flat
-from prolepsis.training.data import BASE_KIND, DocumentRef, TrainingDocument, own_responses, read
+from prolepsis.training.data import BASE_KIND, DocumentRef, TrainingDocument, read, responses
 from prolepsis.training.head import drafted, read_head
 from prolepsis.training.levels import drafted_ahead
 from prolepsis.training.synthesis import plain
@@ -111,7 +111,7 @@ def evaluate(
         progress(number)
     megabytes = sum(file.stat().st_size for file in heads[1].rglob("*") if file.is_file()) / 1e6
     result = judge(own, base, gain=terms.gain, loss=terms.loss, megabytes=megabytes)
-    counts = count_tokens(own_responses(refs), target.shape.vocab)
+    counts = count_tokens(responses(refs, without=BASE_KIND), target.shape.vocab)
     before, after = (covered(counts, layer.weights.target_ids) for layer in layers)
     words = "" if before == after else f"; its vocabulary has {after:.1%} of their tokens, {before:.1%} before"
     result = replace(result, covered=(before, after), reason=result.reason + words)

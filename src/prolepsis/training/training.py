@@ -17,7 +17,7 @@ from prolepsis.engine.models.heads.lean import HeadLayer
 from prolepsis.engine.models.provenance import read_provenance
 from prolepsis.engine.models.targets.lean_shape import rope_parameters
 from prolepsis.engine.models.targets.lean_weights import output_rows
-from prolepsis.training.data import Dataset, own_responses, read_manifest, responses
+from prolepsis.training.data import BASE_KIND, Dataset, read_manifest, responses
 from prolepsis.training.head import HeadTask, read_head, trained_tensors, with_vocabulary
 from prolepsis.training.initial_head import initial_weights
 from prolepsis.training.losses import LossVocabulary
@@ -47,7 +47,7 @@ class HeadTraining:
         if not self.dataset.training:
             raise ConfigError(f"{directory.data} holds no text to train on yet", param="tokens")
         self._counts = count_tokens(responses(self.dataset.training), target.shape.vocab)
-        self._held_out = count_tokens(own_responses(self.dataset.held_out), target.shape.vocab)
+        self._held_out = count_tokens(responses(self.dataset.held_out, without=BASE_KIND), target.shape.vocab)
         self._needed = target.needed_tokens
         self.head = self._initial_head()
         self._vocabulary = self._loss_vocabulary()

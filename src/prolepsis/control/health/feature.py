@@ -48,8 +48,8 @@ class HealthFeature(Feature):
         drift: DriftRuntime,
         eligibility: Eligibility,
         *,
+        priors: AcceptancePriors,
         proposers: Callable[[], Sequence[str]] = tuple,
-        priors: AcceptancePriors | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`counts`: what the engine counted since its start; `proposers`: of the engine, which begins from `priors`."""
@@ -79,9 +79,8 @@ class HealthFeature(Feature):
     async def tick(self) -> None:
         """Process what the engine counted, and follow the policy; cheap if nothing changed."""
         counts = tuple(self._counts())
-        _each(lambda: self.breakers.observe(counts), lambda: self.drift.observe(counts), self.eligibility.follow_policy)
-        if self._priors is not None:
-            _each(self._priors.follow)
+        observe = (lambda: self.breakers.observe(counts), lambda: self.drift.observe(counts))
+        _each(*observe, self.eligibility.follow_policy, self._priors.follow)
 
     def on_request_end(self, ended: RequestEnded) -> None:
         """Process what a request's drafts showed."""
@@ -95,15 +94,14 @@ class HealthFeature(Feature):
         if self.drift.enabled:
             self.drift.streams.restore(learned.streams, self._clock())
             self.drift.benefits.restore(learned.benefits)
-        if self._priors is not None:
-            self._priors.stored = learned.acceptance
+        self._priors.stored = learned.acceptance
         self.eligibility.restore(learned.figures, learned.conditions)
         self.eligibility.follow_policy(again=True)
 
     def _learned(self) -> Learned:
         streams, benefits = self.drift.streams.states(), self.drift.benefits.states()
-        acceptance = {} if self._priors is None else self._priors.measured
-        return Learned(streams, benefits, self.eligibility.learned(), self.eligibility.judged, acceptance)
+        own = self.eligibility
+        return Learned(streams, benefits, own.learned(), own.judged, self._priors.measured)
 
 
 def _each(*judges: Callable[[], None]) -> None:
@@ -171,7 +169,7 @@ def feature(
             clock=context.monotonic,
         ),
         eligibility,
-        proposers=lambda: client.info.proposers,
         priors=AcceptancePriors(client, context.metrics.learned),
+        proposers=lambda: client.info.proposers,
         clock=context.monotonic,
     )
