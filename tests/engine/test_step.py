@@ -524,6 +524,17 @@ def test_observer_hears_of_every_step_and_every_accepted_request() -> None:
     assert engine.timings.num_steps == 40
 
 
+def test_what_is_learned_by_tenant_is_not_reported() -> None:
+    recorder, draft = Recorder(), Scripted(lambda sequence, limit: draft_chain(sequence, limit, wrong_from=2))
+    draft.by_tenant = True
+    engine = build(EngineSetup(observer=recorder, proposers=[draft]))
+    run(engine, *(request(f"a{i}", [1, 2, 3], SamplingParams(max_tokens=100, ignore_eos=True)) for i in range(40)))
+    engine.wait(0.0)
+    assert engine.timings.num_steps > 256
+    assert engine.speculation.proposers.acceptance.state("scripted") is not None
+    assert recorder.learned == []
+
+
 def test_an_engine_begins_at_the_depth_that_another_learned_with_the_same_weights() -> None:
     """Two of the drafted tokens are right: drafts become shorter, and are so at once where that is known."""
 
@@ -544,7 +555,7 @@ def test_an_engine_begins_at_the_depth_that_another_learned_with_the_same_weight
         engine.wait(0.0)
         return recorder.learned, verified
 
-    learned, verified = started(10)
+    learned, verified = started(20)
     assert [(each.proposer, each.weights) for each in learned] == [("scripted", "fp")]
     assert started(1, *learned)[1] == verified[-1:] < verified[:1]
     assert started(1, replace(learned[0], weights="another"))[1] == verified[:1]

@@ -122,9 +122,7 @@ def test_a_run_leaves_a_candidate_with_its_lineage_and_no_text(machine: Machine)
     assert len(answers & {*before.target_ids.tolist()}) < len(answers & {*after.target_ids.tolist()})
     covered = lineage.evaluation["covered"]
     assert isinstance(covered, list)
-    assert (
-        f"its vocabulary has {covered[1]:.1%} of their tokens, {covered[0]:.1%} before" in ended.reason
-    )
+    assert f"its vocabulary has {covered[1]:.1%} of their tokens, {covered[0]:.1%} before" in ended.reason
     report = Path(ended.report.partition(":")[2])
     assert ended.reason in (report / "report.md").read_text()
     assert len([*report.glob("*.png")]) == 5

@@ -12,7 +12,8 @@ from prolepsis.engine.containment import Containment
 from prolepsis.engine.drafting.choose import ProposerSet
 from prolepsis.engine.timings import StepTiming
 
-_LEARNED_STEPS = 256  # between two reports of what was learned of drafts, while requests run
+_LEARNED_STEPS = 256  # at least, between two reports of what was learned of drafts: one takes milliseconds
+_LEARNED_WHILE_BUSY = 2048  # likewise, while requests wait for it
 
 
 class Reporter:
@@ -27,7 +28,7 @@ class Reporter:
 
     def step(self, timing: StepTiming, info: EngineInfo) -> None:
         self._num_steps += 1
-        if self._num_steps >= _LEARNED_STEPS:
+        if self._num_steps >= _LEARNED_WHILE_BUSY:
             self.learned(info)
         if self._observer is None:
             return
@@ -37,11 +38,12 @@ class Reporter:
 
     def learned(self, info: EngineInfo) -> None:
         """Report what was learned of the drafts of each proposer in the steps since the last report."""
-        if self._observer is None or not self._num_steps:
+        if self._observer is None or self._num_steps < _LEARNED_STEPS:
             return
         self._num_steps = 0
         with self._contained.of("figures"):
-            for proposer in (*self._proposers.names, MERGED):
+            kept = [each.name for each in self._proposers.contained if not each.by_tenant]
+            for proposer in (*kept, MERGED):
                 if (state := self._proposers.acceptance.state(proposer)) is not None:
                     self._observer.observe(LearnedAcceptance(proposer, info.weights_of(proposer), state))
 

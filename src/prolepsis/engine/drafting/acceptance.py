@@ -9,7 +9,7 @@ it, it is used up, or its sequence ends.
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, takewhile
 from operator import mul
 from typing import Self
 
@@ -24,7 +24,7 @@ _PRIOR_TRIALS = 8.0
 _MAX_POSITION = 8  # deeper positions share one estimate
 _CERTAIN = 0.998
 _BEGUN_TRIALS = 50.0  # that what another engine learned counts for at most, in each place
-_MOST_BUCKETS = 256  # of a proposer, in what other engines begin from
+_MOST_BUCKETS = 128  # of a proposer, in what other engines begin from
 
 
 class _Cell:
@@ -49,7 +49,8 @@ class _Cell:
 
     @property
     def state(self) -> tuple[float, ...]:
-        at = ((self.rate(position), trials) for position, (_, trials) in enumerate(self.positions))
+        tried = takewhile(lambda position: self.positions[position][1], range(_MAX_POSITION + 1))
+        at = ((self.rate(position), self.positions[position][1]) for position in tried)
         return tuple(round(value, 3) for pair in ((self.overall, self.trials), *at) for value in pair)
 
     @classmethod
