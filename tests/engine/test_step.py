@@ -524,41 +524,40 @@ def test_observer_hears_of_every_step_and_every_accepted_request() -> None:
     assert engine.timings.num_steps == 40
 
 
-def test_what_is_learned_by_tenant_is_not_reported() -> None:
-    recorder, draft = Recorder(), Scripted(lambda sequence, limit: draft_chain(sequence, limit, wrong_from=2))
-    draft.by_tenant = True
+def _learned(
+    num_waves: int, *known: LearnedAcceptance, by_tenant: bool = False
+) -> tuple[list[LearnedAcceptance], list[int]]:
+    """Return what an engine reports that knows something before, and the drafted tokens of the first step of waves.
+
+    Two of the tokens of each draft are right.
+    """
+    recorder, verified = Recorder(), list[int]()
+    draft = Scripted(lambda sequence, limit: draft_chain(sequence, limit, wrong_from=2))
+    draft.by_tenant = by_tenant
     engine = build(EngineSetup(observer=recorder, proposers=[draft]))
-    run(engine, *(request(f"a{i}", [1, 2, 3], SamplingParams(max_tokens=100, ignore_eos=True)) for i in range(40)))
+    for each in known:
+        engine.send(each)
+    for wave in range(num_waves):
+        submit(engine, *(request(f"{wave}{name}", [1, 2, 3], LONG) for name in "abc"))
+        engine.step()  # reads the prompts
+        counts = engine.speculation.proposers.counts["scripted"]
+        before = counts.num_draft_tokens
+        engine.step()
+        verified.append(counts.num_draft_tokens - before)
+        drain(engine)
     engine.wait(0.0)
-    assert engine.timings.num_steps > 256
-    assert engine.speculation.proposers.acceptance.state("scripted") is not None
-    assert recorder.learned == []
+    return recorder.learned, verified
 
 
 def test_an_engine_begins_at_the_depth_that_another_learned_with_the_same_weights() -> None:
-    """Two of the drafted tokens are right: drafts become shorter, and are so at once where that is known."""
-
-    def started(num_waves: int, *known: LearnedAcceptance) -> tuple[list[LearnedAcceptance], list[int]]:
-        recorder, verified = Recorder(), list[int]()
-        draft = Scripted(lambda sequence, limit: draft_chain(sequence, limit, wrong_from=2))
-        engine = build(EngineSetup(observer=recorder, proposers=[draft]))
-        for each in known:
-            engine.send(each)
-        for wave in range(num_waves):
-            submit(engine, *(request(f"{wave}{name}", [1, 2, 3], LONG) for name in "abc"))
-            engine.step()  # reads the prompts
-            counts = engine.speculation.proposers.counts["scripted"]
-            before = counts.num_draft_tokens
-            engine.step()
-            verified.append(counts.num_draft_tokens - before)
-            drain(engine)
-        engine.wait(0.0)
-        return recorder.learned, verified
-
-    learned, verified = started(20)
+    learned, verified = _learned(20)
     assert [(each.proposer, each.weights) for each in learned] == [("scripted", "fp")]
-    assert started(1, *learned)[1] == verified[-1:] < verified[:1]
-    assert started(1, replace(learned[0], weights="another"))[1] == verified[:1]
+    assert _learned(1, *learned)[1] == verified[-1:] < verified[:1]
+    assert _learned(1, replace(learned[0], weights="another"))[1] == verified[:1]
+
+
+def test_what_is_learned_by_tenant_is_not_reported() -> None:
+    assert _learned(20, by_tenant=True)[0] == []
 
 
 def test_observer_hears_once_of_a_proposer_that_never_failed() -> None:
