@@ -11,7 +11,16 @@ from prolepsis.core.config import DRAFT_HEAD, HeadProposerName
 from prolepsis.core.engine_client import EngineHealth, EngineInfo, HeadSwapped, InstalledHead
 from prolepsis.core.errors import MemoryPlanError, ModelLoadError
 from prolepsis.core.events import Aborted, Event, Finished, FinishReason, Terminal, Tokens
-from prolepsis.core.messages import Abort, ApplyPlan, Control, InjectFault, OfferDraft, SetCorpora, StopRun
+from prolepsis.core.messages import (
+    Abort,
+    ApplyPlan,
+    Control,
+    InjectFault,
+    LearnedAcceptance,
+    OfferDraft,
+    SetCorpora,
+    StopRun,
+)
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import ProposerMemory, RequestStats, TrafficClassCounts
@@ -45,6 +54,7 @@ class FakeEngineClient:
         self.faults: list[str] = []
         """Injected by drills."""
         self.corpora: dict[str, tuple[bytes, ...]] = {}
+        self.learned: list[LearnedAcceptance] = []
         self.swaps: list[str] = []
         self.installed: Sequence[InstalledHead] = ()
         self.heads_error: Exception | None = None
@@ -102,6 +112,8 @@ class FakeEngineClient:
                 self.stopped.append(run)
             case SetCorpora(owner, texts):
                 self.corpora[owner] = texts
+            case LearnedAcceptance():
+                self.learned.append(control)
             case InjectFault(fault):
                 self.faults.append(fault)
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import pytest
+from msgspec.structs import replace
 
 from prolepsis.core.engine_client import PromptProgress
 from prolepsis.core.errors import (
@@ -15,7 +16,7 @@ from prolepsis.core.errors import (
 )
 from prolepsis.core.events import Aborted, Event, Failed, Finished, Tokens
 from prolepsis.core.figures import FaultCount, Figure, RequestDone, StepDone
-from prolepsis.core.messages import Abort, ApplyPlan, Submit
+from prolepsis.core.messages import Abort, ApplyPlan, LearnedAcceptance, Submit
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
 from prolepsis.core.stats import RequestStats
@@ -496,6 +497,7 @@ class Recorder:
         self.steps: list[int] = []
         self.ended: list[int] = []
         self.failed: list[tuple[str, int]] = []
+        self.learned: list[LearnedAcceptance] = []
 
     def observe(self, figure: Figure) -> None:
         match figure:
@@ -506,6 +508,8 @@ class Recorder:
                 self.ended.append(stats.num_output_tokens)
             case FaultCount("proposer", name, number):
                 self.failed.append((name, number))
+            case LearnedAcceptance():
+                self.learned.append(figure)
 
 
 def test_observer_hears_of_every_step_and_every_accepted_request() -> None:
@@ -518,6 +522,42 @@ def test_observer_hears_of_every_step_and_every_accepted_request() -> None:
     assert sorted(recorder.ended) == [1, 40]
     assert recorder.steps == [3] + [1] * 39
     assert engine.timings.num_steps == 40
+
+
+def _learned(
+    num_waves: int, *known: LearnedAcceptance, by_tenant: bool = False
+) -> tuple[list[LearnedAcceptance], list[int]]:
+    """Return what an engine reports that knows something before, and the drafted tokens of the first step of waves.
+
+    Two of the tokens of each draft are right.
+    """
+    recorder, verified = Recorder(), list[int]()
+    draft = Scripted(lambda sequence, limit: draft_chain(sequence, limit, wrong_from=2))
+    draft.by_tenant = by_tenant
+    engine = build(EngineSetup(observer=recorder, proposers=[draft]))
+    for each in known:
+        engine.send(each)
+    for wave in range(num_waves):
+        submit(engine, *(request(f"{wave}{name}", [1, 2, 3], LONG) for name in "abc"))
+        engine.step()  # reads the prompts
+        counts = engine.speculation.proposers.counts["scripted"]
+        before = counts.num_draft_tokens
+        engine.step()
+        verified.append(counts.num_draft_tokens - before)
+        drain(engine, check=False)
+    engine.wait(0.0)
+    return recorder.learned, verified
+
+
+def test_an_engine_begins_at_the_depth_that_another_learned_with_the_same_weights() -> None:
+    learned, verified = _learned(20)
+    assert [(each.proposer, each.weights) for each in learned] == [("scripted", "fp")]
+    assert _learned(1, *learned)[1] == verified[-1:] < verified[:1]
+    assert _learned(1, replace(learned[0], weights="another"))[1] == verified[:1]
+
+
+def test_what_is_learned_by_tenant_is_not_reported() -> None:
+    assert _learned(20, by_tenant=True)[0] == []
 
 
 def test_observer_hears_once_of_a_proposer_that_never_failed() -> None:

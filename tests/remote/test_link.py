@@ -10,10 +10,10 @@ from prolepsis.core.engine_client import PromptProgress
 from prolepsis.core.errors import DeadlineExceeded, EngineDead, EngineError, InvalidParameter, ModelError, UserError
 from prolepsis.core.events import Failed, Finished
 from prolepsis.core.figures import Figure
-from prolepsis.core.messages import Abort, ApplyPlan, InjectFault, SetCorpora, StopRun
+from prolepsis.core.messages import Abort, ApplyPlan, InjectFault, LearnedAcceptance, SetCorpora, StopRun
 from prolepsis.core.plan import PANIC_PLAN
 from prolepsis.core.requests import SamplingParams
-from prolepsis.core.stats import RequestStats
+from prolepsis.core.stats import AcceptanceState, RequestStats
 from prolepsis.core.telemetry.metrics import Metrics
 from tests.fake_client import FakeEngineClient, answer
 from tests.fakes import request
@@ -39,10 +39,12 @@ async def test_commands_and_questions_reach_the_engine() -> None:
         client.send(ApplyPlan(PANIC_PLAN))
         client.send(StopRun("run-1"))
         client.send(SetCorpora("tenant:a", (b"\x01\0\0\0", b"")))
+        client.send(learned := LearnedAcceptance("suffix", "fp", AcceptanceState((0.5, 2.0), {3: (0.5, 1.0)})))
         swapped = await client.swap_head("other")
         assert engine.plans == [PANIC_PLAN]
         assert engine.stopped == ["run-1"]
         assert engine.corpora == {"tenant:a": (b"\x01\0\0\0", b"")}
+        assert engine.learned == [learned]
         assert engine.swaps == ["other"]
         assert swapped.current == client.info.draft_head, "the facts were there before the answer"
         assert client.health() == engine.reported

@@ -8,9 +8,9 @@ from prometheus_client import CollectorRegistry
 
 from prolepsis.core.config import DRAFT_HEAD, HeadProposerName
 from prolepsis.core.engine_client import EngineClient, EngineHealth, HeadSwapped, PromptProgress
-from prolepsis.core.messages import SetCorpora
+from prolepsis.core.messages import LearnedAcceptance, SetCorpora
 from prolepsis.core.plan import PANIC_PLAN, SpecPlan
-from prolepsis.core.stats import ProposerMemory, TenantCounts, TrafficClassCounts
+from prolepsis.core.stats import AcceptanceState, ProposerMemory, TenantCounts, TrafficClassCounts
 from prolepsis.remote.engines import RemoteControls
 from prolepsis.remote.members import ContinuationMetrics, FailoverSettings, Member, Members
 from prolepsis.remote.views import summed_counts, summed_health, summed_memory
@@ -121,12 +121,15 @@ async def test_a_loss_counts_once() -> None:
     assert first.closed
 
 
-async def test_a_new_engine_gets_the_corpora_that_are_there() -> None:
+async def test_a_new_engine_gets_the_corpora_and_what_was_learned_of_drafts() -> None:
     controls, engine = RemoteControls(), Speaker()
     for owner, texts in (("tenant:a", (b"old",)), ("tenant:a", (b"new",)), ("tenant:b", (b"text",)), ("tenant:b", ())):
         controls.note(SetCorpora(owner, texts))
+    learned = LearnedAcceptance("suffix", "fp", AcceptanceState((0.5, 2.0), {}))
+    controls.note(learned)
     await controls.bring_up_to_date(engine)
     assert engine.corpora == {"tenant:a": (b"new",)}
+    assert engine.learned == [learned]
 
 
 async def test_a_new_engine_gets_the_plan_stopped_runs_and_heads() -> None:

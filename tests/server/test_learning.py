@@ -1,6 +1,7 @@
 """What learning needs of a machine: the folder of heads, and the settings of a process that trains."""
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from prolepsis.control.store.store import unrecorded
 from prolepsis.control.web.context import Context
 from prolepsis.core.audit_event import discard
 from prolepsis.core.config import EngineConfig, ServerConfig
-from prolepsis.core.learning import LearningRun
+from prolepsis.core.learning import LearningRun, report_folder
 from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.core.terminal.config import load_settings
 from prolepsis.server.learning import start_run, variables_of
@@ -52,4 +53,13 @@ def test_a_process_says_in_a_file_why_it_cannot_train(tmp_path: Path, monkeypatc
     monkeypatch.setenv("PROLEPSIS_DATA", str(tmp_path / "data"))
     process = start_run(context_of(tmp_path), LearningRun(run_id="code-1", rule="code"))
     assert process.wait(60.0) != 0
-    assert "there is no store at sqlite:///" in (tmp_path / "data" / "learning" / "code-1.log").read_text()
+    assert "there is no store at sqlite:///" in (tmp_path / "data" / "learning/reports/code-1/output.log").read_text()
+
+
+def test_reports_of_the_newest_runs_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROLEPSIS_DATA", str(tmp_path))
+    for number in range(25):
+        os.utime(report_folder(f"code-{number}"), (number, number))
+    assert {folder.name for folder in report_folder("code-5").parent.iterdir()} == {f"code-{i}" for i in range(5, 25)}
+    report_folder("new")
+    assert {folder.name for folder in (tmp_path / "learning" / "reports").iterdir()} >= {"new", "code-5", "code-24"}

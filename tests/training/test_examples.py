@@ -52,6 +52,15 @@ def test_a_fifth_that_came_last_is_held_out(number: int, held_out: int) -> None:
     assert (training, later) == (examples[:-held_out], examples[-held_out:])
 
 
+@pytest.mark.parametrize(("num_drawn", "num_later"), [(40, 40), (39, 60)])
+def test_later_examples_that_were_drawn_by_chance_are_held_out_where_they_are_enough(
+    num_drawn: int, num_later: int
+) -> None:
+    examples = [replace(example, by_chance=i % 300 >= 300 - num_drawn) for i, example in enumerate(_many(300))]
+    training, later = _used(examples)
+    assert (training, later) == (examples[:240], examples[-num_later:])
+
+
 def test_what_began_at_once_is_on_one_side() -> None:
     examples = [*_many(60), *(_example(500.0) for _ in range(50))]
     training, later = _used(examples)
@@ -64,7 +73,6 @@ def test_the_manifest_says_what_was_learnt_from_and_has_no_text() -> None:
     assert (manifest.made_at, manifest.first_at, manifest.last_at) == (NOW, 1.0, 500.0)
     assert (manifest.rule, manifest.target, manifest.tokenizer) == ("code", *INFO.values())
     assert manifest.held_out_from == examples[-40].at
-    assert manifest.num_tokens == {"chat": 90 * 6, "tools": 9}
     assert manifest.examples == {tenant_digest("acme"): tuple(sorted(e.example_id[:16] for e in examples))}
     assert LearningTerms.model_validate(manifest.filters, strict=False) == TERMS
 

@@ -1,6 +1,7 @@
 """From data to an exported head with report, end to end, on a tiny target."""
 
 import json
+from collections.abc import Callable
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from prolepsis.core.errors import ConfigError
 from prolepsis.engine.models.files.stored import Q8_0, quantise
@@ -46,7 +48,8 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
     return open_target(str(save_target(tmp_path_factory.mktemp("target"))))
 
 
-def _with_data(root: Path, target: Target) -> RunDirectory:
+def _with_data(root: Path, target: Target, tokens: Callable[[int], Tensor] | None = None) -> RunDirectory:
+    """`tokens`: of each document, by its number; None: random ones."""
     directory = RunDirectory(root)
     directory.create(resume=False)
     hidden, vocab = target.shape.hidden, target.shape.vocab
@@ -54,7 +57,8 @@ def _with_data(root: Path, target: Target) -> RunDirectory:
     writer = ShardWriter(directory.data, manifest, tokens_per_shard=500)
     for number in range(0, 45):
         features = torch.randn(20, 4 * hidden, generator=torch.Generator().manual_seed(number)).bfloat16()
-        writer.add(replace(random_document(20, 5, number=number), features=features))
+        document = replace(random_document(20, 5, number=number), features=features)
+        writer.add(document if tokens is None else replace(document, tokens=tokens(number)))
     writer.flush()
     return directory
 
@@ -103,6 +107,30 @@ def test_training_goes_on_from_its_checkpoint_and_from_a_given_head(directory: R
     given = HeadTraining(directory, target, HeadRecipe(init=directory.exported, training=SETTINGS))
     _, stored = load_head(directory.exported, partial(output_rows, target.ends))
     torch.testing.assert_close(given.head.weights.q.detach(), stored.q.float())
+
+
+@pytest.mark.parametrize(("numbers", "is_chosen"), [(range(0), False), (range(1, 40), False), (range(45), True)])
+def test_a_vocabulary_is_chosen_again_where_it_covers_more_of_the_answers_held_out(
+    target: Target, trained: HeadTraining, tmp_path: Path, numbers: range, *, is_chosen: bool
+) -> None:
+    """Answers of some `numbers` have two tokens that the head before cannot draft; 0 and 40 are held out."""
+    before = trained.head.weights
+    outside = (~before.t2d).nonzero()[-2:, 0]
+
+    def tokens(number: int) -> Tensor:
+        return torch.cat([before.target_ids[:18], outside if number in numbers else before.target_ids[:2]]).int()
+
+    recipe = HeadRecipe(init=trained.directory.exported, training=SETTINGS)
+    training = HeadTraining(_with_data(tmp_path / "again", target, tokens), target, recipe)
+    after = training.head.weights
+    assert torch.equal(after.d2t, before.d2t) != is_chosen
+    assert after.t2d[outside].tolist() == [is_chosen] * 2
+    assert len(after.d2t) == len(before.d2t) == int(after.t2d.sum())
+    torch.testing.assert_close(after.lm_head, output_rows(target.ends, after.target_ids).float())
+    assert training.hparams()["held_out_answers_covered"] == 1.0
+    torch.testing.assert_close(
+        after.q.detach(), load_head(trained.directory.exported, partial(output_rows, target.ends))[1].q.float()
+    )
 
 
 def test_the_loss_mixes_acceptance_with_cross_entropy_at_every_step() -> None:

@@ -18,6 +18,7 @@ from prolepsis.core.files import data_directory, sha256_of
 from prolepsis.core.learning import HeadLineage, run_folders, tenant_digest
 from prolepsis.engine.models.heads.aliases import HeadAliases
 from prolepsis.engine.models.heads.exchange import archive_of, import_archive, remove_head
+from prolepsis.engine.models.heads.format import load_head
 from prolepsis.engine.models.heads.levels import load_levels, save_levels
 from prolepsis.engine.models.heads.registry import find_head, list_heads
 from prolepsis.training.data import HELD_OUT_EVERY, shards_of
@@ -115,6 +116,16 @@ def test_a_run_leaves_a_candidate_with_its_lineage_and_no_text(machine: Machine)
     assert entry.provenance.serves == (tenant_digest(TENANT),)
     assert (lineage.sha256, lineage.manifests) == (entry.provenance.sha256, (key,))
     assert lineage.evaluation["passed"]
+    before, after = (load_head(find_head(name, machine.root).folder)[1] for name in ("before@1", label))
+    assert len(before.d2t) == len(after.d2t)
+    answers = {token for text in machine.texts[42:] for token in text.answer}
+    assert len(answers & {*before.target_ids.tolist()}) < len(answers & {*after.target_ids.tolist()})
+    covered = lineage.evaluation["covered"]
+    assert isinstance(covered, list)
+    assert f"its vocabulary has {covered[1]:.1%} of their tokens, {covered[0]:.1%} before" in ended.reason
+    report = Path(ended.report.partition(":")[2])
+    assert ended.reason in (report / "report.md").read_text()
+    assert len([*report.glob("*.png")]) == 5
     assert not [*run_folders(database.name).iterdir()]
     assert [name for name in STEPS if name in {name for name, *_ in said}] == ["reading", "training", "evaluation"]
 

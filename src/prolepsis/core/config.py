@@ -26,6 +26,8 @@ SYNTHETIC = "synthetic"
 UPSTREAM = "upstream"
 """The name under which the drafts of an upstream engine count; it is never loaded."""
 UpstreamApi = Literal["vllm", "sglang", "llama.cpp"]
+MERGED = "merged"
+"""Signs drafts that several proposers made together; none is called so."""
 PROPOSER_NAMES = (
     *("grammar", "suffix", "prompt_lookup", "prediction", CLIENT, CORPUS, "draft_model"),
     *(*HEAD_PROPOSERS, "early_exit", "remote", SYNTHETIC, UPSTREAM),

@@ -7,7 +7,7 @@ from typing import Literal, Protocol
 from pydantic import computed_field
 
 from prolepsis import __version__
-from prolepsis.core.config import DRAFT_HEAD, HEAD_PROPOSERS, HeadProposerName
+from prolepsis.core.config import DRAFT_HEAD, HEAD_PROPOSERS, MERGED, HeadProposerName
 from prolepsis.core.events import Event
 from prolepsis.core.exact_group import FINGERPRINT, ExactGroup
 from prolepsis.core.messages import Control
@@ -59,9 +59,9 @@ class EngineInfo:
         return {proposer: label for proposer, label in labels if label is not None}
 
     def weights_of(self, proposer: str) -> str:
-        """Return what a proposer drafts with, to which its figures belong: the target, and the head if it has one."""
-        head = self.heads.get(proposer)
-        return f"{head} {self.fingerprint}" if head else self.fingerprint
+        """Return what a proposer drafts with, to which its figures belong: the target, and its head or all of them."""
+        own = [head for name, head in self.heads.items() if proposer in (name, MERGED)]
+        return " ".join([*own, self.fingerprint])
 
     @property
     def versions(self) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Literal, Protocol
 
+from prolepsis.core.messages import LearnedAcceptance
 from prolepsis.core.rounds import RemoteRounds
 from prolepsis.core.stats import RequestStats
 from prolepsis.core.tagged import Tagged
@@ -36,7 +37,7 @@ class FaultCount(Tagged, frozen=True):
     number: int = 1
 
 
-Figure = StepDone | RequestDone | FaultCount | RemoteRounds
+Figure = StepDone | RequestDone | FaultCount | RemoteRounds | LearnedAcceptance
 
 
 class EngineObserver(Protocol):

@@ -1,5 +1,6 @@
 """What a server learns from, and the heads that come of it: values that engine, control and training share."""
 
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -13,11 +14,22 @@ from prolepsis.core.json_value import JsonValue
 Phase = Literal["due", "training", "trial", "settling", "ended"]
 Outcome = Literal["promoted", "rejected", "rolled_back", "failed", "forgotten", "stopped"]
 Trigger = Literal["hand", "drift", "new_tokens", "age", "target"]
+_MOST_REPORTS = 20
 
 
 def run_folders(store: str) -> Path:
     """Return where this machine's runs of a store (`Database.name`) have a folder each, called by their ids."""
     return data_directory() / "learning" / f"runs-{sha256(store.encode()).hexdigest()[:8]}"
+
+
+def report_folder(run_id: str) -> Path:
+    """Return the folder of what a run printed and reports, made if it is missing; those of other runs go in time."""
+    folder = data_directory() / "learning" / "reports" / run_id
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.touch()  # so that it is among the newest
+    for old in sorted(folder.parent.iterdir(), key=lambda each: each.stat().st_mtime)[:-_MOST_REPORTS]:
+        shutil.rmtree(old, ignore_errors=True)
+    return folder
 
 
 def short_id(example_id: str) -> str:
@@ -45,6 +57,7 @@ class Example(JsonValue):
     answer: tuple[int, ...]
     greedy: bool
     tokens_a_pass: float | None = None  # None: it was decoded plainly
+    by_chance: bool = False  # it was drawn, whatever its drafts showed; others are those that drafts fit worse
     was_redacted: bool = False  # the prompt has marks in place of what was found, read again by the tokenizer
 
 
@@ -60,7 +73,6 @@ class DatasetManifest(JsonValue):
     tokenizer: str
     filters: Mapping[str, object]  # the rule's terms of learning as they were in force
     examples: Mapping[str, tuple[str, ...]]  # by tenant digest: short ids
-    num_tokens: Mapping[str, int]  # by traffic class
     held_out_from: float  # examples from here on are never trained on in this run
     base: str  # SHA-256 of the base text
 
@@ -103,4 +115,5 @@ class LearningRun(JsonValue):
     head: str = ""
     processor_s: float = 0.0
     progress: float = 0.0
+    report: str = ""  # machine and folder with the figures and plots of its training
     since: float = 0.0

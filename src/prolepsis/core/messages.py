@@ -7,6 +7,7 @@ from prolepsis.core.client_draft import ClientDraft
 from prolepsis.core.config import DRAFT_HEAD, HeadProposerName
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest
+from prolepsis.core.stats import AcceptanceState
 from prolepsis.core.tagged import Tagged
 
 
@@ -52,6 +53,14 @@ class SetCorpora(Tagged, frozen=True):
     texts: tuple[bytes, ...]  # token ids of the target, 4 bytes each in the machine's order; the newest last
 
 
+class LearnedAcceptance(Tagged, frozen=True):
+    """What an engine learned of a proposer's drafts. Another engine that drafts with the same begins from it."""
+
+    proposer: str
+    weights: str  # what it drafts with, as `EngineInfo.weights_of` has it
+    state: AcceptanceState
+
+
 EngineFault = Literal["none", "hang", "slow", "raise", "damage", "differ", "die"]
 """Of proposers: a call does not come back, takes too long, raises. damage: drafts of the head are other tokens than it
 meant. differ: answers with drafts get a token that plain decoding does not give. die: the engine ends."""
@@ -77,7 +86,7 @@ class SwapHead:
     proposer: HeadProposerName = DRAFT_HEAD
 
 
-Control = Abort | OfferDraft | ApplyPlan | StopRun | SetCorpora | InjectFault
+Control = Abort | OfferDraft | ApplyPlan | StopRun | SetCorpora | LearnedAcceptance | InjectFault
 """What a client may send to an engine at any time, without an answer."""
 
 Message = Submit | Control | SwapHead

@@ -1,11 +1,13 @@
 """Counts and times of requests and proposers: device time, drafts, acceptance, and the mode in effect."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import groupby
+from math import inf
 from typing import Literal, get_args
 
 from prolepsis.core.continuation import Continued
+from prolepsis.core.json_value import JsonValue
 from prolepsis.core.reasons import EffectiveReason, LossReason, PlainReason
 from prolepsis.core.recorded_draft import RecordedDraft
 from prolepsis.core.rounds import Round
@@ -91,6 +93,23 @@ class TrafficClassCounts(GrowingCounts):
     num_overdue: int = 0  # calls that were not waited for
     is_lost: bool = False  # one of these has not come back, so the proposer cannot be asked
     tenants: tuple[TenantCounts, ...] = ()  # of the tenants that drafted last: a few
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptanceState(JsonValue):
+    """What was learned of how often the drafts of a proposer are accepted; it holds no text.
+
+    Raises `ValueError` for counts that cannot be.
+    """
+
+    pool: tuple[float, ...]  # rate and number of trials, over all positions and at each one from the first
+    buckets: Mapping[int, tuple[float, ...]]  # likewise, by bucket of drafts
+
+    def __post_init__(self) -> None:
+        for values in (self.pool, *self.buckets.values()):
+            pairs = [*zip(values[::2], values[1::2], strict=True)]
+            if not pairs or not all(0.0 <= rate <= 1.0 and 0.0 <= trials < inf for rate, trials in pairs):
+                raise ValueError("allowed: pairs of a rate in [0, 1] and a number of trials")
 
 
 @dataclass(frozen=True, slots=True)

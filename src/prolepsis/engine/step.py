@@ -20,6 +20,7 @@ from prolepsis.core.messages import (
     Abort,
     ApplyPlan,
     InjectFault,
+    LearnedAcceptance,
     Message,
     OfferDraft,
     SetCorpora,
@@ -131,6 +132,7 @@ class Engine:
         """Check that nothing is left over of past requests; then sleep until a message arrives, and handle it."""
         self.watch.begin()
         self._check()
+        self._reporter.learned(self.info)
         while self._inbox.empty() and self.scheduler.keep_next():
             self.watch.begin()
         self.watch.rest()
@@ -235,6 +237,8 @@ class Engine:
                 self.plan.stop(name)
             case SetCorpora():
                 self.speculation.proposers.take_corpora(message)
+            case LearnedAcceptance(proposer, weights, state) if weights == self.info.weights_of(proposer):
+                self.speculation.proposers.acceptance.begin_from(proposer, state)
             case SwapHead():
                 self._swap_head(message)
             case InjectFault():
@@ -355,7 +359,7 @@ class Engine:
         with self.contained.of("figures"):
             charge(rows, timing, self.speculation.proposers.cost)
             keep_rounds(rows, sampled, timing, (self.watch.began or 0.0, self._committed_at), self.info.heads)
-        self._reporter.step(timing)
+        self._reporter.step(timing, self.info)
 
     def _take_events(self) -> list[Event]:
         self._forgetting += self.scheduler.take_ended()

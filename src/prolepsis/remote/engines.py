@@ -26,7 +26,7 @@ from prolepsis.core.errors import (
     UserError,
 )
 from prolepsis.core.events import Aborted, Event, Failed, Terminal
-from prolepsis.core.messages import Abort, ApplyPlan, Control, InjectFault, SetCorpora, StopRun
+from prolepsis.core.messages import Abort, ApplyPlan, Control, InjectFault, LearnedAcceptance, SetCorpora, StopRun
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import ProposerMemory, RequestStats, TrafficClassCounts
@@ -42,18 +42,19 @@ _Loss = tuple[EngineLoss, RequestStats | None, str]
 
 
 class RemoteControls:
-    """What all engines have in common, which reaches those that start later too: plan, stopped runs, corpora, heads."""
+    """What all engines have in common, and later ones get too: plan, stopped runs, corpora, heads, learned rates."""
 
     def __init__(self) -> None:
         self.plan: SpecPlan | None = None
         self.stopped: dict[str, None] = {}  # runs of rollouts, in order
         self.corpora: dict[str, SetCorpora] = {}  # by owner
+        self.learned: dict[str, LearnedAcceptance] = {}  # by proposer
         self.heads: dict[HeadProposerName, str] = {}
         """Draft heads by proposer; empty: the heads that the engines start with."""
         self.swapping = asyncio.Lock()
         """Held while heads change, so that an engine that joins meanwhile gets the new ones."""
 
-    def note(self, control: ApplyPlan | StopRun | SetCorpora) -> None:
+    def note(self, control: ApplyPlan | StopRun | SetCorpora | LearnedAcceptance) -> None:
         match control:
             case ApplyPlan(plan):
                 self.plan = plan
@@ -63,6 +64,8 @@ class RemoteControls:
                 self.corpora.pop(owner, None)
                 if texts:
                     self.corpora[owner] = control
+            case LearnedAcceptance(proposer):
+                self.learned[proposer] = control
 
     def swapped(self, name: str, proposer: HeadProposerName, result: HeadSwapped) -> None:
         """Remember a head: by its version, as an alias may stand for another one later, or by its folder."""
@@ -83,6 +86,8 @@ class RemoteControls:
                 client.send(StopRun(name))
             for corpora in self.corpora.values():
                 client.send(corpora)
+            for learned in self.learned.values():
+                client.send(learned)
 
 
 class Engines:
@@ -151,12 +156,12 @@ class Engines:
             del self._streams[request.request_id]
 
     def send(self, control: Control) -> None:
-        """Send plans, stopped runs and corpora to all engines, later ones too; others to the engine of their request.
+        """Send what all engines have in common to all of them, later ones too; others to the engine of their request.
 
         The next engine of a request, if this one is lost, knows nothing of a draft that was offered. A fault goes to
         the engines that are there; only one of them dies.
         """
-        if isinstance(control, ApplyPlan | StopRun | SetCorpora):
+        if isinstance(control, ApplyPlan | StopRun | SetCorpora | LearnedAcceptance):
             self._controls.note(control)
             for client in self._clients:
                 client.send(control)

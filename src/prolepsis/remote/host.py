@@ -17,7 +17,7 @@ from prolepsis.core.engine_client import Demand, EngineClient, EngineHealth
 from prolepsis.core.errors import EngineError, ProlepsisError
 from prolepsis.core.events import Terminal
 from prolepsis.core.figures import Figure
-from prolepsis.core.messages import Abort, ApplyPlan, InjectFault, OfferDraft, SetCorpora, StopRun
+from prolepsis.core.messages import Abort, ApplyPlan, InjectFault, LearnedAcceptance, OfferDraft, SetCorpora, StopRun
 from prolepsis.core.plan import SpecPlan, strictest
 from prolepsis.core.stats import ProposerMemory, TrafficClassCounts
 from prolepsis.engine.containment import Containment
@@ -253,7 +253,7 @@ class _Connection:
             case Abort(request_id) | OfferDraft(request_id):  # after the first turn of a request that came just before
                 known = structs.replace(message, request_id=self._prefix + request_id)
                 asyncio.get_running_loop().call_soon(self._client.send, known)
-            case StopRun() | SetCorpora() | InjectFault():
+            case StopRun() | SetCorpora() | LearnedAcceptance() | InjectFault():
                 self._client.send(message)
             case Close():
                 pass

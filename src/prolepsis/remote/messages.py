@@ -10,7 +10,8 @@ Generate                    -->
 Leave                       -->                                (the reader of a stream has left)
 Abort, OfferDraft,
 ApplyPlan, StopRun,
-SetCorpora, InjectFault     -->                                (`core.messages.Control`)
+SetCorpora, InjectFault,
+LearnedAcceptance           -->                                (`core.messages.Control`)
 ListHeads, LoadHead         -->
                             <--   Heads, HeadLoaded | Rejected
 WaitingLoad                 -->                                (several times a second)

@@ -14,8 +14,7 @@ from prolepsis.control.learning.routes import learning_routes
 from prolepsis.control.learning.runtime import LearningFeature
 from prolepsis.control.replicas.registry import ReplicaRegistry
 from prolepsis.control.web.context import Context
-from prolepsis.core.files import data_directory
-from prolepsis.core.learning import LearningRun
+from prolepsis.core.learning import LearningRun, report_folder
 from prolepsis.core.terminal.config import environment_name, field_names
 from prolepsis.server.speculation_control import SpeculationControl
 
@@ -38,12 +37,11 @@ def learning(
 
 
 def start_run(context: Context, run: LearningRun) -> "Popen[bytes]":
-    """Start the process of a run with this server's settings; what it prints is in RUN_ID.log of the data directory."""
-    home = data_directory() / "learning"
-    home.mkdir(parents=True, exist_ok=True)
+    """Start the process of a run with this server's settings; what it prints is beside its report."""
+    home = report_folder(run.run_id)
     command = [sys.executable, "-c", "from prolepsis.server.cli.main import app; app()", "learning", "run", run.rule]
-    variables = variables_of(context, home / f"{run.run_id}.json", environ)
-    with (home / f"{run.run_id}.log").open("ab") as output:
+    variables = variables_of(context, home / "settings.json", environ)
+    with (home / "output.log").open("ab") as output:
         return Popen(command, env=variables, stdout=output, stderr=STDOUT)  # noqa: S603  # our own command
 
 

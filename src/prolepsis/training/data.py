@@ -7,7 +7,7 @@ Legend: N tokens and D documents of a shard, F = aux_layers * hidden.
 
 import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice, pairwise
 from pathlib import Path
@@ -22,6 +22,7 @@ from prolepsis.core.files import replacing
 from prolepsis.engine.drafting.proposers.head import PROMPT_TOKENS
 
 MANIFEST = "manifest.json"
+BASE_KIND = "base: "  # begins the kind of a document of the base text, from which what one learns goes on
 HELD_OUT_EVERY = 40
 """One document in this many is never trained on."""
 MAX_LENGTH = 1024
@@ -242,11 +243,6 @@ class Dataset:
     def num_response_tokens(self) -> int:
         return self.num_tokens - sum(ref.response_start for ref in self.training)
 
-    def response_tokens(self) -> Iterator[Tensor]:
-        """Yield the response tokens of each training document."""
-        for ref in self.training:
-            yield ref.shard.response(ref.index)
-
     def epoch(self, seed: int, epoch: int) -> list[DocumentRef]:
         """Return the training documents in the order of `epoch`."""
         order = list(self.training)
@@ -274,6 +270,13 @@ def groups(order: Sequence[DocumentRef], num_anchors: int, first: int | None = N
         if total >= num_anchors:
             yield group
             group, total = [], 0
+
+
+def responses(refs: Iterable[DocumentRef], *, without: str | None = None) -> Iterator[Tensor]:
+    """Yield the response tokens of each document, but for those whose kind begins with `without`."""
+    for ref in refs:
+        if without is None or not ref.kind.startswith(without):
+            yield ref.shard.response(ref.index)
 
 
 def read(refs: Sequence[DocumentRef], first: int | None = None) -> list[TrainingDocument]:

@@ -28,14 +28,13 @@ from prolepsis.engine.models.targets.lean_weights import output_rows
 from prolepsis.engine.step import Engine
 from prolepsis.training.acceptance import measure
 from prolepsis.training.batches import TargetEnds, lay_flat
-from prolepsis.training.data import DocumentRef, TrainingDocument, read
+from prolepsis.training.data import BASE_KIND, DocumentRef, TrainingDocument, read, responses
 from prolepsis.training.head import drafted, read_head
 from prolepsis.training.levels import drafted_ahead
 from prolepsis.training.synthesis import plain
-from prolepsis.training.target import Target
+from prolepsis.training.target import Target, count_tokens, covered
 from prolepsis.training.unroll import unroll
 
-BASE_KIND = "base: "  # begins the kind of a document of the base text
 LEAST_DOCUMENTS = 40  # of own and base text, and of a class that is judged by itself
 BASE_DOCUMENTS = 120
 """Of base text that are worth holding out: of heads that lose nothing on it, a third would fail by 40 short ones."""
@@ -76,6 +75,8 @@ class EvaluationResult:
     base: TokensRatio
     by_class: Mapping[str, TokensRatio]
     first: tuple[float, float]  # share of first tokens that are accepted: of the champion, of the candidate
+    covered: tuple[float, float] = (0.0, 0.0)
+    """Share of the tokens of own answers that are in the draft vocabulary, likewise."""
 
 
 ScorePair = tuple[DocumentScore, DocumentScore]  # of one document: the champion's, the candidate's
@@ -92,7 +93,7 @@ def evaluate(
 ) -> EvaluationResult:
     """Compare the second of `heads`, which was trained from the first, on documents and in answers to some prompts.
 
-    Both draft the same tokens of the vocabulary. `progress` receives the number of documents that were scored.
+    `progress` receives the number of documents that were scored.
     """
     layers = [read_head(folder, target) for folder in heads]
     stored = [load_levels(folder, target.shape.hidden) for folder in heads]
@@ -105,11 +106,15 @@ def evaluate(
     own, base = list[ScorePair](), list[ScorePair]()
     for number, ref in enumerate(refs, 1):
         for document in read([ref]):
-            before, after = (score(*head, document, ends, whole) for head in zip(layers, levels, strict=True))
-            (base if document.kind.startswith(BASE_KIND) else own).append((before, after))
+            champion, candidate = (score(*head, document, ends, whole) for head in zip(layers, levels, strict=True))
+            (base if document.kind.startswith(BASE_KIND) else own).append((champion, candidate))
         progress(number)
     megabytes = sum(file.stat().st_size for file in heads[1].rglob("*") if file.is_file()) / 1e6
     result = judge(own, base, gain=terms.gain, loss=terms.loss, megabytes=megabytes)
+    counts = count_tokens(responses(refs, without=BASE_KIND), target.shape.vocab)
+    before, after = (covered(counts, layer.weights.target_ids) for layer in layers)
+    words = "" if before == after else f"; its vocabulary has {after:.1%} of their tokens, {before:.1%} before"
+    result = replace(result, covered=(before, after), reason=result.reason + words)
     prompts = [document.tokens[: document.response_start].tolist() for document in read(refs[:_CHECKED])]
     if result.passed and not _answers_alike(config, heads[1], prompts):
         return replace(result, passed=False, reason="answers with its drafts differ from those without")
@@ -121,10 +126,10 @@ def score(
     head: HeadLayer,
     levels: HeadLevels | None,
     document: TrainingDocument,
-    ends: TargetEnds,
+    ends: TargetEnds,  # their output head is not looked at
     whole: Tensor,  # [V, d] float32: the target's output head
 ) -> DocumentScore:
-    """Score a head on a document; `ends` are cut to its draft vocabulary."""
+    """Score a head on a document."""
     batch = lay_flat([document], ends, len(head.config.aux_layers))
     started = time.perf_counter()
     [step] = unroll(head, batch.flat, 1)

@@ -17,8 +17,8 @@ def dataset_of(
 ) -> tuple[DatasetManifest, Sequence[Example]]:
     """Return the data set of a rule's examples that began until `now`, and these; raises `ConfigError` for too few.
 
-    Those from the manifest's `held_out_from` on are held out. Its base text is named later: it may have to be written,
-    which pays for a data set only.
+    Those from the manifest's `held_out_from` on are held out, which are those drawn by chance where these are enough.
+    Its base text is named later: it may have to be written, which pays for a data set only.
     """
     usable = _distinct(
         example
@@ -33,10 +33,13 @@ def dataset_of(
         usable = _levelled(usable)
     if len(usable) < 2 * LEAST_DOCUMENTS:
         raise ConfigError(f"there are {len(usable)} of {2 * LEAST_DOCUMENTS} different examples", param="rule")
-    ids, num_tokens = defaultdict[str, list[str]](list), Counter[str]()
+    held_out_from = usable[-max(LEAST_DOCUMENTS, len(usable) // _HELD_OUT_PARTS)].at
+    drawn = [example for example in usable if example.at >= held_out_from and example.by_chance]
+    if len(drawn) >= LEAST_DOCUMENTS:  # the others are those that drafts fitted badly, where chance alone brings a gain
+        usable = [*(example for example in usable if example.at < held_out_from), *drawn]
+    ids = defaultdict[str, list[str]](list)
     for example in usable:
         ids[tenant_digest(example.tenant)].append(short_id(example.example_id))
-        num_tokens[example.traffic_class] += len(_ids(example))
     manifest = DatasetManifest(
         rule=usable[0].rule,
         made_at=now,
@@ -46,8 +49,7 @@ def dataset_of(
         tokenizer=tokenizer,
         filters=terms.model_dump(mode="json"),
         examples={tenant: tuple(sorted(own)) for tenant, own in ids.items()},
-        num_tokens=dict(num_tokens),
-        held_out_from=usable[-max(LEAST_DOCUMENTS, len(usable) // _HELD_OUT_PARTS)].at,
+        held_out_from=held_out_from,
         base="",
     )
     return manifest, usable

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from prolepsis.core.errors import ConfigError
-from prolepsis.engine.models.heads.format import HeadWeights, load_head
+from prolepsis.engine.models.heads.format import HeadWeights, load_head, offsets
 from prolepsis.engine.models.heads.lean import HeadLayer
 from prolepsis.engine.models.targets.lean_weights import output_rows
 from prolepsis.training.acceptance import AcceptedCounts, DraftedPosition, compared, measure
@@ -147,6 +147,20 @@ def blurred(flat: FlatBatch, noise: float) -> FlatBatch:
         return x * (1.0 + noise * torch.randn_like(x))
 
     return replace(flat, embeddings=blur(flat.embeddings), features=blur(flat.features))
+
+
+def with_vocabulary(head: HeadLayer, ids: Tensor, rows: Tensor) -> HeadLayer:
+    """Return a head with another draft vocabulary, the rising `ids` [D] int64.
+
+    Tokens that it had keep their row of the output head, others get the target's: `rows` [D, d].
+    """
+    weights, place = head.weights, torch.full((head.config.shape.vocab,), -1)
+    place[weights.target_ids] = torch.arange(len(weights.d2t))
+    known = place[ids] >= 0
+    rows[known] = weights.lm_head[place[ids][known]]
+    d2t, t2d = offsets(ids, head.config.shape.vocab)
+    config = replace(head.config, draft_vocab=len(ids))
+    return HeadLayer(config, replace(weights, lm_head=rows, d2t=d2t, t2d=t2d))
 
 
 def read_head(folder: Path, target: Target) -> HeadLayer:

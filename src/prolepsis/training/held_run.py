@@ -37,7 +37,7 @@ class HeldRun:
         """`run` is held by this process. `processor` counts seconds."""
         self.run = run
         self.terms = LearningTerms.model_validate_json(json.dumps(dict(run.terms)))
-        self.progress = run.progress
+        self.progress, self.report = run.progress, run.report
         self._runs, self._processor, self._sleep = runs, processor, sleep
         self._spent_before = run.processor_s - processor()
 
@@ -62,8 +62,8 @@ class HeldRun:
             stored = self._runs.read()
             if not self._is_mine(stored):
                 return stored
-            stored = replace(stored, processor_s=self.processor_s, progress=self.progress)
-            after, _ = step(stored, event, self._runs.now())
+            figures = replace(stored, processor_s=self.processor_s, progress=self.progress, report=self.report)
+            after, _ = step(figures, event, self._runs.now())
             if self._runs.swap(after):
                 return replace(after, version=after.version + 1)
 

@@ -6,6 +6,7 @@ the same data set, its hidden states, the checkpoint, the head that was imported
 
 import json
 import shutil
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,15 +21,15 @@ from prolepsis.control.store.examples import ExampleTable
 from prolepsis.control.store.lineage import LineageTable, RunTable
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.errors import ConfigError, StoreUnavailable
-from prolepsis.core.files import data_directory, sha256_of, write_whole
-from prolepsis.core.learning import Example, HeadLineage, LearningRun, run_folders, tenant_digest
+from prolepsis.core.files import sha256_of, write_whole
+from prolepsis.core.learning import Example, HeadLineage, LearningRun, report_folder, run_folders, tenant_digest
 from prolepsis.engine.drafting.proposers.head import PROMPT_TOKENS
 from prolepsis.engine.models.heads.exchange import NAME, archive_of, import_archive
 from prolepsis.engine.models.heads.levels import LEVELS
 from prolepsis.engine.models.heads.registry import HeadEntry, find_head, fitting_entry, list_heads
 from prolepsis.engine.native.processor import default_threads
-from prolepsis.training.data import HELD_OUT_EVERY, Dataset
-from prolepsis.training.evaluation import BASE_DOCUMENTS, BASE_KIND, EvaluationResult, evaluate
+from prolepsis.training.data import BASE_KIND, HELD_OUT_EVERY, Dataset
+from prolepsis.training.evaluation import BASE_DOCUMENTS, EvaluationResult, evaluate
 from prolepsis.training.examples import dataset_of
 from prolepsis.training.held_run import BudgetSpent, HeldRun, RunLost
 from prolepsis.training.levels import LevelRun
@@ -105,6 +106,7 @@ class _Job:
             heads, refs = (self._parent.folder, self._directory.exported), Dataset(self._directory.data).held_out
             tell = partial(self._tell, "evaluation", total=len(refs))
             result = evaluate(self._config, self._target, heads, refs, self._terms, progress=tell)
+            self._keep_report(result)
             if not result.passed:
                 return self._held.step(Evaluated("", result.reason))
             label = self._keep(result)
@@ -152,7 +154,7 @@ class _Job:
     def _base_text(self) -> Path:
         """Return the file of the text that comes with a head of the target, else of what the target writes once."""
         entries = (entry for entry in list_heads(self._root) if entry.target_fingerprint == self._target.identity)
-        own = data_directory() / "learning" / f"base-{self._target.identity}" / BASE
+        own = self._directory.root.parents[1] / f"base-{self._target.identity}" / BASE
         file = next((file for entry in entries if (file := entry.folder / BASE).is_file()), own)
         if not file.is_file():
             data, total = file.parent / "data", self._recipe.base_tokens
@@ -187,6 +189,16 @@ class _Job:
             settings = self._recipe.of_levels(self._parent.folder, training.dataset.num_response_tokens, *machine)
             for done in LevelRun(directory.exported, directory.data, self._target, settings).steps():
                 self._tell("levels", done.step, done.num_steps, f"loss={done.loss:.2f}")
+
+    def _keep_report(self, result: EvaluationResult) -> None:
+        """Keep figures and plots of the training, with those of the evaluation: the folder of the run goes."""
+        home = report_folder(self._held.run.run_id)
+        for file in (self._directory.report, *self._directory.root.glob("*.png")):
+            shutil.copy(file, home)
+        figures = json.dumps(asdict(result), indent=2)
+        with (home / self._directory.report.name).open("a") as report:
+            report.write(f"\n## Evaluation\n{result.reason}\n```json\n{figures}\n```\n")
+        self._held.report = f"{socket.gethostname()}:{home}"
 
     def _keep(self, result: EvaluationResult) -> str:
         """Keep the head in the store under the rule's name, for servers to install; return its NAME@VERSION."""

@@ -110,7 +110,7 @@ class HeadRecipe:
     weights: Annotated[
         WeightFormat, Option(help="of the exported head: q8_0 without the target's output rows, or bf16 with them")
     ] = "q8_0"
-    init: Path | None = None  # folder of a head that provides sizes, initial weights and the draft vocabulary
+    init: Path | None = None  # folder of a head that provides sizes and initial weights
     provenance: Mapping[str, object] = field(default_factory=dict)
     """What the head records of itself besides its training (`engine.models.provenance`)."""
     max_tokens: int | None = None  # use at most this much of the data

@@ -130,8 +130,12 @@ def choose_vocabulary(counts: Tensor, size: int, always: Sequence[int]) -> Tenso
 
 def coverage(counts: Tensor, sizes: Sequence[int], always: Sequence[int]) -> dict[int, float]:
     """Return the share of counted tokens that a vocabulary of each size holds."""
-    total = max(1, int(counts.sum()))
-    return {size: float(counts[choose_vocabulary(counts, size, always)].sum()) / total for size in sizes}
+    return {size: covered(counts, choose_vocabulary(counts, size, always)) for size in sizes}
+
+
+def covered(counts: Tensor, ids: Tensor) -> float:
+    """Return the share of counted tokens that a vocabulary ([D] int64) holds."""
+    return float(counts[ids].sum()) / max(1, int(counts.sum()))
 
 
 def target_of(config: EngineConfig) -> Target:

@@ -19,6 +19,7 @@ from prolepsis.control.health.drift import DriftSettings, DriftStreams
 from prolepsis.control.health.drift_runtime import DriftRuntime
 from prolepsis.control.health.eligibility import Eligibility
 from prolepsis.control.health.feature import HealthFeature
+from prolepsis.control.health.priors import AcceptancePriors
 from prolepsis.control.store.controls import ControlTable
 from prolepsis.control.store.migrate import migrated_in_memory
 from prolepsis.core.audit_event import AuditEvent
@@ -26,7 +27,7 @@ from prolepsis.core.config import ServerConfig
 from prolepsis.core.ended import RequestEnded
 from prolepsis.core.stats import JudgedDraft, TrafficClassCounts
 from tests.control.health.ended import TRAFFIC_CLASS, ended
-from tests.fake_client import INFO
+from tests.fake_client import INFO, FakeEngineClient
 from tests.server.fakes import FakeEngine
 from tests.world.site import Site
 
@@ -55,7 +56,10 @@ class Watched:
             clock=lambda: self.now,
         )
         eligibility = Eligibility(lambda _: self.version)
-        self.health = HealthFeature(lambda: [self.counts], breakers, self.drift, eligibility, clock=lambda: self.now)
+        priors = AcceptancePriors(FakeEngineClient(lambda _: ()), {})
+        self.health = HealthFeature(
+            lambda: [self.counts], breakers, self.drift, eligibility, priors=priors, clock=lambda: self.now
+        )
 
     def see(self, judged: int, right: int) -> None:
         before = self.counts

@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 
+import pytest
+from pydantic import ValidationError
 from sqlalchemy import update
 from structlog.testing import capture_logs
 
@@ -13,11 +15,12 @@ from prolepsis.control.store.database import Database
 from prolepsis.control.store.learned import LearnedTable, Place
 from prolepsis.control.store.tables import documents as table
 from prolepsis.core.errors import StoreUnavailable
-from prolepsis.core.stats import JudgedDraft, TrafficClassCounts
+from prolepsis.core.stats import AcceptanceState, JudgedDraft, TrafficClassCounts
 from tests.control.health.ended import TRAFFIC_CLASS, ended
 
 KEY = ("draft_head", TRAFFIC_CLASS)
 FIGURES = {(*KEY, "head@1"): DraftFigures(64, 600.0, 400.0, 1.5, 900.0)}
+ACCEPTANCE = {("suffix", "fp"): AcceptanceState((0.5, 60.0, 0.5, 60.0), {3: (0.5, 0.0)})}
 HELD = Judged(
     traffic_class=TRAFFIC_CLASS,
     proposers=("draft_head",),
@@ -45,7 +48,7 @@ def everything() -> Learned:
     for _ in range(300):
         streams.judge(KEY, [JudgedDraft(True, 0.9)], 0.0)
         benefits.see(ended({"draft_head": 5}), 0.0)
-    return Learned(streams.states(), benefits.states(), FIGURES, [HELD])
+    return Learned(streams.states(), benefits.states(), FIGURES, [HELD], ACCEPTANCE)
 
 
 def test_one_server_reads_what_another_learned(sqlite_database: Database) -> None:
@@ -76,7 +79,9 @@ def test_a_row_of_another_format_is_learned_again(sqlite_database: Database) -> 
     everything().write(LearnedTable(sqlite_database))
     with sqlite_database.write() as connection:
         connection.execute(update(table).values(value='{"older": true}'))
-    assert Learned.read(LearnedTable(sqlite_database)) == Learned(conditions=[])
+    with capture_logs() as lines:
+        assert Learned.read(LearnedTable(sqlite_database)) == Learned(conditions=[])
+    assert [line["event"] for line in lines if line["kind"] == "acceptance"] == ["learned_unreadable"]
 
 
 class Away(LearnedTable):
@@ -114,3 +119,9 @@ async def test_a_store_that_is_away_at_the_start_is_logged_once_and_so_is_its_re
     now[0] = KEEP_EVERY_S
     await keeper.tick()
     assert store.kept == newest.texts()
+
+
+@pytest.mark.parametrize("pool", ["[]", "[0.5]", "[1.5, 2.0]", "[0.5, -1.0]", "[0.5, NaN]", "[0.5, 1e999]", '["a", 1]'])
+def test_rates_that_cannot_be_are_not_read(pool: str) -> None:
+    with pytest.raises(ValidationError):
+        AcceptanceState.from_json(f'{{"pool": {pool}, "buckets": {{}}}}')

@@ -180,7 +180,6 @@ class Sites:
             tokenizer="",
             filters={},
             examples={tenant_digest(tenant): ("9f" * 8,)},
-            num_tokens={},
             held_out_from=0.0,
             base="",
         )

@@ -154,6 +154,7 @@ def test_the_tokens_of_prompt_and_answer_are_kept() -> None:
         answer=tuple(ANSWER.encode()),
         greedy=True,
         tokens_a_pass=2.0,
+        by_chance=True,
     )
     assert capture.count("kept") == 0, "it is not on disk yet"
 
@@ -232,8 +233,16 @@ def test_requests_that_drafts_fit_are_kept_in_part() -> None:
     capture = Capture(drawn=0.5)
     for steps in (16, 16, 8, 20):
         capture.end(ended(stats=replace(STATS, num_steps=steps)))
-    assert [example.tokens_a_pass for example in capture.queue.made()] == [1.6]
+    assert [(example.tokens_a_pass, example.by_chance) for example in capture.queue.made()] == [(1.6, False)]
     assert capture.count("not_chosen") == 3
+
+
+@pytest.mark.parametrize(("drawn", "by_chance"), [(0.249, True), (0.25, False)])
+def test_an_example_says_whether_it_was_drawn_whatever_its_drafts_showed(drawn: float, *, by_chance: bool) -> None:
+    capture = Capture(drawn=drawn)
+    for steps in (8, 20):
+        capture.end(ended(stats=replace(STATS, num_steps=steps)))
+    assert [example.by_chance for example in capture.queue.made()] == [True, True] if by_chance else [False]
 
 
 def test_making_examples_takes_half_a_percent_of_the_time() -> None:

@@ -95,7 +95,6 @@ def _head(database: Database) -> None:
         tokenizer="t" * 16,
         filters={},
         examples=ids,
-        num_tokens={},
         held_out_from=1.0,
         base="",
     )

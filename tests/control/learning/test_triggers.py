@@ -71,7 +71,6 @@ def test_the_last_data_set_is_that_of_the_target() -> None:
             tokenizer="",
             filters={},
             examples={},
-            num_tokens={},
             held_out_from=0.0,
             base="",
         )

@@ -55,7 +55,6 @@ def manifest(*examples: Example, rule: str = "code", made_at: float = 5.0) -> Da
         tokenizer="words",
         filters={"days": 30.0, "tenants": ["acme"]},
         examples={digest: tuple(of) for digest, of in ids.items()},
-        num_tokens={CODE: 5 * len(examples)},
         held_out_from=2.0,
         base="0" * 64,
     )

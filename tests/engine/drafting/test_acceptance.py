@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from prolepsis.core.stats import AcceptanceState
 from prolepsis.engine.drafting.acceptance import AcceptanceEstimator, Scoreboard, survivals
 from prolepsis.engine.drafting.draft import Draft, chain
 from tests.engine.drafting.drafts import rate
@@ -43,6 +44,24 @@ def test_the_proposers_own_estimate_is_the_prior_of_its_buckets() -> None:
     for _ in range(2000):
         estimator.record(draft, 0, 0, hit=True)
     assert survivals(draft, estimator.rates(draft))[0] > 0.95
+
+
+def test_what_another_engine_learned_counts_for_few_trials() -> None:
+    learned, begun, draft = AcceptanceEstimator(), AcceptanceEstimator(), chain((1,), "p", bucket=3)
+    assert learned.state("p") is None
+    for i in range(4000):
+        learned.record(draft, 0, 0, hit=i % 4 == 0)
+    state = learned.state("p")
+    assert state is not None
+    begun.begin_from("p", AcceptanceState.from_json(state.to_json()))
+    assert rate(begun, "p", 3, 0) == pytest.approx(rate(learned, "p", 3, 0), abs=0.002)
+    assert begun.survival("p", 2) == pytest.approx(learned.survival("p", 2), abs=0.002)
+    for _ in range(150):
+        begun.record(draft, 0, 0, hit=True)
+    known = rate(begun, "p", 3, 0)
+    assert known > 0.75
+    begun.begin_from("p", state)
+    assert rate(begun, "p", 3, 0) == known, "what it learned itself stays"
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9), st.booleans()), max_size=200))

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from prolepsis.core.config import MERGED
 from prolepsis.core.errors import GrammarFailed
 from prolepsis.core.requests import GrammarSpec
 from prolepsis.core.stats import ProposerCounts, count_draft
 from prolepsis.engine.drafting.acceptance import survivals
 from prolepsis.engine.drafting.candidate import (
-    MERGED,
     ScoredDraft,
     forced_nodes,
     merge,

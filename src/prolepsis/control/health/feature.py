@@ -19,6 +19,7 @@ from prolepsis.control.health.drift import DriftStreams, Key
 from prolepsis.control.health.drift_runtime import DriftRuntime
 from prolepsis.control.health.eligibility import Conditions, Eligibility, Judged, StartTerms
 from prolepsis.control.health.learned import Keeper, Learned
+from prolepsis.control.health.priors import AcceptancePriors
 from prolepsis.control.health.routes import health_routes
 from prolepsis.control.store.database import Database
 from prolepsis.control.store.learned import LearnedTable
@@ -47,16 +48,18 @@ class HealthFeature(Feature):
         drift: DriftRuntime,
         eligibility: Eligibility,
         *,
+        priors: AcceptancePriors,
         proposers: Callable[[], Sequence[str]] = tuple,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`counts`: what the engine counted since its start; `proposers`: of the engine."""
+        """`counts`: what the engine counted since its start; `proposers`: of the engine, which begins from `priors`."""
         self.breakers = breakers
         self.drift = drift
         self.eligibility = eligibility
         self.routes = health_routes(breakers, drift, proposers)
         self.health_parts = {"breakers": breakers.shown, "drift": drift.shown, "eligibility": eligibility.shown}
         self._counts = counts
+        self._priors = priors
         self._clock = clock
 
     def against(self) -> list[tuple[Key, Judge, str]]:
@@ -76,7 +79,8 @@ class HealthFeature(Feature):
     async def tick(self) -> None:
         """Process what the engine counted, and follow the policy; cheap if nothing changed."""
         counts = tuple(self._counts())
-        _each(lambda: self.breakers.observe(counts), lambda: self.drift.observe(counts), self.eligibility.follow_policy)
+        observe = (lambda: self.breakers.observe(counts), lambda: self.drift.observe(counts))
+        _each(*observe, self.eligibility.follow_policy, self._priors.follow)
 
     def on_request_end(self, ended: RequestEnded) -> None:
         """Process what a request's drafts showed."""
@@ -90,12 +94,14 @@ class HealthFeature(Feature):
         if self.drift.enabled:
             self.drift.streams.restore(learned.streams, self._clock())
             self.drift.benefits.restore(learned.benefits)
+        self._priors.stored = learned.acceptance
         self.eligibility.restore(learned.figures, learned.conditions)
         self.eligibility.follow_policy(again=True)
 
     def _learned(self) -> Learned:
         streams, benefits = self.drift.streams.states(), self.drift.benefits.states()
-        return Learned(streams, benefits, self.eligibility.learned(), self.eligibility.judged)
+        own = self.eligibility
+        return Learned(streams, benefits, own.learned(), own.judged, self._priors.measured)
 
 
 def _each(*judges: Callable[[], None]) -> None:
@@ -163,6 +169,7 @@ def feature(
             clock=context.monotonic,
         ),
         eligibility,
+        priors=AcceptancePriors(client, context.metrics.learned),
         proposers=lambda: client.info.proposers,
         clock=context.monotonic,
     )

@@ -3,13 +3,14 @@
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Self, TypeVar
 
 import structlog
 from pydantic import ValidationError
 
+from prolepsis import __version__
 from prolepsis.control.health.drift import Key, StreamState
 from prolepsis.control.health.eligibility import DraftFigures, Judged
 from prolepsis.control.health.eligibility import Place as FiguresPlace
@@ -18,9 +19,10 @@ from prolepsis.control.store.learned import LearnedTable, Place
 from prolepsis.control.web.feature import Feature
 from prolepsis.core.errors import StoreUnavailable
 from prolepsis.core.json_value import JsonValue, digest_of
+from prolepsis.core.stats import AcceptanceState
 
 KEEP_EVERY_S = 60.0  # seconds between two writes of what was learned
-_STREAM, _BENEFIT, _FIGURES, _CONDITION = "stream", "benefit", "figures", "condition"
+_STREAM, _BENEFIT, _FIGURES, _CONDITION, _ACCEPTANCE = "stream", "benefit", "figures", "condition", "acceptance"
 _Value = TypeVar("_Value", bound=JsonValue)
 
 log = structlog.get_logger(__name__)
@@ -33,6 +35,8 @@ class Learned:
     benefits: Mapping[Key, MeanState] = field(default_factory=dict)  # A benefit belongs to no version
     figures: Mapping[FiguresPlace, DraftFigures] = field(default_factory=dict)
     conditions: Sequence[Judged] = ()
+    acceptance: Mapping[tuple[str, str], AcceptanceState] = field(default_factory=dict)
+    """By proposer and weights; its buckets are those of this version of the software."""
 
     @classmethod
     def read(cls, table: LearnedTable) -> Self:
@@ -43,6 +47,11 @@ class Learned:
             {(place[1], place[2]): state for place, state in _read(texts, _BENEFIT, MeanState)},
             {place[1:]: figures for place, figures in _read(texts, _FIGURES, DraftFigures)},
             [judged for _, judged in _read(texts, _CONDITION, Judged)],
+            {
+                (place[1], place[3]): state
+                for place, state in _read(texts, _ACCEPTANCE, AcceptanceState)
+                if place[2] == __version__
+            },
         )
 
     def write(self, table: LearnedTable) -> None:
@@ -55,6 +64,7 @@ class Learned:
             **{(_STREAM, *key, version): state for (key, version), state in self.streams.items()},
             **{(_BENEFIT, *key, ""): state for key, state in self.benefits.items()},
             **{(_FIGURES, *place): figures for place, figures in self.figures.items()},
+            **{(_ACCEPTANCE, name, __version__, weights): state for (name, weights), state in self.acceptance.items()},
             **{(_CONDITION, "", judged.traffic_class, digest_of(judged.asked)): judged for judged in self.conditions},
         }
         return {place: value.to_json() for place, value in values.items()}
@@ -63,8 +73,10 @@ class Learned:
 def _read(texts: Mapping[Place, str], kind: str, value: type[_Value]) -> Iterator[tuple[Place, _Value]]:
     for place, text in texts.items():
         if place[0] == kind:
-            with suppress(ValidationError):  # of another version of the software: it is learned again
+            try:
                 yield place, value.from_json(text)
+            except ValidationError as error:  # of another version of the software, or damaged: it is learned again
+                log.warning("learned_unreadable", kind=kind, place=place[1:], error=str(error.errors()[0]["msg"]))
 
 
 class Keeper(Feature):

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Literal
 
 from prolepsis.control.audit.requests import Decode
-from prolepsis.control.learning.choosing import Chooser
+from prolepsis.control.learning.choosing import SHARE_OF_REST, Chooser
 from prolepsis.control.policy.learning_terms import LearningTerms
 from prolepsis.control.redaction.values import redacted_text
 from prolepsis.control.store.examples import ExampleBounds, ExampleItem, ExampleTable, example_id
@@ -115,13 +115,14 @@ class CaptureFeature(Feature):
             answer=recording(request, prompt.tokens).tokens[0],
             greedy=request.params.greedy,
             tokens_a_pass=stats.acceptance_length if stats.mode.mode == "on" else None,
+            by_chance=self._draw() < SHARE_OF_REST,
         )
 
     def _not_taken(self, example: Example) -> Outcome | None:
         """Return why an example is not taken; None: it is, and its memory counts from now on."""
         num_tokens = len(example.prompt) + len(example.answer)
         with self._lock:
-            if not self._chooser.choose(example.traffic_class, example.tokens_a_pass, self._draw()):
+            if not self._chooser.choose(example.traffic_class, example.tokens_a_pass, by_chance=example.by_chance):
                 return "not_chosen"
             elapsed_s = self._context.monotonic() - self._began
             if not self._chooser.has_time(elapsed_s) or self._pending + num_tokens > self._max_pending:

@@ -14,17 +14,17 @@ class Chooser:
         self._norms: dict[str, tuple[float, float]] = {}  # decayed mean of tokens a pass, and number of requests
         self.spent_s = 0.0  # making examples
 
-    def choose(self, traffic_class: str, tokens_a_pass: float | None, drawn: float) -> bool:
-        """Return whether a request is kept: it is below the norm of its class, or `drawn`, in [0, 1), is in the share.
+    def choose(self, traffic_class: str, tokens_a_pass: float | None, *, by_chance: bool) -> bool:
+        """Return whether a request is kept: `by_chance`, or as it is below the norm of its class.
 
         `tokens_a_pass`: None if it was decoded plainly. It counts for the norm of those after it.
         """
         if tokens_a_pass is None:
-            return drawn < SHARE_OF_REST
+            return by_chance
         mean, number = self._norms.get(traffic_class, (0.0, 0.0))
         number = number * _DECAY + 1.0
         self._norms[traffic_class] = mean + (tokens_a_pass - mean) / number, number
-        return tokens_a_pass < mean or drawn < SHARE_OF_REST
+        return by_chance or tokens_a_pass < mean
 
     def has_time(self, elapsed_s: float) -> bool:
         """Return whether examples took no more than their share of the time since the begin, `elapsed_s` ago.

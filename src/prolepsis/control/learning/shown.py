@@ -80,7 +80,7 @@ RUNS = Resource(
     columns={
         "runs": (
             *("rule > trigger > why", "phase > outcome > reason", "head > parent"),
-            *("progress=progress:share > processor_s", "since"),
+            *("progress=progress:share > processor_s > report", "since"),
         )
     },
     empty="No run has begun yet.",

@@ -15,7 +15,9 @@ from prometheus_client.registry import Collector
 
 from prolepsis.core.extras import GPU
 from prolepsis.core.figures import FaultCount, Figure, RequestDone, StepDone
+from prolepsis.core.messages import LearnedAcceptance
 from prolepsis.core.rounds import RemoteRounds
+from prolepsis.core.stats import AcceptanceState
 from prolepsis.core.telemetry.container import ContainerCollector
 from prolepsis.core.telemetry.declare import LabelUse, MetricsRegistry, counter, info
 from prolepsis.core.telemetry.device import DeviceCollector
@@ -48,6 +50,8 @@ class Metrics:
         self.registry = MetricsRegistry(tenants)
         self.requests = RequestMetrics(self.registry)
         self.spec_decode = SpecDecodeCounters(self.registry)
+        self.learned: dict[tuple[str, str], AcceptanceState] = {}
+        """What engines learned last of the drafts of a proposer with some weights: no metric, but reported alike."""
         self.startup = Startup(self.registry)
         self._tokens = TokenCounts(self.registry)
         self._engine = EngineLoad(self.registry)
@@ -74,6 +78,8 @@ class Metrics:
             case RequestDone(stats):
                 self._tokens.count(stats)
                 self.spec_decode.count(stats)
+            case LearnedAcceptance(proposer, weights, state):
+                self.learned[proposer, weights] = state
             case RemoteRounds():
                 self._remote.count(figure)
             case FaultCount("proposer", name, number):

@@ -9,10 +9,11 @@ it, it is used up, or its sequence ends.
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, takewhile
 from operator import mul
+from typing import Self
 
-from prolepsis.core.stats import JudgedDraft
+from prolepsis.core.stats import AcceptanceState, JudgedDraft
 from prolepsis.engine.drafting.draft import ROOT, Draft
 from prolepsis.engine.drafting.ledger import Ledger, Origin, origin_of
 from prolepsis.engine.drafting.proposer import SequenceView
@@ -22,6 +23,8 @@ _DECAY = 0.5 ** (1.0 / _HALF_LIFE)
 _PRIOR_TRIALS = 8.0
 _MAX_POSITION = 8  # deeper positions share one estimate
 _CERTAIN = 0.998
+_BEGUN_TRIALS = 50.0  # that what another engine learned counts for at most, in each place
+_MOST_BUCKETS = 128  # of a proposer, in what other engines begin from
 
 
 class _Cell:
@@ -43,6 +46,23 @@ class _Cell:
         here[0] = here[0] * _DECAY + hit
         here[1] = here[1] * _DECAY + 1.0
         self._rates = [-1.0] * (_MAX_POSITION + 1)
+
+    @property
+    def state(self) -> tuple[float, ...]:
+        tried = takewhile(lambda position: self.positions[position][1], range(_MAX_POSITION + 1))
+        at = ((self.rate(position), self.positions[position][1]) for position in tried)
+        return tuple(round(value, 3) for pair in ((self.overall, self.trials), *at) for value in pair)
+
+    @classmethod
+    def begun(cls, state: Sequence[float]) -> Self:
+        """Return a cell with the rates of a state, which few trials of its own outweigh."""
+        cell = cls(state[0])
+        cell.trials = min(_BEGUN_TRIALS, state[1])
+        cell.hits = cell.trials * cell.prior
+        for here, rate, trials in zip(cell.positions, state[2::2], state[3::2], strict=False):
+            here[1] = min(_BEGUN_TRIALS, trials)
+            here[0] = rate * (here[1] + _PRIOR_TRIALS) - _PRIOR_TRIALS * cell.prior  # so that `rate` gives it
+        return cell
 
     @property
     def overall(self) -> float:
@@ -109,6 +129,20 @@ class AcceptanceEstimator:
         """Start over with a proposer that was exchanged for another of its name."""
         self._pools.pop(proposer, None)
         self._cells.pop(proposer, None)
+
+    def state(self, proposer: str) -> AcceptanceState | None:
+        """Return what is known of a proposer's drafts, of its most tried buckets; None: nothing."""
+        if (pool := self._pools.get(proposer)) is None:
+            return None
+        cells = sorted(self._cells.get(proposer, {}).items(), key=lambda item: -item[1].trials)[:_MOST_BUCKETS]
+        return AcceptanceState(pool.state, {bucket: cell.state for bucket, cell in cells})
+
+    def begin_from(self, proposer: str, state: AcceptanceState) -> None:
+        """Begin with what another engine learned; what is known of a bucket here already stays."""
+        if proposer not in self._pools:
+            self._pools[proposer] = _Cell.begun(state.pool)
+        begun = {bucket: _Cell.begun(counts) for bucket, counts in state.buckets.items()}
+        self._cells[proposer] = begun | self._cells.get(proposer, {})
 
     def trials(self, proposer: str, bucket: int, position: int) -> tuple[float, float]:
         cell = self._cells.get(proposer, {}).get(bucket)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log
 
+from prolepsis.core.config import MERGED
 from prolepsis.core.reasons import PlainReason
 from prolepsis.engine.drafting.acceptance import Scoreboard, survivals
 from prolepsis.engine.drafting.draft import ROOT, Draft, principal_first
@@ -121,7 +122,6 @@ class DraftCandidate:
         return ScoredDraft(draft, alive, value(alive, token_cost))
 
 
-MERGED = "merged"  # signs merged drafts; their nodes' proposers are in `Draft.sources`
 _LEVELS = 17  # steps of a rate's log-odds, in buckets: chains multiply rates near 1, where a step must be small
 _GRID = 256
 _LEVEL = [  # by rate in steps of the grid

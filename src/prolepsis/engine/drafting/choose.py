@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from prolepsis.core.config import MERGED
 from prolepsis.core.messages import SetCorpora
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.reasons import PlainReason
 from prolepsis.core.stats import JudgedDraft, ProposerCounts, ProposerMemory, count_draft
 from prolepsis.engine.drafting.acceptance import AcceptanceEstimator, Scoreboard
 from prolepsis.engine.drafting.call_watch import CallWatch, WatchedCall
-from prolepsis.engine.drafting.candidate import MERGED, DraftCandidate, DraftRequest, levels
+from prolepsis.engine.drafting.candidate import DraftCandidate, DraftRequest, levels
 from prolepsis.engine.drafting.containment import ContainedProposer
 from prolepsis.engine.drafting.cost import CostCurve
 from prolepsis.engine.drafting.draft import Draft
@@ -83,6 +84,7 @@ class ProposerSet:
             ContainedProposer, vocab_size=vocab_size, clock=clock, ledger=self.ledger, watch=self.watch
         )
         self._window = window
+        self.acceptance = acceptance
         self._board = Scoreboard(acceptance, self.ledger)
         self._removed: dict[str, ContainedProposer] = {}
         self._notifications: deque[Callable[[], None]] = deque()
@@ -131,7 +133,7 @@ class ProposerSet:
         self._removed.update({old.name: old for old in self.contained if old.name == name})
         self.contained = [known for known in self.contained if known.name != name]
         for forgotten in (name, MERGED):
-            self._board.acceptance.forget(forgotten)
+            self.acceptance.forget(forgotten)
             self._board.forget(forgotten)
         self.ledger.exchange(name)
         self._kept.clear()
@@ -322,7 +324,7 @@ class ProposerSet:
         self, proposer: ContainedProposer, effort: Effort, candidates: Sequence[DraftCandidate], costs: MarginalCost
     ) -> float:
         """Draft as deep as it pays; for all candidates alike, each as far as it may go."""
-        alive = self._board.acceptance.survival(proposer.name, max(2, *(candidate.limit for candidate in candidates)))
+        alive = self.acceptance.survival(proposer.name, max(2, *(candidate.limit for candidate in candidates)))
         bests = [(candidate.limit, candidate.best) for candidate in candidates]
         free = [(limit, levels(best.draft, best.survivals) if best else ()) for limit, best in bests]
         decision = effort.decide([ExpectedDraft(alive[:limit], chances) for limit, chances in free], costs)

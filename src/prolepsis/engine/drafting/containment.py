@@ -39,6 +39,7 @@ class ContainedProposer:
         self.name = proposer.name
         self.free = proposer.free
         self.one_pass = proposer.one_pass
+        self.by_tenant = proposer.by_tenant
         self.takes_states = bool(proposer.aux_layers)
         self.num_failures = 0
         self.seconds = 0.0

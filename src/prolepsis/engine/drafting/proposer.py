@@ -120,6 +120,7 @@ class Proposer(ABC):
     free: bool = False
     """A draft costs next to nothing: the proposer drafts every step and is judged on every committed token."""
     one_pass: bool = False  # a draft costs the same however deep it is
+    by_tenant: bool = False  # its buckets are apart by tenant, so what is learned of its drafts is not kept
     shares_target: bool = False
     """It computes with the target's threads, cache or device, so no pass may run meanwhile: a call that is late is
     waited for. Calls of other proposers are left to themselves when they are late (`engine.drafting.call_watch`)."""

@@ -33,6 +33,7 @@ class CorpusProposer(Proposer):
 
     name = CORPUS
     free = True
+    by_tenant = True
 
     def __init__(self, max_bytes: int = 64 << 20, *, native: bool = True, builder: Executor | None = None) -> None:
         """`builder` runs what builds indexes; default: a thread."""

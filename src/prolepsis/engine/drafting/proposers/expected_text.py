@@ -44,9 +44,10 @@ def draft_of(proposer: str, nodes: suffix_index.Nodes, sequence: SequenceView) -
 
 
 class ExpectedTextProposer(Proposer):
-    """Proposes trees of where the text of a sequence may go on. Buckets are apart by tenant."""
+    """Proposes trees of where the text of a sequence may go on."""
 
     free = True
+    by_tenant = True
 
     def __init__(self, *, native: bool = True) -> None:
         self._kernel = kernel_for(native=native)
