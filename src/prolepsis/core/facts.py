@@ -92,6 +92,7 @@ TRAFFIC_CLASS = (
     f"(/{_NAME}(/domain={_NAME})?(/language={_NAME})?)?$"
 )
 """What names of traffic classes look like."""
+PARTS = ("domain", "language")
 UNLISTED, UNSTATED = "other", "unknown"
 """A domain or language in the name of a class: one that the policy does not list, and none."""
 MAX_CLASS_RULES = 16
