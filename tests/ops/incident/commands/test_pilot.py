@@ -135,7 +135,7 @@ def test_a_server_with_a_policy_file_gets_text_and_starts_what_is_in_it(url: str
 def test_domains_and_languages_that_were_measured_become_rules(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     configure_logs("error")
-    with served(SceneEngine(), store=store) as running:
+    with served(SceneEngine(), store=store) as running:  # type: ignore[arg-type]  # it drafts
         monkeypatch.setenv("PROLEPSIS_URL", running.url)
         text = "traffic_classes: {domain: medical, language: [de, fr]}\ndefault: {mode: on}\n"
         httpx2.put(f"{running.url}/admin/policy", json={"text": text, "expect": 0}).raise_for_status()
