@@ -27,9 +27,10 @@ class LanguageDetector:
         """Return the language tag of a text; None: not known, nothing is loaded yet, or the extra is not installed."""
         if self._loading is None:
             self._loading = asyncio.ensure_future(asyncio.to_thread(self._load))
-        if not text.strip() or not self._loading.done() or self._loading.exception() is not None:
+        begin = text[:_MOST_CHARACTERS].strip()
+        if not begin or not self._loading.done() or self._loading.exception() is not None:
             return None
-        language, chance = self._loading.result()(text[:_MOST_CHARACTERS])
+        language, chance = self._loading.result()(begin)
         return language if chance >= _LEAST_CHANCE else None
 
 
