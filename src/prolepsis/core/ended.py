@@ -100,7 +100,9 @@ class RequestAbout:
     stream: bool = False  # its answer goes out in parts
     structured: str = "none"  # as `RequestFacts.structured_output`; the next as `RequestFacts.tools`
     tools: bool = False
-    domain: str | None = None  # as `RequestFacts.domain`
+    domain: str | None = None  # as `RequestFacts.domain`; the next two likewise
+    language: str | None = None
+    language_detected: bool = False
     asks: SpecMode = "auto"  # what its caller asked of speculation
     arrived: float = 0.0  # when it arrived, by `time.monotonic`
     trace: TraceContext | None = None

@@ -1,11 +1,12 @@
-"""The facts of a request that policies may use; none of them is guessed."""
+"""The facts of a request that policies may use; none is guessed but a language, where a policy asks for that."""
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from hashlib import blake2b
+from types import MappingProxyType
 
 LANGUAGE = "language"
 """Key of a request's `metadata` that says the language of the answer; it counts before `Accept-Language`."""
@@ -42,7 +43,8 @@ class RequestFacts:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     domain: str | None = None  # domain of the answer, as the request declares it; None if it does not
-    language: str | None = None  # language tag (BCP 47) as the request states it; None where it states none
+    language: str | None = None  # language tag (BCP 47) as the request states it, or as detected; None: not known
+    language_detected: bool = False  # `language` is a guess by the prompt's text
     headers: Mapping[str, str] = field(default_factory=dict)  # by name in lower case
     flag: frozenset[str] = frozenset()  # feature flags that a policy names and that are true for the request
     time: datetime = EPOCH  # when the request arrived, with a time zone
@@ -52,7 +54,7 @@ class RequestFacts:
 def stated_language(metadata: Mapping[str, str] | None, headers: Mapping[str, str]) -> str | None:
     """Return the language a request states: `metadata.language`, else the preferred one of `Accept-Language`.
 
-    `headers` are by name in lower case. The text itself is never looked at: what a request does not state is not known.
+    `headers` are by name in lower case. The text itself is not looked at.
     """
     return declared(metadata, LANGUAGE) or _preferred(headers.get("accept-language", ""))
 
@@ -84,8 +86,15 @@ def _weight(parameter: str) -> float:
     return weight if 0.0 <= weight <= 1.0 else 0.0
 
 
-TRAFFIC_CLASS = r"^[a-z-]{1,32}/[a-z-]{1,32}/(free|structured)/(short|medium|long)(/[A-Za-z0-9._-]{1,64})?$"
+_NAME = "[A-Za-z0-9._-]{1,64}"
+TRAFFIC_CLASS = (
+    "^[a-z-]{1,32}/[a-z-]{1,32}/(free|structured)/(short|medium|long)"
+    f"(/{_NAME}(/domain={_NAME})?(/language={_NAME})?)?$"
+)
 """What names of traffic classes look like."""
+PARTS = ("domain", "language")
+UNLISTED, UNSTATED = "other", "unknown"
+"""A domain or language in the name of a class: one that the policy does not list, and none."""
 MAX_CLASS_RULES = 16
 """Rules of a policy, its first ones, whose requests are classes of their own; other rules are `OTHER_RULES`."""
 OTHER_RULES = "other"
@@ -94,28 +103,38 @@ NO_RULE = "default"
 SHORT, MEDIUM = 512, 4096  # most tokens of such a prompt
 
 
-def traffic_class_of(facts: RequestFacts, rule: str | None = None) -> str:
+def traffic_class_of(
+    facts: RequestFacts, rule: str | None = None, parts: Mapping[str, str] = MappingProxyType({})
+) -> str:
     """Return the traffic class of a request: ROUTE/TIER/FORM/CONTEXT, such as chat-completions/standard/free/short.
 
     FORM is `free` or `structured` (tools count as structured), CONTEXT is `short` up to 512 prompt tokens, `medium` up
     to 4096, else `long`. `rule`, of the policy, follows as a fifth part if one matched: rules separate what tenants,
-    headers and flags do. There are few classes on purpose: each has evidence of its own to gather.
+    headers and flags do. `parts` come last, each as NAME=VALUE: domain and language, where the policy lists some. There
+    are few classes on purpose: each has evidence of its own to gather.
     """
     route = facts.route.removeprefix("/v1/").strip("/").replace("/", "-") or "none"
     form = "structured" if facts.tools or facts.structured_output != "none" else "free"
     name = f"{route}/{facts.tier or 'none'}/{form}/{_context(facts.prompt_tokens or 0)}"
-    return name if rule is None else f"{name}/{rule}"
+    if rule is None and not parts:
+        return name
+    return "/".join([name, rule or NO_RULE, *(f"{part}={value}" for part, value in parts.items())])
 
 
 def rule_of_class(traffic_class: str) -> str:
     """Return the rule of a traffic class; `NO_RULE` if it has none."""
-    parts = traffic_class.split("/", 4)
-    return parts[4] if len(parts) == 5 else NO_RULE
+    return (*traffic_class.split("/", 5), *[""] * 4)[4] or NO_RULE
 
 
-def without_rule(traffic_class: str) -> str:
-    """Return the traffic class of all rules together."""
-    return "/".join(traffic_class.split("/", 4)[:4])
+def parts_of_class(traffic_class: str) -> dict[str, str]:
+    """Return domain and language of a traffic class, as far as it has them."""
+    return {part: value for part, _, value in (text.partition("=") for text in traffic_class.split("/")[5:])}
+
+
+def wider_classes(traffic_class: str) -> Iterator[str]:
+    """Yield the traffic classes that this one belongs to, itself too: those of all rules, domains and languages."""
+    parts = traffic_class.split("/")
+    yield from ("/".join(parts[:number]) for number in range(min(4, len(parts)), len(parts) + 1))
 
 
 def _context(num_tokens: int) -> str:

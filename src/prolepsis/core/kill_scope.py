@@ -9,7 +9,7 @@ from typing import Literal, get_args
 
 from prolepsis.core.config import PROPOSER_NAMES
 from prolepsis.core.errors import InvalidParameter
-from prolepsis.core.facts import TRAFFIC_CLASS, RequestFacts, without_rule
+from prolepsis.core.facts import TRAFFIC_CLASS, RequestFacts, wider_classes
 
 EVERYTHING = "everything"
 Kind = Literal["route", "rule", "tenant", "traffic_class", "proposer"]
@@ -48,7 +48,7 @@ def check_scope(scope: str) -> None:
     elif kind == "traffic_class" and not re.fullmatch(TRAFFIC_CLASS, name):
         allowed = (
             "for a traffic class: ROUTE/TIER/FORM/CONTEXT, such as chat-completions/standard/free/short, with or "
-            "without /RULE"
+            "without /RULE and its parts, as `show drift` names it"
         )
     elif kind == "route" and not name.startswith("/"):
         allowed = "for a route: the path of an endpoint, such as /v1/chat/completions"
@@ -59,13 +59,12 @@ def check_scope(scope: str) -> None:
 def request_scopes(facts: RequestFacts, traffic_class: str, rule: str | None) -> frozenset[str]:
     """Return the scopes that a request belongs to; no tenant (development mode) and no rule are none.
 
-    A traffic class without a rule is a scope of all its rules.
+    A traffic class without a rule is a scope of all its rules, and one without domain and language of all of them.
     """
     names: list[tuple[Kind, str | None]] = [
         ("route", facts.route),
         ("rule", rule),
         ("tenant", facts.tenant),
-        ("traffic_class", traffic_class),
-        ("traffic_class", without_rule(traffic_class)),
+        *(("traffic_class", name) for name in wider_classes(traffic_class)),
     ]
     return frozenset(kill_scope(kind, name) for kind, name in names if name)

@@ -24,6 +24,14 @@ def test_a_guardrail_on_an_unmeasured_metric_is_reported() -> None:
     assert check(rolled_out) == []
 
 
+def test_a_guess_at_languages_that_nothing_makes_is_reported() -> None:
+    guessed = policy("traffic_classes: {detect_language: true}")
+    [one] = check(guessed, Known(detects_language=False))
+    assert (one.severity, one.where) == ("warning", "traffic_classes.detect_language")
+    assert "pip install 'prolepsis[language]'" in one.message
+    assert check(guessed) == []
+
+
 def found(rule: str) -> list[str]:
     findings = check(policy(f"rules: [{{name: a, match: {{}}, {rule}}}]"), KNOWN)
     return [f"{one.severity} {one.where.removeprefix('rules[0].')} {one.message}" for one in findings]

@@ -100,3 +100,12 @@ def test_who_may_never_be_learnt_from_is_a_difference_that_takes_effect() -> Non
     assert change == Change("changed", "", "never_learn", [], ["b"])
     [change] = diff(policy(learns), policy(learns.replace("tenants: a", "tenants: [a, c]")))
     assert change == Change("changed", "default", "learning.tenants", ["a"], ["a", "c"])
+
+
+def test_what_tells_traffic_classes_apart_is_a_difference_that_takes_effect() -> None:
+    listed = "traffic_classes: {domain: medical, language: [de, fr]}"
+    [change] = diff(policy(listed), policy(listed.replace("medical", "[medical, legal]")))
+    assert change == Change("changed", "", "traffic_classes.domain", ["medical"], ["medical", "legal"])
+    assert {change.field for change in diff(policy("default: {}"), policy(listed))} == {
+        *("traffic_classes.domain", "traffic_classes.language")
+    }

@@ -114,6 +114,15 @@ def test_learning_is_part_of_a_policy_only_where_it_is_given() -> None:
     assert "learning" not in policy(TWO).content()["rules"][1]  # type: ignore[index]
 
 
+def test_traffic_classes_are_part_of_a_policy_only_where_they_differ_from_the_usual() -> None:
+    listed = policy(f"{TWO}    traffic_classes: {{language: [de, fr], detect_language: true}}")
+    assert listed.digest != policy(TWO).digest == policy(f"{TWO}    traffic_classes: {{domain: []}}").digest
+    assert listed.content()["traffic_classes"] == {"domain": [], "language": ["de", "fr"], "detect_language": True}
+    many = ", ".join(f"d{number}" for number in range(13))
+    with pytest.raises(InvalidPolicy, match=r"traffic_classes\.domain .*allowed: at most 12 items"):
+        policy(f"traffic_classes: {{domain: [{many}]}}")
+
+
 def test_no_file_gives_a_trial() -> None:
     with pytest.raises(InvalidPolicy, match=r"rollout\.trial is unknown"):
         policy("default: {mode: on, rollout: {trial: mine@4}}")

@@ -124,6 +124,21 @@ async def test_the_rules_that_are_classes_are_bounded(policy_app: PolicyApp) -> 
         assert policy_app.last.traffic_class == f"chat-completions/standard/free/short/{rule}"
 
 
+async def test_domains_and_languages_that_the_policy_lists_are_parts_of_the_class(policy_app: PolicyApp) -> None:
+    listed = "traffic_classes: {domain: [medical, legal], language: de}"
+    policy_app.write(f"{listed}\nrules: [{{name: law, match: {{domain: legal}}, mode: on}}]\n")
+    http, short = policy_app.open(), "chat-completions/standard/free/short"
+    for metadata, ends in (
+        ({"domain": "medical", "language": "de-AT"}, "default/domain=medical/language=de"),
+        ({"domain": "legal", "language": "fr"}, "law/domain=legal/language=other"),
+        ({"domain": "my/own name"}, "default/domain=other/language=unknown"),
+        ({}, "default/domain=unknown/language=unknown"),
+    ):
+        await ask(http, metadata=metadata)
+        assert policy_app.last.traffic_class == f"{short}/{ends}"
+    assert f"traffic_class:{short}/default/domain=unknown" in policy_app.last.kill_scopes
+
+
 async def test_emit_of_the_rule_unless_the_caller_says_otherwise(policy_app: PolicyApp) -> None:
     http = policy_app.open()
 

@@ -1,10 +1,15 @@
 """Figures by traffic class, as requests end."""
 
 from collections.abc import Callable
+from dataclasses import astuple
 
 import httpx2
+import pytest
 
+from prolepsis.control.traffic.feature import PartTraffic
 from prolepsis.control.traffic.timeline import Timeline
+from prolepsis.core.stats import DeviceSeconds, ProposerCounts, RequestStats
+from prolepsis.core.traffic_sums import sums_of
 from tests.clock import Clock
 from tests.ops.console.scene import CHAT, Scene
 
@@ -56,3 +61,21 @@ def test_rates_of_an_empty_span_are_unknown() -> None:
     assert (span.acceptance_rate, span.saved) == (None, None)
     span.num_draft_tokens, span.num_accepted, span.device_s, span.predicted_plain_s = 4, 3, 6.0, 8.0
     assert (span.acceptance_rate, span.saved) == (0.75, 0.25)
+
+
+def test_the_gain_of_a_part_is_what_drafts_saved_or_in_shadow_would_have() -> None:
+    part = PartTraffic(part="language", value="de")
+    for _ in range(20):
+        on = RequestStats(num_output_tokens=10, device=DeviceSeconds(plain=0.6, predicted_plain=1.0))
+        on.proposers = {"suffix": ProposerCounts(1, 4, 4)}
+        part.count(on, sums_of(on))
+        plain = RequestStats(num_output_tokens=10, device=DeviceSeconds(plain=1.0, predicted_plain=1.0))
+        part.count(plain, sums_of(plain))
+    assert part.gain is not None
+    assert astuple(part.gain) == pytest.approx((0.4, 0.4, 0.4)), "each request saves the same; plain ones do not count"
+    for _ in range(20):
+        shadow = RequestStats(num_output_tokens=10, device=DeviceSeconds(plain=1.0, predicted_plain=1.0))
+        shadow.shadow = {"suffix": ProposerCounts(1, 4, 4, drafting=1.0, verifying=1.0)}
+        part.count(shadow, sums_of(shadow))
+    assert part.gain.estimate == pytest.approx(0.3), "two of ten tokens' time in shadow, four of ten before"
+    assert (part.num_requests, part.gains.number) == (60, 40)

@@ -121,3 +121,17 @@ def test_a_replay_is_not_a_request() -> None:
     changed = set(metrics.exposition().splitlines()) - set(before.splitlines())
     ours = {line for line in changed if not line.startswith(b"process_")}
     assert ours == {b"prolepsis_replay_tokens_total 7.0"}
+
+
+def test_domain_and_language_of_a_class_have_series_of_their_own() -> None:
+    metrics = Metrics()
+    for parts in ("domain=medical/language=de", "domain=medical/language=other"):
+        stats = drafted()
+        stats.traffic_class = f"{CLASS}/default/{parts}"
+        metrics.observe(RequestDone(stats))
+    found = [
+        value(metrics, f"spec_decode_num_{kind}_tokens_per_{part}_total", **{part: name})
+        for part, name in (("domain", "medical"), ("language", "de"), ("language", "other"), ("language", "fr"))
+        for kind in ("draft", "accepted")
+    ]
+    assert found == [10, 4, 5, 2, 5, 2, None, None]

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from prolepsis.core.requests import UNCOUNTED_CLASS
 from prolepsis.core.stats import AcceptanceState
 from prolepsis.engine.drafting.acceptance import AcceptanceEstimator, Scoreboard, survivals
 from prolepsis.engine.drafting.draft import Draft, chain
@@ -150,3 +151,55 @@ def test_an_ended_sequence_leaves_nothing_behind() -> None:
     board.drop(sequence)
     assert not board._pending
     assert not board._num_judged
+
+
+def _two_classes(num_good: int, num_poor: int) -> AcceptanceEstimator:
+    """Judge drafts of the same buckets in a class in which they fit better, and in one in which they fit less."""
+    estimator, rng = AcceptanceEstimator(), random.Random(3)
+    order = rng.sample([*["good"] * num_good, *["poor"] * num_poor], num_good + num_poor)
+    for traffic_class in order:
+        bucket = rng.randrange(3)
+        hit = rng.random() < CHANCES[traffic_class][bucket]
+        estimator.record(chain((1,), "p", bucket=bucket), 0, 0, hit=hit, traffic_class=traffic_class)
+    return estimator
+
+
+CHANCES = {"good": (0.9, 0.6, 0.3), "poor": (0.6, 0.2, 0.07)}  # the odds differ by six
+
+
+def test_a_class_has_rates_of_its_own_in_each_bucket() -> None:
+    estimator = _two_classes(3000, 600)
+    for traffic_class, chances in CHANCES.items():
+        rates = [estimator.rates(chain((1,), "p", bucket=bucket), traffic_class)[0] for bucket in range(3)]
+        assert rates == pytest.approx(chances, abs=0.12), traffic_class
+        assert estimator.survival("p", 1, traffic_class)[0] == pytest.approx(sum(chances) / 3, abs=0.12)
+    shared, poor = (estimator.rates(chain((1,), "p"), name)[0] for name in ("new", "poor"))
+    assert shared == pytest.approx(0.85, abs=0.1), "a class without trials has the rates of all"
+    assert poor < shared - 0.1
+
+
+def test_a_class_with_few_trials_stays_near_the_rates_of_all() -> None:
+    estimator = _two_classes(3000, 1)
+    draft = chain((1,), "p")
+    few, shared = estimator.rates(draft, "poor")[0], estimator.rates(draft)[0]
+    assert few == pytest.approx(shared, abs=0.06)
+    for _ in range(40):
+        estimator.record(draft, 0, 0, hit=False, traffic_class="poor")
+    assert estimator.rates(draft, "poor")[0] < 0.5 * estimator.rates(draft, "good")[0]
+
+
+def test_one_class_alone_changes_no_rate() -> None:
+    rng, with_class, without = random.Random(4), AcceptanceEstimator(), AcceptanceEstimator()
+    for _ in range(200):
+        draft, hit = chain((1,), "p", bucket=rng.randrange(2)), rng.random() < 0.4
+        with_class.record(draft, 0, 0, hit=hit, traffic_class="one")
+        with_class.record(draft, 0, 0, hit=hit, traffic_class=UNCOUNTED_CLASS)
+        without.record(draft, 0, 0, hit=hit)
+        without.record(draft, 0, 0, hit=hit)
+    assert with_class.rates(chain((1, 2), "p"), "one") == without.rates(chain((1, 2), "p"))
+
+
+def test_an_exchanged_proposer_starts_over_in_each_class() -> None:
+    estimator = _two_classes(300, 300)
+    estimator.forget("p")
+    assert estimator.survival("p", 1, "poor") == estimator.survival("p", 1, "good") == (0.6,)

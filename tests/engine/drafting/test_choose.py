@@ -56,6 +56,33 @@ def test_the_better_proposer_wins_after_a_few_steps() -> None:
     assert proposers.counts["right"].num_accepted > 150
 
 
+def test_the_proposer_that_is_right_in_a_class_wins_there() -> None:
+    one, two = Scripted(_always((1,) * 8, "one"), "one"), Scripted(_always((2,) * 8, "two"), "two")
+    proposers = _set(one, two)
+    german, french = (FakeSequence([0], key=name, traffic_class=name) for name in ("de", "fr"))
+    for _ in range(40):
+        drafts = [_step(proposers, german, [1] * 17), _step(proposers, french, [2] * 17)]
+    assert [draft.proposer if draft else None for draft in drafts] == ["one", "two"]
+
+
+def test_a_costly_proposer_is_asked_in_the_class_in_which_it_is_right() -> None:
+    asked = {"good": 0, "poor": 0}
+
+    def script(sequence: SequenceView, limit: int) -> Draft:
+        asked[sequence.traffic_class] += 1
+        return chain((1,) * min(4, limit), "slow")
+
+    ticks, window = itertools.count(), DraftWindow(flat_cost(10.0, 0.01))
+    slow = Scripted(script, "slow", free=False)
+    proposers = ProposerSet([slow], window, AcceptanceEstimator(), VOCAB, clock=lambda: next(ticks) / 200.0)
+    sequences = [FakeSequence([0], key=name, traffic_class=name) for name in asked]
+    for _ in range(120):
+        for sequence, token in zip(sequences, (1, 2), strict=True):
+            _step(proposers, sequence, [token] * 17)
+    assert asked["good"] > 115
+    assert asked["poor"] < 60, asked
+
+
 def test_a_proposer_that_is_never_chosen_is_still_judged_and_comes_back() -> None:
     steady, moody = Scripted(_always((1, 9), "steady"), "steady"), Scripted(_always((1, 2, 3, 4), "moody"), "moody")
     proposers, sequence = _set(steady, moody), FakeSequence([0])

@@ -41,6 +41,11 @@ def test_a_tenant_is_not_named_and_the_rest_stays(value: object) -> None:
     assert "tenant 1" in shown or "tenant:tenant 1" in shown
 
 
+def test_a_traffic_class_is_kept_with_its_domain_and_language() -> None:
+    value = {"traffic_class": "chat-completions/standard/free/short/default/domain=medical/language=pt-BR"}
+    assert Redactor().value(value) == value
+
+
 def test_the_same_person_has_the_same_number_in_all_files() -> None:
     out = Redactor()
     values = [{"actor": "key1"}, {"by": "key2", "on": True}, {"author": "key1"}, {"actor": "server"}]

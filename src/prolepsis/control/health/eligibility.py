@@ -249,13 +249,13 @@ class Eligibility:
 
     def add(self, traffic_class: str, stats: RequestStats) -> None:
         """Process a prompt's drafts, which were verified where they pay, or compared in shadow."""
-        known, saved_s = self._figures.setdefault(traffic_class, {}), _saved_s(stats)
+        known, saved = self._figures.setdefault(traffic_class, {}), saved_s(stats)
         for counts in (stats.proposers, stats.shadow):
             for name, of_proposer in counts.items():
                 version = self._version_of(name)
                 if of_proposer.num_draft_tokens and stats.is_evidence_of(name, version):
                     figures = known.setdefault((name, version), DraftFigures(0))
-                    figures.add(of_proposer, saved_s, stats.num_output_tokens)
+                    figures.add(of_proposer, saved, stats.num_output_tokens)
 
     def limits(
         self,
@@ -330,7 +330,7 @@ class Eligibility:
         }
 
 
-def _saved_s(stats: RequestStats) -> float:
+def saved_s(stats: RequestStats) -> float:
     """Return the device time that the drafts of a request saved, or would have saved if it was in shadow."""
     device, num_tokens = stats.device, stats.num_output_tokens
     if stats.num_drafts or not stats.shadow:

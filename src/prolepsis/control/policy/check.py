@@ -12,6 +12,7 @@ from prolepsis.control.policy.learnt import HOLDOUT
 from prolepsis.control.policy.model import DEFAULT_RULE, Match, Policy, Rule, Terms, control_terms
 from prolepsis.control.policy.rollout_terms import METRICS, AgainstTerms, GuardrailTerms, RolloutTerms
 from prolepsis.core.config import HEAD_PROPOSERS, NAMED_HEADS
+from prolepsis.core.extras import LANGUAGE
 from prolepsis.core.files import read_text
 from prolepsis.core.requests import SAMPLING_TABLE
 from prolepsis.core.validation import Finding
@@ -43,6 +44,7 @@ class Known:
     flags: bool | None = None  # feature flags are asked there
     replays: bool = True  # requests are decoded again, so there is something to say of correctness
     bills_time: bool = True  # device time is billed there, so drafts can save money
+    detects_language: bool = True  # what guesses languages is installed there
 
 
 NOTHING_KNOWN = Known()
@@ -54,6 +56,9 @@ def check(policy: Policy, known: Known = NOTHING_KNOWN) -> list[Finding]:
     if len(names) > MAX_FLAGS:
         message = f"name {len(names)} flags ({', '.join(names)}); allowed: up to {MAX_FLAGS}, since each is asked"
         findings.append(_error(("rules",), message))
+    if policy.traffic_classes.detect_language and not known.detects_language:
+        message = f"is true, and nothing here detects languages: {LANGUAGE.install}"
+        findings.append(_warning(("traffic_classes", "detect_language"), message))
     for i, rule in enumerate(policy.rules):
         path: Keys = ("rules", i)
         findings += _match((*path, "match"), rule.match, known)

@@ -54,7 +54,7 @@ class Decision:
     """The source of each field; empty without a policy."""
     rule: str | None = None
     """The policy's rule that matched; None: there is no policy, and callers decide alone."""
-    class_rule: str | None = None  # the rule as a part of the request's traffic class; None: it has none
+    traffic_class: str = ""  # of the request, with the rule that matched
     policy_version: str | None = None
     terms: Terms | None = None
     assignment: Assignment | None = None  # if the rule is rolled out

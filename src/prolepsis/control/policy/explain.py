@@ -33,7 +33,7 @@ def diff(old: Policy, new: Policy) -> list[Change]:
     before, after = ({rule.name: (i, rule) for i, rule in enumerate(policy.rules, 1)} for policy in (old, new))
     labels = [{name: getattr(policy, name) for name in _SHOWN_LABELS} for policy in (old, new)]
     changes = list(_fields("", *labels, effective=False))
-    changes += _fields("", *({"never_learn": sorted({*policy.never_learn})} for policy in (old, new)))
+    changes += _fields("", *(policy.plain_settings(given=False) for policy in (old, new)))
     for name, (place, rule) in before.items():
         if name not in after:
             changes.append(Change("removed", name, old=_described(place, rule)))

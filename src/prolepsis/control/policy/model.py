@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from functools import cached_property
 from math import isinf
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, TypeAlias
 
 from pydantic import BeforeValidator, Field, SerializeAsAny
 
@@ -18,15 +18,19 @@ from prolepsis.control.policy.conditions import (
     Languages,
     Names,
     Range,
+    Tag,
     ToolChoices,
     TrueFlags,
 )
 from prolepsis.control.policy.learning_terms import LearningTerms, TenantNames
 from prolepsis.control.policy.rollout_terms import GuardrailTerms, Percent, RolloutTerms
 from prolepsis.core.ended import AuditContent
-from prolepsis.core.facts import RequestFacts
+from prolepsis.core.facts import UNLISTED, UNSTATED, RequestFacts
 from prolepsis.core.stats import Mode
 from prolepsis.core.validation import Name, Number, Part, VersionedPart, one_or_more
+
+MOST_LISTED = 12  # domains, and languages: each is a class of its own in each route, tier, form and rule
+Listed: TypeAlias = Annotated[tuple[Name, ...], BeforeValidator(one_or_more), Field(max_length=MOST_LISTED)]
 
 
 class AuditTerms(Part):
@@ -110,6 +114,25 @@ def _shown(fact: object) -> str:
     return f"{fact:%a %Y-%m-%d %H:%M %Z}" if isinstance(fact, datetime) else str(fact)
 
 
+class TrafficClassTerms(Part):
+    """Domains and languages that are part of the name of a traffic class, so that each is judged by its own figures."""
+
+    domain: Listed = ()
+    language: Annotated[tuple[Tag, ...], BeforeValidator(one_or_more), Field(max_length=MOST_LISTED)] = ()
+    """Tags; `de` stands for de-AT too."""
+    detect_language: bool = False  # a language that a request does not state is guessed by its text
+
+    def parts_of(self, facts: RequestFacts) -> Mapping[str, str]:
+        """Return the parts of a request's traffic class: each value is a listed one, `other` or `unknown`."""
+        parts = {}
+        if self.domain:
+            parts["domain"] = UNLISTED if facts.domain not in (None, *self.domain) else facts.domain or UNSTATED
+        if self.language:
+            own = (tag for tag in self.language if Languages((tag,)).holds(facts.language))
+            parts["language"] = next(own, UNLISTED) if facts.language else UNSTATED
+        return parts
+
+
 Emit = Literal["block", "token"]
 PresetName = Literal["chat", "code", "summarise", "retrieval", "tools", "batch"]
 
@@ -179,6 +202,9 @@ PRESETS: dict[PresetName, Terms] = {
 DEFAULT_RULE = "default"  # the name of the default terms; no rule has this name
 
 
+_PLAIN_CLASSES = TrafficClassTerms().model_dump(mode="json")
+
+
 class Rule(GivenTerms):
     name: Name
     description: str = ""
@@ -197,6 +223,7 @@ class Policy(VersionedPart):
     owner: str = ""  # of the policy, and of rules that name none
     never_learn: TenantNames = ()
     """Tenants whose contract forbids it: no rule may name one of them among those who agreed to be learnt from."""
+    traffic_classes: TrafficClassTerms = TrafficClassTerms()
     default: GivenTerms = GivenTerms()
     rules: Annotated[tuple[Rule, ...], BeforeValidator(lambda v: tuple(v) if isinstance(v, list) else v)] = ()
 
@@ -214,8 +241,13 @@ class Policy(VersionedPart):
         rules = [
             {"name": rule.name, "match": plain_match(rule.match), **plain_terms(rule.terms)} for rule in self.rules
         ]
-        never = {"never_learn": sorted({*self.never_learn})} if self.never_learn else {}
-        return {"default": plain_terms(self.default_terms), "rules": rules, **never}
+        return {"default": plain_terms(self.default_terms), "rules": rules, **self.plain_settings()}
+
+    def plain_settings(self, *, given: bool = True) -> dict[str, object]:
+        """Return what holds for all rules as plain values; `given`: only what differs from its default."""
+        classes = self.traffic_classes.model_dump(mode="json")
+        settings = {"never_learn": sorted({*self.never_learn}), "traffic_classes": classes}
+        return {name: value for name, value in settings.items() if not given or value not in ([], _PLAIN_CLASSES)}
 
     @property
     def owners(self) -> dict[str, str]:

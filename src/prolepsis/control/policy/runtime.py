@@ -26,6 +26,7 @@ from prolepsis.control.web.feature import Feature
 from prolepsis.core.audit_event import SERVER, AuditEvent, Emit, discard
 from prolepsis.core.config import CANDIDATE_HEAD
 from prolepsis.core.ended import Assignment
+from prolepsis.core.extras import LANGUAGE
 from prolepsis.core.facts import MAX_CLASS_RULES, OTHER_RULES, FlagDecision, RequestFacts, traffic_class_of
 from prolepsis.core.stats import Mode
 
@@ -84,7 +85,10 @@ class Policies(Feature):
         self._learnt: dict[str, Callable[[Terms], Terms] | None] = {}
         self._num_learnt = 0  # changes so far
         self._class_rules: frozenset[str] = frozenset()
-        self.known = Known(loaded=loaded, flags=flags, replays=replays, bills_time=bills_time)
+        installed = LANGUAGE.is_installed
+        self.known = Known(
+            loaded=loaded, flags=flags, replays=replays, bills_time=bills_time, detects_language=installed
+        )
         """The names and features of this server."""
         self._rollouts = rollouts
         self._emit = emit
@@ -125,6 +129,11 @@ class Policies(Feature):
             self._adopt(self.policy)
 
     @property
+    def detects_language(self) -> bool:
+        """Whether the policy in use asks for a guess at languages that requests do not state."""
+        return self.policy is not None and self.policy.traffic_classes.detect_language
+
+    @property
     def flag_names(self) -> tuple[str, ...]:
         """The flags to be evaluated for a request before its decision."""
         return self.policy.flag_names if self.policy else ()
@@ -143,14 +152,16 @@ class Policies(Feature):
         """
         policy = self.policy
         if policy is None:
-            return decide_alone(requested, limits_of(ALONE, traffic_class_of(facts)))
+            traffic_class = traffic_class_of(facts)
+            return replace(decide_alone(requested, limits_of(ALONE, traffic_class)), traffic_class=traffic_class)
         facts = replace(facts, flag=frozenset(decision.key for decision in flags if decision.value)) if flags else facts
         rule = policy.rule_for(facts)
         name, own = (rule.name, rule.terms) if rule else (DEFAULT_RULE, policy.default_terms)
         terms = self.terms[name]
         is_learnt = terms is not own
         class_rule = None if rule is None else name if name in self._class_rules else OTHER_RULES
-        traffic_class, assignment = traffic_class_of(facts, class_rule), None
+        traffic_class = traffic_class_of(facts, class_rule, policy.traffic_classes.parts_of(facts))
+        assignment = None
         if terms.rollout is not None:
             assert facts.targeting_key is not None, "requests that are served have a key"
             assignment = self._rollouts.assign(name, facts.targeting_key, terms.rollout.sticky_key(facts))
@@ -166,7 +177,7 @@ class Policies(Feature):
         if contradiction is not None:
             return contradiction
         decision = decide(name, terms, requested, facts.targeting_key, assignment=assignment, limits=limits)
-        return replace(decision, policy_version=policy.full_version, rule_flags=flags, class_rule=class_rule)
+        return replace(decision, policy_version=policy.full_version, rule_flags=flags, traffic_class=traffic_class)
 
     async def tick(self) -> None:
         """Take over new content of the source; the last good policy stays if that cannot be used."""

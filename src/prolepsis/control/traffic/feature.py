@@ -8,6 +8,7 @@ from typing import Annotated
 
 from pydantic import Field, computed_field
 
+from prolepsis.control.health.eligibility import saved_s
 from prolepsis.control.statistics.percentile import percentile
 from prolepsis.control.traffic.service import ServiceLevel, ServiceReply
 from prolepsis.control.traffic.timeline import Timeline, TimelineSpan
@@ -15,10 +16,10 @@ from prolepsis.control.web.feature import Feature
 from prolepsis.control.web.routes import READERS, Routes
 from prolepsis.core.ended import RequestEnded
 from prolepsis.core.engine_client import EngineHealth
-from prolepsis.core.facts import rule_of_class
+from prolepsis.core.facts import parts_of_class, rule_of_class
 from prolepsis.core.reasons import EffectiveReason, PlainReason
 from prolepsis.core.stats import Mode, ProposerCounts, RequestStats
-from prolepsis.core.traffic_sums import TrafficSums, sums_of
+from prolepsis.core.traffic_sums import Interval, RatioSums, TrafficSums, sums_of
 
 MAX_CLASSES = 256
 """Traffic classes with figures of their own; there are fewer by construction, so later ones are left out."""
@@ -65,6 +66,27 @@ class RuleTraffic(TrafficSums):
 
 
 @dataclass(slots=True)
+class PartTraffic(TrafficSums):
+    """All classes of one domain or language since the server started, as far as the policy lists some."""
+
+    part: str = field(kw_only=True)  # domain or language
+    value: str = field(kw_only=True)  # one that is listed; other: another one; unknown: none was stated or detected
+    gains: Annotated[RatioSums, Field(exclude=True)] = field(default_factory=RatioSums)
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def gain(self) -> Interval | None:
+        """Share of plain decoding's device time that drafts saved, or would have in shadow; null: there was none."""
+        return self.gains.interval
+
+    def count(self, stats: RequestStats, sums: TrafficSums) -> None:
+        self.add(sums)
+        if stats.num_drafts or stats.shadow:
+            device = stats.device
+            self.gains.add(saved_s(stats), device.predicted_plain if stats.num_drafts else device.total)
+
+
+@dataclass(slots=True)
 class ClientPrompts:
     """Prompts of one family of clients since the server started."""
 
@@ -78,6 +100,7 @@ class ClientPrompts:
 class TrafficReply:
     classes: list[TrafficClass]  # the busiest first
     rules: list[RuleTraffic]  # the busiest first; rules beyond the first 16 of a policy are `other`
+    parts: list[PartTraffic]  # by domain and by language, each with the busiest first
     spans: list[TimelineSpan]  # the last hour of all traffic, in spans of 15 seconds
     service: ServiceReply  # what clients got in the last five minutes
     clients: list[ClientPrompts]  # by name
@@ -97,6 +120,7 @@ class TrafficFeature(Feature):
         self._health = health
         self._classes: dict[str, TrafficClass] = {}
         self._clients: dict[str, ClientPrompts] = {}
+        self._parts: dict[tuple[str, str], PartTraffic] = {}
         self._minutes: dict[str, Timeline] = {}
         """By rule."""
         routes = Routes()
@@ -126,6 +150,10 @@ class TrafficFeature(Feature):
                 continue
             sums = sums_of(prompt.stats)
             self.all.current().add(sums)
+            for part, value in parts_of_class(name).items():
+                if (part, value) in self._parts or len(self._parts) < MAX_CLASSES:
+                    key = part, value
+                    self._parts.setdefault(key, PartTraffic(part=part, value=value)).count(prompt.stats, sums)
             if name in self._classes or len(self._classes) < MAX_CLASSES:
                 self._classes.setdefault(name, TrafficClass(traffic_class=name)).count(prompt.stats, sums)
                 minutes = self._minutes.setdefault(rule_of_class(name), Timeline(60.0, 60, self._time))
@@ -139,6 +167,7 @@ class TrafficFeature(Feature):
         return TrafficReply(
             classes=sorted(self._classes.values(), key=_busiest_first),
             rules=sorted(rules.values(), key=_busiest_first),
+            parts=sorted(self._parts.values(), key=lambda traffic: (traffic.part, _busiest_first(traffic))),
             spans=list(self.all.spans),
             service=self.service.reply(self.now()),
             clients=[self._clients[name] for name in sorted(self._clients)],

@@ -138,7 +138,8 @@ def _recent(ended: RequestEnded, prompt: PromptEnded) -> RecentRequest:
     record = dict(request_record(ended.about, prompt).row)
     stages = stages_of(prompt, ended.about.arrived, ended.ended_at)
     about = ended.about
-    facts = {name: getattr(about, name) for name in ("route", "model", "tenant", "tier", "tools", "domain")}
+    kept = ("route", "model", "tenant", "tier", "tools", "domain", "language", "language_detected")
+    facts = {name: getattr(about, name) for name in kept}
     facts |= {"key": about.key_id, "structured_output": about.structured, "stream": about.stream}
     facts |= {"prompt_tokens": prompt.stats.num_prompt_tokens}
     return RecentRequest(record, facts, dict(prompt.stats.plain_steps), list(prompt.stats.rounds), stages)

@@ -33,6 +33,7 @@ LABELS: Mapping[str, Label] = {
     "tenant": Label(0, is_open=True),  # named by `metrics_tenants`
     "rule": Label(64, is_open=True),
     "traffic_class": Label(48, is_open=True),
+    **{name: Label(14, is_open=True) for name in ("domain", "language")},
     "verdict": Label(48),
     "arm": Label(4),
     "mode": Label(3),

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 from prometheus_client import CollectorRegistry
 
+from prolepsis.core.facts import PARTS, parts_of_class
 from prolepsis.core.rounds import RemoteRounds
 from prolepsis.core.stats import RequestStats
 from prolepsis.core.telemetry.declare import counter, gauge
@@ -43,6 +44,14 @@ class SpecDecodeCounters:
             Distribution(registry, f"spec_decode_{kind}_depth_tokens", text, buckets=_DEPTHS).labels()
             for kind, text in (("draft", "Tokens of a draft"), ("accepted", "Tokens of a draft that were accepted"))
         ]
+        text = "Draft tokens verified, by {} of the traffic class"
+        self._by_part = {
+            part: (
+                made(f"spec_decode_num_draft_tokens_per_{part}", text.format(part), part),
+                made(f"spec_decode_num_accepted_tokens_per_{part}", "Those of them that were accepted", part),
+            )
+            for part in PARTS
+        }
         text = "Device time of making and verifying drafts"
         self._spent = made("spec_decode_seconds", text, "traffic_class")
         text = "Device time of making and verifying draft tokens that were rejected"
@@ -82,6 +91,10 @@ class SpecDecodeCounters:
             for position, (drafted, accepted) in enumerate(counts.per_position):
                 self._drafted_per_pos.labels(name, str(position)).inc(drafted)
                 self._accepted_per_pos.labels(name, str(position)).inc(accepted)
+        for part, value in parts_of_class(traffic_class).items():
+            verified, right = self._by_part[part]
+            verified.labels(value).inc(stats.num_draft_tokens)
+            right.labels(value).inc(stats.num_accepted)
         self._spent.labels(traffic_class).inc(spent)
         if stats.num_draft_tokens:
             self._rejected.labels(traffic_class).inc(spent * (1.0 - stats.num_accepted / stats.num_draft_tokens))

@@ -7,12 +7,14 @@ it, it is used up, or its sequence ends.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, takewhile
+from math import exp
 from operator import mul
 from typing import Self
 
+from prolepsis.core.requests import UNCOUNTED_CLASS
 from prolepsis.core.stats import AcceptanceState, JudgedDraft
 from prolepsis.engine.drafting.draft import ROOT, Draft
 from prolepsis.engine.drafting.ledger import Ledger, Origin, origin_of
@@ -25,6 +27,8 @@ _MAX_POSITION = 8  # deeper positions share one estimate
 _CERTAIN = 0.998
 _BEGUN_TRIALS = 50.0  # that what another engine learned counts for at most, in each place
 _MOST_BUCKETS = 128  # of a proposer, in what other engines begin from
+_MOST_CLASSES = 256  # traffic classes that are compared with all; in others drafts are as likely as in all
+_MOST_LOG_ODDS = 6.0
 
 
 class _Cell:
@@ -76,28 +80,58 @@ class _Cell:
         return rate
 
 
+class _ClassOdds:
+    """By how much the odds of a hit differ in one traffic class from what the rates of all classes let expect.
+
+    Logistic regression with the rate's log-odds as offset, a Newton step per trial. It begins at no difference, known
+    as if by `_PRIOR_TRIALS` trials: that shrinks a class with few trials to all classes.
+    """
+
+    __slots__ = ("_information", "_log_odds", "odds")
+
+    def __init__(self) -> None:
+        self.odds = 1.0
+        self._log_odds, self._information = 0.0, _PRIOR_TRIALS / 4.0
+
+    def record(self, rate: float, hit: float) -> None:
+        expected = rate * self.odds / (1.0 - rate + rate * self.odds)
+        self._information = max(_PRIOR_TRIALS / 4.0, self._information * _DECAY + expected * (1.0 - expected))
+        step = self._log_odds + (hit - expected) / self._information
+        self._log_odds = max(-_MOST_LOG_ODDS, min(_MOST_LOG_ODDS, step))
+        self.odds = exp(self._log_odds)
+
+
+def with_odds(rates: Iterable[float], odds: float) -> list[float]:
+    """Return the rates whose odds are `odds` times those of `rates`."""
+    return [rate * odds / (1.0 - rate + rate * odds) for rate in rates]
+
+
 class AcceptanceEstimator:
     """Rates per (proposer, bucket, position), each shrunk to the bucket's, that to a prior.
 
     The prior of a bucket is the proposer's own estimate if its drafts have one, else its rate over all buckets, else
-    `prior`: optimistic, so that a cold start drafts and learns.
+    `prior`: optimistic, so that a cold start drafts and learns. Once there are several traffic classes, what the
+    first tokens of a proposer's drafts show in one of them moves all its rates there.
     """
 
     def __init__(self, prior: float = 0.6) -> None:
         self._prior = prior
+        self._classes: set[str] = set()
+        self._odds: dict[tuple[str, str], tuple[_ClassOdds, _ClassOdds]] = {}
+        """By proposer and traffic class: of the rates of nodes, and of those before a draft is known."""
         self._pools: defaultdict[str, _Cell] = defaultdict(lambda: _Cell(prior))
         self._cells: dict[str, dict[int, _Cell]] = {}
 
-    def survival(self, proposer: str, length: int) -> tuple[float, ...]:
+    def survival(self, proposer: str, length: int, traffic_class: str = "") -> tuple[float, ...]:
         """Return, for each depth, the chance that the likeliest node there and all above it are accepted.
 
         This is the expectation before a draft, and so its buckets, are known.
         """
-        pool = self._pools.get(proposer)
-        rates = (pool.rate(min(depth, _MAX_POSITION)) if pool else self._prior for depth in range(length))
-        return tuple(accumulate(rates, mul))
+        known = self._odds.get((proposer, traffic_class))
+        rates = (self._pooled(proposer, depth) for depth in range(length))
+        return tuple(accumulate(with_odds(rates, known[1].odds) if known else rates, mul))
 
-    def rates(self, draft: Draft) -> list[float]:
+    def rates(self, draft: Draft, traffic_class: str = "") -> list[float]:
         """Return the chance of each node to be accepted given that its parent was."""
         cells, parents = self._cells.get(draft.proposer, {}), draft.parents
         buckets = draft.buckets or (draft.bucket,) * len(parents)
@@ -109,13 +143,18 @@ class AcceptanceEstimator:
             cell = cells.get(buckets[i])
             position = depth if depth < _MAX_POSITION else _MAX_POSITION
             rates.append(cell.rate(position) if cell else self._expected(draft, i))
-        return rates
+        known = self._odds.get((draft.proposer, traffic_class))
+        return with_odds(rates, known[0].odds) if known else rates
 
-    def record(self, draft: Draft, node: int, depth: int, *, hit: bool, first: bool = True) -> None:
+    def record(
+        self, draft: Draft, node: int, depth: int, *, hit: bool, first: bool = True, traffic_class: str = ""
+    ) -> None:
         """Count one trial: the parent of `node` (at `depth`, 0 below the root) was committed; `hit`: so was `node`.
 
         `first`: it is the likeliest child of its parent.
         """
+        if first and not depth and traffic_class and traffic_class != UNCOUNTED_CLASS:
+            self._compare(draft, node, hit=hit, traffic_class=traffic_class)
         cells = self._cells.setdefault(draft.proposer, {})
         bucket = draft.bucket_of(node)
         cell = cells.get(bucket)
@@ -125,8 +164,29 @@ class AcceptanceEstimator:
         if first:
             self._pools[draft.proposer].record(min(depth, _MAX_POSITION), hit)
 
+    def _compare(self, draft: Draft, node: int, *, hit: bool, traffic_class: str) -> None:
+        """Compare a first token with what all classes let expect; one class alone has nothing to be compared with.
+
+        First tokens alone: that is one trial of a draft, not one of each node.
+        """
+        key = draft.proposer, traffic_class
+        if (known := self._odds.get(key)) is None:
+            if len(self._classes) < _MOST_CLASSES:
+                self._classes.add(traffic_class)
+            if len(self._classes) < 2 or traffic_class not in self._classes:
+                return
+            known = self._odds[key] = _ClassOdds(), _ClassOdds()
+        cell = self._cells.get(draft.proposer, {}).get(draft.bucket_of(node))
+        known[0].record(cell.rate(0) if cell else self._expected(draft, node), hit)
+        known[1].record(self._pooled(draft.proposer, 0), hit)
+
+    def _pooled(self, proposer: str, depth: int) -> float:
+        pool = self._pools.get(proposer)
+        return pool.rate(min(depth, _MAX_POSITION)) if pool else self._prior
+
     def forget(self, proposer: str) -> None:
         """Start over with a proposer that was exchanged for another of its name."""
+        self._odds = {key: known for key, known in self._odds.items() if key[0] != proposer}
         self._pools.pop(proposer, None)
         self._cells.pop(proposer, None)
 
@@ -243,7 +303,7 @@ class Scoreboard:
         for node in range(at + 1, len(parents)):
             if parents[node] == at:
                 hit = draft.tokens[node] == token
-                self.acceptance.record(draft, node, entry.depth, hit=hit, first=first)
+                self.acceptance.record(draft, node, entry.depth, hit=hit, first=first, traffic_class=entry.origin[0])
                 first = False
                 if hit:
                     follower = node

@@ -112,7 +112,7 @@ class DraftCandidate:
         A token that the grammar forces is as good as accepted.
         """
         matcher = self.sequence.matcher
-        rates = board.acceptance.rates(draft)
+        rates = board.acceptance.rates(draft, self.sequence.traffic_class)
         if matcher is not None:
             for node in forced_nodes(draft, matcher):
                 rates[node] = FORCED_RATE

@@ -324,10 +324,17 @@ class ProposerSet:
         self, proposer: ContainedProposer, effort: Effort, candidates: Sequence[DraftCandidate], costs: MarginalCost
     ) -> float:
         """Draft as deep as it pays; for all candidates alike, each as far as it may go."""
-        alive = self.acceptance.survival(proposer.name, max(2, *(candidate.limit for candidate in candidates)))
-        bests = [(candidate.limit, candidate.best) for candidate in candidates]
-        free = [(limit, levels(best.draft, best.survivals) if best else ()) for limit, best in bests]
-        decision = effort.decide([ExpectedDraft(alive[:limit], chances) for limit, chances in free], costs)
+        length, survival = max(2, *(each.limit for each in candidates)), self.acceptance.survival
+        classes = {each.sequence.traffic_class for each in candidates}
+        of_class = {name: survival(proposer.name, length, name) for name in classes}
+        expected = [
+            ExpectedDraft(
+                of_class[each.sequence.traffic_class][: each.limit],
+                levels(each.best.draft, each.best.survivals) if each.best else (),
+            )
+            for each in candidates
+        ]
+        decision = effort.decide(expected, costs)
         chosen: list[DraftCandidate] = []
         depth, is_forced = decision.depth, False
         for candidate, is_asked in zip(candidates, decision.asked, strict=True):
@@ -338,7 +345,8 @@ class ProposerSet:
                 candidate.skipped_cost = True
         if not chosen:
             return 0.0
-        threshold = 0.0 if is_forced else effort.threshold(len(chosen), costs) / max(_LEAST_RATE, alive[1] / alive[0])
+        survives = max(alive[1] / alive[0] for alive in of_class.values())
+        threshold = 0.0 if is_forced else effort.threshold(len(chosen), costs) / max(_LEAST_RATE, survives)
         depth = max(depth, RETRY_DEPTH) if is_forced else depth
         drafts, ms = self._ask(proposer, chosen, [min(depth, each.limit) for each in chosen], costs, threshold)
         for candidate, draft in zip(chosen, drafts, strict=True):

@@ -152,7 +152,7 @@ class _Play:
             blocks=line.blocks,
             block_size=self._trace.block_size,
             scope=line.scope,
-            traffic_class=traffic_class_of(line.facts(), decision.class_rule),
+            traffic_class=decision.traffic_class,
             drafts=line.drafts,
         )
         about = RequestAbout(
@@ -210,7 +210,7 @@ class _Play:
         mode = self._setting.mode
         requested = SpeculationRequest(line.mode if mode == "auto" else mode)
         if self._control is None:
-            return decide_alone(requested)
+            return replace(decide_alone(requested), traffic_class=traffic_class_of(line.facts()))
         key, time = f"{self._setting.seed}-{number}", self._control.policies.now()
         facts = replace(line.facts(), targeting_key=key, time=time)
         return check_allowed(await self._control.decision(requested, facts))

@@ -18,6 +18,7 @@ from prolepsis.control.replicas.commands import REPLICAS
 from prolepsis.control.rollout import pages as rollout
 from prolepsis.control.rollout.commands import ROLLOUTS
 from prolepsis.control.store.store import Store
+from prolepsis.control.traffic.commands import TRAFFIC
 from prolepsis.control.web.errors import RequestRefused
 from prolepsis.control.web.page import FeaturePages, Page, PageRoute, Visit, fixed, listed
 from prolepsis.control.web.routes import PUBLIC, Route
@@ -104,7 +105,7 @@ def _listed(parts: ConsoleParts) -> Sequence[FeaturePages]:
         policy.PAGES,
         proposer_pages(parts.client),
         listed("/console/learning", "Learning", *learning.RESOURCES),
-        listed("/console/quality", "Drift and correctness", DRIFT, CORRECTNESS, values=_with_changes),
+        listed("/console/quality", "Drift and correctness", DRIFT, TRAFFIC, CORRECTNESS, values=_with_changes),
         listed("/console/cost", "Cost", COST),
         requests.PAGES,
         audit.PAGES,

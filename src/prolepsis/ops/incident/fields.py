@@ -40,7 +40,7 @@ FIELDS: Mapping[str, Holds] = {name: holds for holds, names in _FIELDS.items() f
 OF_TENANTS = re.compile(r"metrics_tenants|tenants|(?:\w+_)?by_tenant")
 """Fields that hold names of tenants, as a list or as keys."""
 
-_WORD = re.compile(r"[A-Za-z/][A-Za-z0-9_./{}-]{0,127}")
+_WORD = re.compile(r"[A-Za-z/][A-Za-z0-9_./{}=-]{0,255}")
 _DIMENSIONS = frozenset({"all", *get_args(Dimension)})
 _GROUPED = "by"
 _NUMBER = re.compile(r"-?\d{1,19}(?:\.\d{1,19})?(?:e[+-]?\d+)?(?:[KMGT]i?B|ms|s|%)?")

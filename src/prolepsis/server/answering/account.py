@@ -9,14 +9,12 @@ from prolepsis.control.web.errors import RequestAborted, RequestRefused
 from prolepsis.core.ended import Answer, End, Keep, PromptEnded, RequestAbout, RequestEnded
 from prolepsis.core.errors import AnswerBroken, ClientDeadlineExceeded, GrammarFailed, ProlepsisError, UserError
 from prolepsis.core.events import Event, Tokens
-from prolepsis.core.facts import DOMAIN, declared
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import RequestStats
 from prolepsis.core.token_intervals import TokenIntervals
 from prolepsis.server.admission.group import Progress
 from prolepsis.server.answering.answer_check import AnswerCheck
 from prolepsis.server.output.delivery import Delivery
-from prolepsis.server.preparing.facts import structured_output, tool_choice
 from prolepsis.server.preparing.prepared import PreparedRequest
 from prolepsis.server.text.deltas import Delta
 
@@ -191,7 +189,7 @@ class RequestAccount:
 
 
 def about(prepared: PreparedRequest) -> RequestAbout:
-    caller, decision = prepared.context.caller, prepared.speculation
+    caller, decision, facts = prepared.context.caller, prepared.speculation, prepared.facts
     audit = decision.terms.audit if decision.terms else None
     return RequestAbout(
         answer_id=prepared.answer_id,
@@ -212,9 +210,11 @@ def about(prepared: PreparedRequest) -> RequestAbout:
         http_request_id=prepared.context.http_request_id,
         client=client_family(prepared.context.headers.get("user-agent", "")),
         stream=prepared.stream,
-        structured=structured_output(prepared.body),
-        tools=tool_choice(prepared.body) != "none",
-        domain=declared(prepared.body.metadata, DOMAIN),
+        structured=facts.structured_output,
+        tools=facts.tools,
+        domain=facts.domain,
+        language=facts.language,
+        language_detected=facts.language_detected,
         asks=decision.requested.mode,
         arrived=prepared.context.arrived,
         trace=prepared.context.trace,

@@ -1,6 +1,7 @@
 """A request as policies see it: facts of its body, headers and caller."""
 
 import math
+from collections.abc import Callable
 from datetime import datetime
 
 from prolepsis.control.policy.conditions import ToolChoiceKind
@@ -14,6 +15,7 @@ from prolepsis.server.preparing.bodies import (
     GenerationBody,
     NamedTool,
 )
+from prolepsis.server.preparing.language import text_of
 from prolepsis.server.preparing.limits import DEFAULT_COMPLETION_TOKENS
 from prolepsis.server.preparing.prepared import RequestContext
 
@@ -29,15 +31,19 @@ def request_facts(
     prompt_tokens: int | None,
     time: datetime,
     targeting_key: str | None = None,
+    detect: Callable[[str], str | None] | None = None,
 ) -> RequestFacts:
     """Return the facts of a checked body; a /v1/responses body is read as the chat it stands for.
 
-    `prompt_tokens` are those of the longest prompt, None where they were not counted.
+    `prompt_tokens` are those of the longest prompt, None where they were not counted. `detect` guesses the language of
+    a text, where the request states none; None: nothing does.
     """
     max_tokens: float | None = body.answer_tokens
     if max_tokens is None and isinstance(body, CompletionBody) and not context.clamps:
         max_tokens = max(DEFAULT_COMPLETION_TOKENS, body.min_tokens or 0)
     caller, headers = context.caller, {k: v for k, v in context.headers.items() if k not in _SECRET_HEADERS}
+    stated = stated_language(body.metadata, headers)
+    detected = detect(text_of(body)) if detect is not None and not stated else None
     return RequestFacts(
         route=context.route,
         model=body.model,
@@ -56,7 +62,8 @@ def request_facts(
         max_tokens=math.inf if max_tokens is None else max_tokens,
         **shaping(params),
         domain=declared(body.metadata, DOMAIN),
-        language=stated_language(body.metadata, headers),
+        language=stated or detected,
+        language_detected=detected is not None,
         headers=headers,
         time=time,
         targeting_key=targeting_key,

@@ -2,7 +2,7 @@
 decision on speculation, the request."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import get_args
 from uuid import uuid4
@@ -14,7 +14,6 @@ from prolepsis.control.web.intake import Intake
 from prolepsis.core.config import MovedLine, ServerConfig
 from prolepsis.core.engine_client import EngineClient
 from prolepsis.core.errors import InvalidParameter
-from prolepsis.core.facts import traffic_class_of
 from prolepsis.core.kill_scope import request_scopes
 from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams, cache_salt_of
 from prolepsis.engine.text.answer_formats.fenced import Fits, skeletons
@@ -27,6 +26,7 @@ from prolepsis.server.preparing.constraint import constraint
 from prolepsis.server.preparing.conversation import ModelPrompt, chat_conversation
 from prolepsis.server.preparing.facts import request_facts
 from prolepsis.server.preparing.fill import fill_prompt, fill_stop
+from prolepsis.server.preparing.language import LanguageDetector
 from prolepsis.server.preparing.limits import AnswerRoom, sampling_params
 from prolepsis.server.preparing.prepared import PreparedRequest, RequestContext
 from prolepsis.server.preparing.speculation import check_allowed, requested_speculation
@@ -43,6 +43,7 @@ class ModelParts:
     speculation: SpeculationControl
     output: OutputPolicies
     features: Sequence[Feature]
+    languages: LanguageDetector = field(default_factory=LanguageDetector)
 
 
 async def prepare_chat(
@@ -183,17 +184,24 @@ async def _decided(
         context.warn(warning)
     prefix, own = "chatcmpl" if isinstance(body, ChatBody) else "cmpl", uuid4().hex
     longest = max(len(request.prompt_token_ids) for request in requests)
-    now, params = model.speculation.policies.now(), requests[0].params
-    facts = request_facts(body, params, context, prompt_tokens=longest, time=now, targeting_key=own)
+    policies, params = model.speculation.policies, requests[0].params
+    facts = request_facts(
+        body,
+        params,
+        context,
+        prompt_tokens=longest,
+        time=policies.now(),
+        targeting_key=own,
+        detect=model.languages.detect if policies.detects_language else None,
+    )
     decision = check_allowed(await model.speculation.decision(requested, facts))
-    traffic_class = traffic_class_of(facts, decision.class_rule)
     decided = tuple(
         replace(
             request,
             request_id=f"{prefix}-{own}" if i == 0 else f"{prefix}-{own}-{i}",
             cache_salt=cache_salt_of(context.caller.tenant, body.cache_salt),
-            traffic_class=traffic_class,
-            kill_scopes=request_scopes(facts, traffic_class, decision.rule),
+            traffic_class=decision.traffic_class,
+            kill_scopes=request_scopes(facts, decision.traffic_class, decision.rule),
             speculation=decision.choice,
             paced=decision.emit == "token",
         )
@@ -204,6 +212,7 @@ async def _decided(
         context=context,
         requests=decided,
         answer_id=f"{prefix}-{body.request_id or own}",
+        facts=facts,
         speculation=decision,
         tools=asked.tools,
         checked_schema=asked.form.checked,

@@ -11,6 +11,7 @@ from prolepsis.control.policy.decision import Decision
 from prolepsis.control.web.body_reader import BODY_BYTES
 from prolepsis.control.web.caller import Caller, caller_of
 from prolepsis.control.web.reply_headers import warn
+from prolepsis.core.facts import RequestFacts
 from prolepsis.core.requests import GenerateRequest, SpecMode
 from prolepsis.core.trace_context import TraceContext
 from prolepsis.engine.text.answer_formats.fenced import Fits
@@ -64,6 +65,7 @@ class PreparedRequest:
     requests: tuple[GenerateRequest, ...]
     answer_id: str
     speculation: Decision
+    facts: RequestFacts = field(default_factory=RequestFacts)
     thinking: Thinking = Thinking.NONE
     tools: ToolUse = NO_TOOLS
     formats: AnswerFormats = AnswerFormats()  # noqa: RUF009  # it is frozen

@@ -18,6 +18,7 @@ from prolepsis.core.telemetry.logs import configure_logs
 from prolepsis.server.cli.main import app
 from tests.control.cost.test_pilot import BEGAN, changed, traffic
 from tests.control.cost.test_runtime import BOOK
+from tests.ops.console.scene import SceneEngine
 from tests.server.conftest import served
 from tests.server.fakes import FakeEngine
 from tests.waiting import wait_for
@@ -129,6 +130,37 @@ def test_a_server_with_a_policy_file_gets_text_and_starts_what_is_in_it(url: str
         wait_for(lambda: "pilot-code" in phases(running.url))
         assert run("start", "--url", running.url).exit_code == 0
         assert phases(running.url) == {"pilot-code": "running"}
+
+
+def test_domains_and_languages_that_were_measured_become_rules(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    configure_logs("error")
+    with served(SceneEngine(), store=store) as running:  # type: ignore[arg-type]  # it drafts
+        monkeypatch.setenv("PROLEPSIS_URL", running.url)
+        text = "traffic_classes: {domain: medical, language: [de, fr]}\ndefault: {mode: on}\n"
+        httpx2.put(f"{running.url}/admin/policy", json={"text": text, "expect": 0}).raise_for_status()
+
+        def ask(number: int, **metadata: str) -> None:
+            body = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "metadata": metadata}
+            for _ in range(number):
+                httpx2.post(f"{running.url}/v1/chat/completions", json=body).raise_for_status()
+
+        ask(4, domain="medical", language="fr")
+        early = run("start", "--measured")
+        assert (early.exit_code, "drafts surely save 2%" in " ".join(early.stderr.split())) == (2, True)
+        ask(20, language="de")
+        shown = CliRunner().invoke(app, ["show", "traffic", "--json"])
+        parts = {(row["part"], row["value"]): row for row in json.loads(shown.stdout)["parts"]}
+        numbers = {key: row["num_requests"] for key, row in parts.items()}
+        de, fr = ("language", "de"), ("language", "fr")
+        assert numbers == {("domain", "unknown"): 20, ("domain", "medical"): 4, de: 20, fr: 4}
+        assert parts[fr]["gain"]["lower"] is None
+        assert 0.1 < parts[de]["gain"]["lower"] < parts[de]["gain"]["estimate"] < 0.5
+        assert parts[de]["acceptance_rate"] == 14 / 22
+        started = json.loads(run("start", "--measured", "--json").stdout)
+        assert started["started"] == ["pilot-language-de"]
+        assert started["pilot"] == [{"rule": "pilot-language-de", "matches": 20, "of_recorded": 24}]
+        assert rules(running.url) == ["pilot-language-de"]
 
 
 def test_a_report_is_text_json_and_a_page(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
