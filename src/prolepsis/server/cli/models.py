@@ -146,9 +146,10 @@ def import_(
     entry = import_head(folder, name, root)
     fits = fitting_models(entry, root)
     if as_json:
-        print_json({**describe_drafter(entry, root), "fits": fits})
+        print_json({**describe_drafter(entry, root), "layout": entry.config.layout, "fits": fits})
         return
-    stdout().print(f"{entry.label} ({entry.config.layout}) is in {entry.folder}", soft_wrap=True)
+    stdout().print(f"{entry.label} is in {entry.folder}", soft_wrap=True)
+    note(f"layout {entry.config.layout}")
     proof = "by fingerprint" if entry.target_fingerprint else "by its sizes; it does not name its target's weights"
     note(f"fits {', '.join(fits)} ({proof})" if fits else "fits no model that is here")
     note(f"serve with it: prolepsis serve --draft-head {entry.label}")
