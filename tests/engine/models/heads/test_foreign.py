@@ -15,6 +15,7 @@ from prolepsis.engine.models.files.weights import open_checkpoint
 from prolepsis.engine.models.heads.exchange import archive_of, export_head, import_archive, import_head
 from prolepsis.engine.models.heads.registry import find_head, list_heads, misfit
 from prolepsis.engine.models.targets.lean_shape import LeanShape
+from prolepsis.engine.models.targets.lean_weights import check_names
 from tests.engine.models.public_heads import PublicHead, public_head, public_medusa
 from tests.engine.models.tiny import save_tiny
 
@@ -113,6 +114,26 @@ def test_a_head_fits_targets_of_its_sizes_and_a_raw_checkpoint_is_to_be_imported
         assert misfit(entry, LeanShape.from_config(open_checkpoint(tmp_path / "target").config), "any") == fault
     with pytest.raises(ModelLoadError, match="allowed: 'eagle3', or a head that `prolepsis models import` wrote"):
         find_head(str(source), root)
+
+
+@pytest.mark.parametrize("kind", ["qwen", "deepseek"])
+def test_a_model_runs_beside_its_own_mtp_layer_which_is_imported_from_its_folder(
+    kind: str, root: Path, tmp_path: Path
+) -> None:
+    save_tiny(tmp_path, "llama", {})
+    weights, config = tmp_path / "model.safetensors", tmp_path / "config.json"
+    public, target = public_head(kind), load_file(weights)
+    save_file({name: t.contiguous() for name, t in {**public.tensors, **target}.items()}, weights)
+    own = json.loads(config.read_text())
+    config.write_text(json.dumps({**public.config.to_dict(), **own}))
+    assert import_head(tmp_path, "mine", root).config.layout == "mtp"
+    config.write_text(json.dumps(own))
+    checkpoint = open_checkpoint(tmp_path)
+    check_names(checkpoint, LeanShape.from_config(checkpoint.config))
+    save_file({**target, "model.layers.2.mlp.up_proj.weight": torch.zeros(1)}, weights)
+    checkpoint = open_checkpoint(tmp_path)
+    with pytest.raises(ModelLoadError, match=r"model\.layers\.2\.mlp\.up_proj\.weight"):
+        check_names(checkpoint, LeanShape.from_config(checkpoint.config))
 
 
 def test_medusa_needs_a_second_head(root: Path, tmp_path: Path) -> None:
