@@ -28,6 +28,7 @@ from prolepsis.engine.models.targets.lean_shape import LeanShape
 from prolepsis.server.cli.main import app
 from tests.engine.models.files.gguf_files import write_gguf
 from tests.engine.models.files.web import Web, serve
+from tests.engine.models.public_heads import public_medusa
 from tests.engine.models.random_heads import save_random_head
 from tests.engine.models.tiny import save_tiny
 from tests.training.targets import save_target
@@ -183,6 +184,7 @@ def test_a_head_is_imported_listed_shown_exported_and_removed(root: Path, head: 
     imported = run(root, "import", str(head), "--as", "mine")
     assert imported.exit_code == 0, imported.stderr
     assert "mine@1 is in" in imported.stdout
+    assert "layout eagle3" in imported.stderr
     assert "fits tiny (by its sizes; it does not name its target's weights)" in imported.stderr
     (listed,) = own_drafters(root)
     shown = json.loads(run(root, "show", "mine@1", "--json").stdout)
@@ -271,3 +273,13 @@ def test_a_model_of_a_hub_is_fetched_with_its_size_and_licence(
         assert len(hub.asked) == num_asked, "it is here"
         with pytest.raises(FetchError, match=r"no folder 'owner/other' here, and as the id of a hub: .* answers 404"):
             ensure_model(settings_here(model="owner/other", model_dir=root))
+
+
+def test_a_head_of_another_layout_is_imported_and_says_which(root: Path, tmp_path: Path) -> None:
+    source = public_medusa().save(tmp_path / "medusa")
+    imported = run(root, "import", str(source), "--as", "mine", "--json")
+    assert imported.exit_code == 0, imported.stderr
+    assert json.loads(imported.stdout)["layout"] == "medusa"
+    refused = run(root, "export", "mine@1", str(tmp_path / "out"))
+    assert refused.exit_code == 3
+    assert "allowed to export: eagle3" in refused.stderr

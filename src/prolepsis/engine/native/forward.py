@@ -183,6 +183,12 @@ class Decoder:
         self._library.decoder_output_rows(self._at, self.place_of(ids), len(ids), rows.data_ptr())
         return rows
 
+    def embedding_rows(self, ids: Tensor) -> Tensor:  # [N] int64 -> [N, hidden] bfloat16
+        """Return rows of the target's embedding; ids are not checked."""
+        rows = torch.empty(len(ids), self.hidden, dtype=torch.bfloat16)
+        self._library.decoder_embedding_rows(self._at, address(ids, torch.int64, len(ids)), len(ids), rows.data_ptr())
+        return rows
+
     def place_of(self, ids: Tensor) -> int:
         """Return where ids of the output lie; raises `ValueError` for one that it lacks."""
         if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < self.vocab:
@@ -197,10 +203,7 @@ class Decoder:
         enter, leave, state, token, out = tensors
         count, width = enter.shape[:2]
         ids = target_ids.contiguous()
-        embeddings = torch.empty(self.vocab, self.hidden, dtype=torch.bfloat16)
-        at = address(ids, torch.int64, self.vocab)
-        self._library.decoder_embedding_rows(self._at, at, self.vocab, embeddings.data_ptr())
-        wide = embeddings.float()
+        wide = self.embedding_rows(ids).float()
         normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
         tokens = torch.matmul(normed, token.float().t()).bfloat16().contiguous()
         whole = [tensor.contiguous() for tensor in (enter, leave, state, out, output)]

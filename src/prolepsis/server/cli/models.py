@@ -128,7 +128,9 @@ def export(
 
 @app.command("import")
 def import_(
-    folder: Annotated[Path, typer.Argument(help="folder of an EAGLE-3 head in the speculators format")],
+    folder: Annotated[
+        Path, typer.Argument(help="folder of an EAGLE-3, EAGLE-1 or Medusa head, or of a model with an MTP layer")
+    ],
     name: Annotated[str, typer.Option("--as", help="NAME for its next version, or NAME@VERSION")],
     model_dir: Directory = None,
     as_json: AsJson = False,
@@ -144,9 +146,10 @@ def import_(
     entry = import_head(folder, name, root)
     fits = fitting_models(entry, root)
     if as_json:
-        print_json({**describe_drafter(entry, root), "fits": fits})
+        print_json({**describe_drafter(entry, root), "layout": entry.config.layout, "fits": fits})
         return
     stdout().print(f"{entry.label} is in {entry.folder}", soft_wrap=True)
+    note(f"layout {entry.config.layout}")
     proof = "by fingerprint" if entry.target_fingerprint else "by its sizes; it does not name its target's weights"
     note(f"fits {', '.join(fits)} ({proof})" if fits else "fits no model that is here")
     note(f"serve with it: prolepsis serve --draft-head {entry.label}")

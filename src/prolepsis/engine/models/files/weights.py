@@ -27,7 +27,7 @@ def open_checkpoint(source: ModelSource, dtype: torch.dtype = torch.bfloat16) ->
         from prolepsis.engine.models.files.gguf import open_gguf
 
         return open_gguf(opened, dtype)
-    checkpoint = Checkpoint(folder_config(opened), _folder_tensors(opened, dtype), opened)
+    checkpoint = Checkpoint(folder_config(opened), folder_tensors(opened, dtype), opened)
     both = {TIED_HEAD, EMBEDDING} <= checkpoint.tensors.keys()
     is_tied = getattr(checkpoint.config, "tie_word_embeddings", False) and both
     if is_tied and not torch.equal(checkpoint.tensor(TIED_HEAD), checkpoint.tensor(EMBEDDING)):
@@ -37,8 +37,8 @@ def open_checkpoint(source: ModelSource, dtype: torch.dtype = torch.bfloat16) ->
     return checkpoint
 
 
-def _folder_tensors(folder: Path, dtype: torch.dtype) -> Mapping[str, Tensor]:
-    """Return the tensors of a folder of safetensors files, sharded or not."""
+def folder_tensors(folder: Path, dtype: torch.dtype | None) -> Mapping[str, Tensor]:
+    """Return the tensors of a folder of safetensors files, sharded or not, in `dtype` (None: as they are stored)."""
     from safetensors import SafetensorError, safe_open
 
     files = homes(folder)
@@ -55,7 +55,7 @@ def _folder_tensors(folder: Path, dtype: torch.dtype) -> Mapping[str, Tensor]:
                 tensor: Tensor = tensors.get_tensor(name)
         except (OSError, SafetensorError) as error:
             raise ModelLoadError(f"{files[name]} is corrupt at tensor {name!r}: {error}") from error
-        return tensor.to(dtype) if tensor.is_floating_point() else tensor
+        return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
 
     return LazyMapping(files, read)
 

@@ -43,6 +43,12 @@ class Candidates:
     states: Tensor  # [L, hidden] float32: g of a token drafted after the row
 
 
+def likeliest(logits: Tensor, states: Tensor, count: int, target_ids: Tensor | None = None) -> Candidates:
+    """Return the likeliest of logits [L, D], whose tokens are `target_ids` [D] (None: the target's vocabulary)."""
+    logprobs, ids = logits.log_softmax(-1).topk(count)
+    return Candidates((ids if target_ids is None else target_ids[ids]).cpu(), logprobs.cpu(), states)
+
+
 @dataclass(frozen=True, slots=True)
 class Lookahead:
     """A head's predictions after each of L rows and for n levels (`LookaheadHead.follow` makes candidates of these)."""

@@ -1,4 +1,4 @@
-"""Import and export of draft heads: EAGLE-3 checkpoints in the speculators format, copied whole or not at all."""
+"""Import and export of draft heads, copied whole or not at all: EAGLE-3 in the speculators format, or as `foreign`."""
 
 import json
 import re
@@ -14,7 +14,6 @@ from typing import Any
 from zipfile import BadZipFile, ZipFile, ZipInfo
 
 import torch
-from torch import Tensor
 
 from prolepsis.core.errors import InvalidParameter, ModelLoadError
 from prolepsis.core.files import exclusive
@@ -22,6 +21,7 @@ from prolepsis.engine.models.files.config import llama_shaped
 from prolepsis.engine.models.files.store import open_store
 from prolepsis.engine.models.files.weights import open_checkpoint
 from prolepsis.engine.models.heads.aliases import HeadAliases, head_folder
+from prolepsis.engine.models.heads.foreign import convert_head
 from prolepsis.engine.models.heads.format import (
     CONFIG,
     WEIGHTS,
@@ -33,7 +33,7 @@ from prolepsis.engine.models.heads.format import (
     weights_checksum,
 )
 from prolepsis.engine.models.heads.levels import LEVELS, load_levels, read_report, save_levels
-from prolepsis.engine.models.heads.registry import HeadEntry, check_checksum, find_head, list_heads, misfit
+from prolepsis.engine.models.heads.registry import HeadEntry, check_checksum, check_whole, find_head, list_heads, misfit
 from prolepsis.engine.models.load import identity_of
 from prolepsis.engine.models.provenance import KEY
 from prolepsis.engine.models.targets.lean_shape import LeanShape, rope_parameters
@@ -46,8 +46,8 @@ NAME = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*)(@(?P<version>[1-9]\d*))?")
 def import_head(folder: Path, name: str, root: Path | None = None) -> HeadEntry:
     """Check the head in `folder`, copy it to the user's heads as the next version of `name`, or as NAME@VERSION.
 
-    The copy records its checksum. Raises `ModelLoadError` if the folder is not a whole EAGLE-3 head, and
-    `InvalidParameter` for a name that is invalid or taken.
+    A head of another public layout is converted. The copy records its checksum. Raises `ModelLoadError` if the folder
+    holds no whole head, and `InvalidParameter` for a name that is invalid or taken.
     """
     match = NAME.fullmatch(name)
     if match is None or match["name"] in ("auto", "none"):
@@ -61,16 +61,14 @@ def import_head(folder: Path, name: str, root: Path | None = None) -> HeadEntry:
         raise InvalidParameter(f"{match['name']}@{version} is taken; allowed: another version", param="name")
     label = f"{match['name']}@{version}"
     if not (folder / CONFIG).is_file():
-        raise ModelLoadError(
-            f"{folder} has no {CONFIG}; allowed: the folder of an EAGLE-3 head in the speculators format"
-        )
-    source = find_head(str(folder.resolve()), root)
-    check_checksum(source)
-    load_head(folder, _unread)
-    own = {"version": int(label.partition("@")[2]), "sha256": weights_checksum(folder)}
-    provenance = {"source": str(folder.resolve()), **source.config.provenance, **own}
+        raise ModelLoadError(f"{folder} has no {CONFIG}; allowed: the folder of a draft head")
     home = head_folder(root) / label
-    copy_head(source, home, {KEY: provenance})
+    with TemporaryDirectory() as converted:
+        source = find_head(str(convert_head(folder.resolve(), Path(converted))), root)
+        check_checksum(source)
+        check_whole(source)
+        own = {"version": version, "sha256": weights_checksum(source.folder)}
+        copy_head(source, home, {KEY: {"source": str(folder.resolve()), **source.config.provenance, **own}})
     return find_head(str(home), root)
 
 
@@ -138,8 +136,10 @@ def export_head(
     check_checksum(entry)
     document = json.loads((entry.folder / CONFIG).read_text())
     speculators, name = document.get("speculators_config", {}), verifier or entry.config.verifier
+    if entry.config.layout != "eagle3":
+        raise ModelLoadError(f"{entry.label} has the layout {entry.config.layout}; allowed to export: eagle3")
     if entry.config.storage.weights == weights:
-        load_head(entry.folder, _unread)
+        check_whole(entry)
         named = {**speculators.get("verifier", {}), "name_or_path": name}
         copy_head(entry, directory, {"speculators_config": {**speculators, "verifier": named}})
         return directory
@@ -160,11 +160,6 @@ def rows_of(path: Path) -> OutputRows:
     """Return what reads rows of the output head of the model at `path`."""
     checkpoint = open_checkpoint(path)
     return partial(output_rows, read_ends(checkpoint, LeanShape.from_config(checkpoint.config)))
-
-
-def _unread(ids: Tensor) -> Tensor:
-    """Stand for a target's rows where a head is only looked over."""
-    return torch.empty(len(ids), 0)
 
 
 def remove_head(name: str, root: Path | None = None) -> HeadEntry:

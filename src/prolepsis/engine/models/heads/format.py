@@ -25,6 +25,8 @@ CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 STORAGE = "prolepsis_storage"
 """Entry of the configuration of a head that only Prolepsis reads (`HeadStorage`)."""
+HeadLayout = Literal["eagle3", "eagle", "mtp", "medusa"]
+"""What a head computes, and under which names its tensors are stored."""
 WeightFormat = Literal["bf16", "q8_0"]
 Q8_0_BYTES = 34  # bytes of 32 weights in 8 bits
 OutputRows = Callable[[Tensor], Tensor]
@@ -65,6 +67,9 @@ class HeadConfig:
     storage: HeadStorage = field(default_factory=HeadStorage)
     provenance: Mapping[str, Any] = field(default_factory=dict)
     """Its training, with `target_fingerprint` if known (`engine.models.provenance`). Plain JSON values."""
+    layout: HeadLayout = "eagle3"
+    """Others are read by `foreign`: of the fields above, the layer's geometry, if they have one, counts for them."""
+    document: Mapping[str, Any] = field(default_factory=dict)  # config.json, of other layouts than EAGLE-3's
 
     @property
     def serves(self) -> frozenset[str]:
@@ -212,7 +217,8 @@ def read_config(folder: Path) -> HeadConfig:
         document = json.loads(file.read_text())
         if document.get("speculators_model_type") != "eagle3":
             raise ModelLoadError(
-                f"{file}: speculators_model_type is {document.get('speculators_model_type')!r}; allowed: 'eagle3'"
+                f"{file}: speculators_model_type is {document.get('speculators_model_type')!r}; allowed: 'eagle3', or "
+                "a head that `prolepsis models import` wrote"
             )
         return _config(document)
     except OSError as error:
@@ -229,7 +235,7 @@ def head_fault(config: HeadConfig, target: LeanShape, target_layers: int) -> str
         ours, theirs = getattr(config.shape, name), getattr(target, name)
         if ours != theirs:
             return f"its {name} size is {ours}; the target's is {theirs}"
-    if max(config.aux_layers) > target_layers:
+    if max(config.aux_layers, default=0) > target_layers:
         return f"it reads the hidden states entering layers {config.aux_layers}; the target has {target_layers} layers"
     return None
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  torch's own convention
 from torch import Tensor
 
-from prolepsis.engine.models.heads.base import SHORTLIST, Candidates, HeadInfo, Lookahead
+from prolepsis.engine.models.heads.base import SHORTLIST, Candidates, HeadInfo, Lookahead, likeliest
 from prolepsis.engine.models.heads.format import HeadConfig, HeadWeights
 from prolepsis.engine.models.heads.levels import HeadLevels, LevelWeights
 from prolepsis.engine.models.protocol import Batch, KVCache
@@ -110,10 +110,10 @@ class LeanHead:
         return PlainCache(self._kv, num_pages, self._target.dtype, self._target.device)
 
     def committed(self, batch: Batch, cache: KVCache, features: Tensor, count: int) -> Candidates:
-        return self._candidates(self.logits(batch, cache, features, None), count)
+        return likeliest(*self.logits(batch, cache, features, None), count, self._target_ids)
 
     def drafted(self, batch: Batch, cache: KVCache, states: Tensor, count: int) -> Candidates:
-        return self._candidates(self.logits(batch, cache, None, states), count)
+        return likeliest(*self.logits(batch, cache, None, states), count, self._target_ids)
 
     @torch.no_grad()
     def look_ahead(self, batch: Batch, cache: KVCache, features: Tensor, count: int) -> Lookahead:
@@ -123,7 +123,7 @@ class LeanHead:
         out, after = self._layer.ends(hidden)
         ahead = levels.ahead(hidden).flatten(0, 1)
         logits = F.linear(torch.cat([out, levels.normed(ahead)]), self._layer.weights.lm_head).float()
-        first = self._candidates((logits[: len(out)], after.float()), count)
+        first = likeliest(logits[: len(out)], after.float(), count, self._target_ids)
         shortlist = logits[len(out) :].topk(self._shortlist).indices
         return Lookahead(first, ahead.float(), shortlist, levels.entered(ahead).float())
 
@@ -165,8 +165,3 @@ class LeanHead:
         mixed = paged_attention(layer.queries(x, angles), cache, 0, plan, self._scoring)
         rows = batch.logit_rows.to(target.device)
         return layer.leave(g[rows], mixed[rows].flatten(1))
-
-    def _candidates(self, outputs: tuple[Tensor, Tensor], count: int) -> Candidates:
-        logits, states = outputs
-        logprobs, ids = logits.log_softmax(-1).topk(count)
-        return Candidates(self._target_ids[ids].cpu(), logprobs.cpu(), states)

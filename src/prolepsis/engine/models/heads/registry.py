@@ -7,21 +7,17 @@ from pathlib import Path
 from typing import ClassVar
 
 import structlog
+import torch
 
 from prolepsis.core.errors import ConfigError, ModelLoadError
 from prolepsis.engine.models.heads.aliases import HeadAliases, head_folder
 from prolepsis.engine.models.heads.base import DraftHead
-from prolepsis.engine.models.heads.format import (
-    CONFIG,
-    WEIGHTS,
-    HeadConfig,
-    head_fault,
-    load_head,
-    read_config,
-    weights_checksum,
-)
+from prolepsis.engine.models.heads.block import BlockHead, BlockLayer
+from prolepsis.engine.models.heads.foreign import HeadTensors, config_of
+from prolepsis.engine.models.heads.format import CONFIG, WEIGHTS, HeadConfig, head_fault, load_head, weights_checksum
 from prolepsis.engine.models.heads.lean import LeanHead
 from prolepsis.engine.models.heads.levels import load_levels
+from prolepsis.engine.models.heads.medusa import MedusaHead, MedusaWeights
 from prolepsis.engine.models.heads.native import NativeHead
 from prolepsis.engine.models.load import IDENTITY_DIGITS, LoadedModel
 from prolepsis.engine.models.provenance import Provenance, read_provenance
@@ -164,11 +160,26 @@ def open_head(entry: HeadEntry, target: LoadedModel) -> DraftHead:
         raise ModelLoadError(f"draft head {entry.label} does not fit {model.info.name}: {fault}")
     assert isinstance(model, NativeModel | LeanModel), "heads fit these forwards only"
     check_checksum(entry)
+    if entry.config.layout != "eagle3":
+        rows = model.embedding_rows(torch.zeros(1, dtype=torch.int64))
+        head = MedusaHead if entry.config.layout == "medusa" else BlockHead
+        return head(entry.label, entry.config, HeadTensors(entry.folder, entry.label, rows), model)
     config, weights = load_head(entry.folder, model.output_rows)
     levels = load_levels(entry.folder, config.shape.hidden)
     if isinstance(model, NativeModel):
         return NativeHead(entry.label, config, weights, model, levels)
     return LeanHead(entry.label, config, weights, model, levels)
+
+
+def check_whole(entry: HeadEntry) -> None:
+    """Raise `ModelLoadError` if tensors are missing or misshapen; output rows of the target are not needed for that."""
+    config = entry.config
+    if config.layout == "eagle3":
+        load_head(entry.folder, lambda ids: torch.empty(len(ids), 0))
+    else:
+        like = torch.empty(0, dtype=torch.bfloat16)
+        tensors = HeadTensors(entry.folder, entry.provenance.source or entry.label, like)
+        (MedusaWeights if config.layout == "medusa" else BlockLayer)(tensors, config)
 
 
 def misfit_of(entry: HeadEntry, target: LoadedModel) -> str | None:
@@ -252,5 +263,5 @@ def _entries(*roots: Path) -> Iterator[HeadEntry]:
 
 
 def _entry(folder: Path) -> HeadEntry:
-    config = read_config(folder)
+    config = config_of(folder)
     return HeadEntry(folder, config, read_provenance(config.provenance))

@@ -40,7 +40,7 @@ class LeanModel:
         reader = WeightReader(checkpoint, shape, checkpoint.tensor)
         self.ends = parts_to(reader.ends(), device)
         self.layers = [parts_to(fused(layer), device) for layer in reader.layers()]
-        self.dtype = self.ends.embedding.dtype
+        self.dtype, self.final_norm = self.ends.embedding.dtype, self.ends.final_norm
         self._inv_freq = {rope: torch.tensor(rope.inv_freq, device=device) for rope in shape.ropes}
         self._kv = [LayerKV(shape.kv_heads, shape.head_dim, shape.head_dim)] * len(shape.layers)
         self.info = ModelInfo(
@@ -87,6 +87,12 @@ class LeanModel:
     def output_rows(self, ids: Tensor) -> Tensor:  # [n, hidden]
         return output_rows(self.ends, ids)
 
+    def output_head(self) -> Tensor:  # [vocab, hidden]
+        return self.ends.embedding if self.ends.head is None else self.ends.head
+
+    def embedding_rows(self, ids: Tensor) -> Tensor:  # [n, hidden]
+        return self.ends.embedding[ids.to(self.device)]
+
     def embed(self, token_ids: Tensor) -> Tensor:  # [T, hidden]
         x = self.ends.embedding[token_ids]
         return x if self.shape.embedding_scale == 1.0 else x * self.shape.embedding_scale
@@ -97,8 +103,7 @@ class LeanModel:
 
     def logits(self, x: Tensor, vocab_size: int | None = None) -> Tensor:  # [L, vocab] float32
         """Return the logits of hidden states [L, hidden], of the first `vocab_size` tokens (None: all)."""
-        head = self.ends.embedding if self.ends.head is None else self.ends.head
-        logits = linear(rms_norm(x, self.ends.final_norm, self.shape.eps), head[:vocab_size]).float()
+        logits = linear(rms_norm(x, self.final_norm, self.shape.eps), self.output_head()[:vocab_size]).float()
         logits = logits if self.shape.logit_scale == 1.0 else logits * self.shape.logit_scale
         cap = self.shape.logit_cap  # Gemma 2 (arXiv 2408.00118, 2.2) brings values into (-cap, cap), smoothly
         return logits if cap is None else torch.tanh(logits / cap) * cap

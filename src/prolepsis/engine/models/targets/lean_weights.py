@@ -155,7 +155,10 @@ class _NameReader(WeightReader[Tensor]):
 
 
 def check_names(checkpoint: Checkpoint, shape: LeanShape) -> None:
-    """Raise `ModelLoadError` for a tensor that is missing or that is not read, before any is loaded."""
+    """Raise `ModelLoadError` for a tensor that is missing or that is not read, before any is loaded.
+
+    MTP layers are left to `heads.foreign`.
+    """
     reader = _NameReader(checkpoint, shape)
     reader.ends()
     for _ in reader.layers():
@@ -163,8 +166,11 @@ def check_names(checkpoint: Checkpoint, shape: LeanShape) -> None:
     for name in sorted(reader.names):
         if name not in checkpoint.tensors:
             raise ModelLoadError(f"{checkpoint.source} has no tensor {name!r}")
+    behind = f"model.layers.{len(shape.layers)}."
+    heads = ("mtp.", behind) if f"{behind}eh_proj.weight" in checkpoint.tensors else ("mtp.",)  # MTP layers
     # old files hold the frequencies of rotations, which follow from the configuration
-    unread = sorted(n for n in checkpoint.tensors if n not in reader.names and not n.endswith("rotary_emb.inv_freq"))
+    others = (n for n in checkpoint.tensors if not n.startswith(heads) and not n.endswith("rotary_emb.inv_freq"))
+    unread = sorted(n for n in others if n not in reader.names)
     if shape.tied and TIED_HEAD in unread:
         unread.remove(TIED_HEAD)  # `open_checkpoint` has compared it with the embedding
     if unread:

@@ -99,9 +99,8 @@ class NativeModel:
         output = ends.head or ends.embedding
         self.products = [*(("layers", *entry) for entry in layers), ("output", output.kind, math.prod(output.shape))]
         """Where, with which format of weights, and how many: the multiply-adds of a row."""
-        self.decoder.set_ends(
-            part(ends.embedding), None if ends.head is None else part(ends.head), ends.final_norm.float()
-        )
+        self.final_norm = ends.final_norm.float()  # [hidden]
+        self.decoder.set_ends(part(ends.embedding), None if ends.head is None else part(ends.head), self.final_norm)
         rounding = computation([PACKED[kind] for kind in kinds], int8=int8_activations)
         self.info = ModelInfo(
             name=name,
@@ -123,6 +122,12 @@ class NativeModel:
 
     def output_rows(self, ids: Tensor) -> Tensor:  # [n, hidden] bfloat16
         return self.decoder.output_rows(ids)
+
+    def output_head(self) -> Tensor:  # [vocab, hidden] bfloat16, a copy
+        return self.output_rows(torch.arange(self.shape.vocab))
+
+    def embedding_rows(self, ids: Tensor) -> Tensor:  # [n, hidden] bfloat16
+        return self.decoder.embedding_rows(ids)
 
     def make_cache(self, num_pages: int) -> NativeCache:
         return NativeCache(self.library, len(self.shape.layers), self.shape.kv_heads, self.shape.head_dim, num_pages)
