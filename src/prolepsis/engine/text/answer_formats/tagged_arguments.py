@@ -10,6 +10,7 @@ from prolepsis.engine.text.answer_formats.json_arguments import object_schema
 from prolepsis.engine.text.answer_formats.literal_arguments import PYTHON, LiteralRules, python_value
 from prolepsis.engine.text.answer_formats.schemas import (
     KEY_PATTERN,
+    Function,
     Schema,
     checked_choices,
     fits,
@@ -22,7 +23,7 @@ from prolepsis.engine.text.answer_formats.schemas import (
     takes_others,
     values_of,
 )
-from prolepsis.engine.text.answer_formats.tool_format import Function, lark_quoted, lark_sequence, pattern_of
+from prolepsis.engine.text.answer_formats.tool_format import lark_quoted, lark_sequence, pattern_of
 
 KEY, VALUE, IS_STRING, TYPE = "⟨key⟩", "⟨value⟩", "⟨is string⟩", "⟨type⟩"
 _PLACE = re.compile(f"({KEY}|{VALUE}|{IS_STRING}|{TYPE})")
