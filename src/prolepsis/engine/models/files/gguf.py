@@ -270,11 +270,7 @@ def unpermute(tensor: Tensor, heads: int) -> Tensor:
 def _other(file: GgufFile, architecture: str, dtype: torch.dtype) -> Checkpoint:
     """Let transformers read architectures outside the known families; all tensors are loaded at once."""
     from transformers import AutoConfig, AutoModelForCausalLM
-    from transformers.modeling_gguf_pytorch_utils import (
-        TensorProcessor,
-        get_gguf_hf_weights_map,
-        load_gguf_checkpoint,
-    )
+    from transformers.modeling_gguf_pytorch_utils import TensorProcessor, get_gguf_hf_weights_map, load_gguf_checkpoint
 
     path = file.path
     try:
