@@ -31,7 +31,7 @@ from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
 from prolepsis.engine.kv.machine import host_memory
 from prolepsis.engine.kv.memory import MemoryUse, Room, format_bytes, parse_bytes
-from prolepsis.engine.models.files.weight_bytes import bytes_per_pass
+from prolepsis.engine.models.files.described import bytes_per_pass
 from prolepsis.engine.models.load import LoadedModel, load_model
 from prolepsis.engine.models.protocol import SequenceInput, TargetModel, pack
 from prolepsis.engine.native.bandwidth import read_bandwidth

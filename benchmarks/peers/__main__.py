@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from benchmarks.peers.process import LOOP, VARIANTS, Peer, PeerLimits, PeerProcess, PeerSpec, find_peers, parse_peers
 from benchmarks.peers.report import peers_document, print_peers_report
@@ -40,12 +40,17 @@ from prolepsis.lab.measure.provenance import provenance
 from prolepsis.server.cli.engine import running
 
 
+class EndingTokenizer(ChatTokenizer, Protocol):
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]: ...
+
+
 async def measure_with_peers(  # noqa: PLR0917  # the engine with its tokenizer, and what to measure with it
     job: BenchJob,
     specs: Sequence[PeerSpec],
     threads: int,
     client: EngineClient,
-    tokenizer: ChatTokenizer,
+    tokenizer: EndingTokenizer,
     notify: Notify = note,
     loop: Path = LOOP,
 ) -> dict[str, Any]:

@@ -114,14 +114,13 @@ class Scheduler:
         grammars: Grammars | None = None,
         *,
         chunks: ChunkLimit | None = None,
-        contained: Containment | None = None,
     ) -> None:
         """`plan`: the engine's, named in the stats of requests that end; `chunks` None: they are as large as a step."""
         assert paging.pool.num_pages >= paging.pool.pages_for(limits.max_model_len), "one sequence fits the pool"
         assert min(limits.max_step_tokens, limits.max_sequences) >= 1, "a step has room for a token of a sequence"
         self.limits = limits
         self.plan = plan
-        self.contained = contained or Containment()
+        self.contained = Containment()
         self.requests: dict[str, Request] = {}
         self.running: list[SequenceState] = []
         self.waiting: list[SequenceState] = []

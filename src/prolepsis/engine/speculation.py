@@ -47,10 +47,6 @@ class Speculation:
         self._num_committed: dict[str, int] = {}  # tokens of each live sequence that the proposers know
         self._judged: list[Judged] = []
 
-    def may_draft(self, plan: SpecPlan, sequence: SequenceState, proposer: str | None = None) -> bool:
-        """Return whether any proposer, or `proposer`, may draft for the sequence, to verify or to compare."""
-        return self.decisions.may_draft(plan, sequence, proposer)
-
     def propose(self, rows: Sequence[Row], plan: SpecPlan) -> list[Row]:
         """Return the rows with drafts, to verify or to compare, where a proposer has one; others with the reason."""
         room = max(0, self._max_step_tokens - sum(row.num_tokens for row in rows))
@@ -83,11 +79,12 @@ class Speculation:
 
         Of sequences that may not draft they learn at the end, of those that pause before they draft again.
         """
+        decisions = self.decisions
         self.shadow_budget.passed(pass_s)
         for row, result in zip(rows, sampled, strict=True):
             sequence = row.sequence
             has_begun = result is not None and sequence.num_output_tokens > 0
-            if has_begun and not self.decisions.is_paused(sequence.key) and self.may_draft(plan, sequence):
+            if has_begun and not decisions.is_paused(sequence.key) and decisions.may_draft(plan, sequence):
                 if row.draft is not None:
                     path = row.draft.follow(sequence.tokens[row.start + row.num_tokens :])
                     is_weighed = sequence.request.source.speculation.mode != "always"

@@ -314,7 +314,7 @@ class Engine:
 
     def _may_draft(self, plan: SpecPlan, sequence: SequenceState, proposer: str) -> bool:
         with self.contained.of("decisions"):
-            return self.speculation.may_draft(plan, sequence, proposer)
+            return self.speculation.decisions.may_draft(plan, sequence, proposer)
         return False
 
     @timed("forward")

@@ -30,10 +30,6 @@ class StepTiming:
     def total(self) -> float:
         return sum(self.phases().values())
 
-    @property
-    def outside_forward(self) -> float:
-        return self.total - self.forward
-
 
 @dataclass(slots=True)
 class Timings:
@@ -53,11 +49,8 @@ class Timings:
         self.step = StepTiming()
 
     def finish(self, num_tokens: int, num_sequences: int) -> StepTiming:
-        self.step.num_tokens, self.step.num_sequences = num_tokens, num_sequences
-        self.add(self.step)
-        return self.step
-
-    def add(self, step: StepTiming) -> None:
+        step = self.step
+        step.num_tokens, step.num_sequences = num_tokens, num_sequences
         self.last.append(step)
         self.num_steps += 1
         totals = self.totals  # line by line: every step pays for this
@@ -69,6 +62,7 @@ class Timings:
         totals.verify += step.verify
         totals.commit += step.commit
         totals.learn += step.learn
+        return step
 
 
 class Timed(Protocol):

@@ -14,6 +14,7 @@ from prolepsis.engine.drafting.call_watch import CallWatch, WatchedCall
 
 _WORKING = 0.001
 """Of the time after which a step is stuck: with so much processor time in it, a step is at work, and not waiting."""
+_PERIOD_S = 0.02
 _SUSPENDED_S = 1.0
 """A sleep of the watchdog that takes this much longer than asked for: the process, or its machine, stood still."""
 
@@ -127,7 +128,6 @@ class Watchdog:
         *,
         replace: Callable[[WatchedCall], None],
         give_up: Callable[[EngineDead], None],
-        period_s: float = 0.02,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`replace` starts another thread for the engine, `give_up` ends its requests; both are called from here.
@@ -139,7 +139,6 @@ class Watchdog:
         self._steps = steps
         self._replace = replace
         self._give_up = give_up
-        self._period_s = period_s
         self._stopped = threading.Event()
         self.gave_up = False  # a step was stuck: the engine's thread is not waited for any more
 
@@ -164,8 +163,8 @@ class Watchdog:
     def sleep(self, wait: Callable[[float], object]) -> None:
         """Wait for a period, and discount what it took too long."""
         began = self._clock()
-        wait(self._period_s)
-        late_s = self._clock() - began - self._period_s
+        wait(_PERIOD_S)
+        late_s = self._clock() - began - _PERIOD_S
         if late_s > _SUSPENDED_S:
             log.warning("process_suspended", seconds=round(late_s, 1))
             self._steps.discount(late_s)

@@ -47,7 +47,7 @@ def test_the_principal_chain_is_followed_to_the_bonus_token() -> None:
     assert result == VerifyResult((1, 2, 3, 0), (0, 1, 2))
     assert visited == [ROOT, 0, 1, 2]
     assert result.rows == (0, 1, 2, 3)
-    assert result.num_accepted == 3
+    assert len(result.path) == 3
     assert not result.last_was_drafted
 
 
@@ -65,7 +65,7 @@ def test_a_token_of_another_branch_is_not_a_child() -> None:
 def test_a_drafted_end_token_ends_the_walk_inclusive() -> None:
     result = verify(chain((1, 2, 3), "test"), lambda node: node + 2, ends=frozenset({2}))
     assert result == VerifyResult((1, 2), (0,), end_token=2, last_was_drafted=True)
-    assert (result.num_accepted, result.last_was_drafted) == (1, True)
+    assert (len(result.path), result.last_was_drafted) == (1, True)
 
 
 def test_an_end_token_that_was_not_drafted() -> None:

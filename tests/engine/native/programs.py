@@ -1,13 +1,14 @@
 """Small C++ programs around the kernels, compiled for each instruction set that this processor runs."""
 
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 from prolepsis_kernels import SOURCES, declared
 
-from prolepsis.engine.native.build import build_key, built, compiler_missing, run_compiler
+from prolepsis.engine.native.build import built, compiler_missing, run_compiler
 from prolepsis.engine.native.processor import instruction_sets, processor_flags
 
 HERE = Path(__file__).parent
@@ -35,10 +36,6 @@ def output_of(source: str, instructions: str, *, emulated: bool = False, runner:
     def compile_program(target: Path) -> None:
         run_compiler([*flags, f"-I{SOURCES}", f"-I{HERE}", str(HERE / source), "-o", str(target)])
 
-    program = built(Path(source).stem, build_key([source, *flags], _sources()), compile_program)
+    sources = [file.read_text() for folder in (SOURCES, HERE) for file in sorted(folder.glob("*.[hc]*"))]
+    program = built(Path(source).stem, sha256(repr([source, flags, sources]).encode()).hexdigest(), compile_program)
     return subprocess.run([*runner, str(program)], capture_output=True, text=True, check=False).stdout.strip()
-
-
-def _sources() -> Iterator[Path]:
-    for folder in (SOURCES, HERE):
-        yield from folder.glob("*.[hc]*")

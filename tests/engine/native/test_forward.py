@@ -11,9 +11,8 @@ from prolepsis.engine.models.heads.native import NativeHead
 from prolepsis.engine.models.protocol import Batch, SequenceInput, pack
 from prolepsis.engine.models.targets.lean_shape import LeanShape
 from prolepsis.engine.models.targets.native import NativeModel, pass_input
-from prolepsis.engine.native.decoder import pick_decoder
+from prolepsis.engine.native.decoder import PackedLinear, pick_decoder
 from prolepsis.engine.native.forward import NativeTreeParams, NativeTreeSpec
-from prolepsis.engine.native.linear import PackedLinear
 from tests.engine.models.kernels import NEEDS_KERNELS
 from tests.engine.models.random_heads import random_head, random_levels
 from tests.engine.models.tiny import rounded

@@ -26,7 +26,7 @@ from prolepsis.engine.kv.machine import memory_of
 from prolepsis.engine.kv.memory import MemoryUse, PageShape, Room, parse_bytes, plan_pages
 from prolepsis.engine.memory import context_length, warn_of_cut
 from prolepsis.engine.models.files.config import for_transformers
-from prolepsis.engine.models.files.described import described
+from prolepsis.engine.models.files.described import described, least_loaded_bytes
 from prolepsis.engine.models.files.export import export_model
 from prolepsis.engine.models.files.generation_config import generation_eos, json_object, token_ids
 from prolepsis.engine.models.files.identity import weights_identity
@@ -35,7 +35,6 @@ from prolepsis.engine.models.files.recommended_sampling import default_sampling
 from prolepsis.engine.models.files.source import open_model
 from prolepsis.engine.models.files.store import resolve
 from prolepsis.engine.models.files.tokenizer_files import load_tokenizer
-from prolepsis.engine.models.files.weight_bytes import least_loaded_bytes
 from prolepsis.engine.models.files.weights import folder_config
 from prolepsis.engine.models.load import pick_device
 from prolepsis.engine.models.targets.lean_shape import max_positions

@@ -121,7 +121,7 @@ def take_profile(config: EngineConfig, *, fresh: bool, with_limit: bool = False)
 
 
 def _limit(model: "TargetModel", path: Path, threads: int, curve: "CostCurve") -> MachineLimit | None:
-    from prolepsis.engine.models.files.weight_bytes import bytes_per_pass
+    from prolepsis.engine.models.files.described import bytes_per_pass
     from prolepsis.engine.models.targets.native import NativeModel
     from prolepsis.engine.native.bandwidth import multiply_rate, read_bandwidth
     from prolepsis.engine.profile import long_passes

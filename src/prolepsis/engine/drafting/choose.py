@@ -66,11 +66,10 @@ class ProposerSet:
         clock: Callable[[], float] = time.perf_counter,
         *,
         watch: CallWatch | None = None,
-        explore: Explore | None = None,
     ) -> None:
         """`watch`: what bounds the calls of proposers; None: nothing does."""
         self.watch = watch or CallWatch()
-        self.explore = explore or Explore()
+        self.explore = Explore()
         """The budget of calls that are not expected to pay; the engine's, so that `Payback` takes from it too."""
         self.names = tuple(proposer.name for proposer in proposers)
         assert len(set(self.names)) == len(self.names), "proposers have different names"

@@ -1,10 +1,12 @@
 """Shadow drafts: compared with the tokens that plain decoding emits, never verified, to count what they would gain."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from prolepsis.engine.drafting.draft import ROOT, Draft
 
 
+@dataclass(slots=True)
 class ShadowDraft:
     """The one draft of a sequence in shadow that is still compared, and how far the emitted tokens followed it.
 
@@ -12,11 +14,8 @@ class ShadowDraft:
     emitted that token too. So drafts made one after another are those that verification would have seen.
     """
 
-    __slots__ = ("draft", "path")
-
-    def __init__(self, draft: Draft) -> None:
-        self.draft = draft
-        self.path: list[int] = []  # nodes of the draft whose tokens were emitted, from the root down
+    draft: Draft
+    path: list[int] = field(default_factory=list)  # its nodes whose tokens were emitted, from the root down
 
     def follow(self, tokens: Sequence[int]) -> bool:
         """Process the tokens just emitted; return whether the draft is decided: by the first token that leaves it."""

@@ -55,10 +55,6 @@ class VerifyResult:
     fault: GrammarFailed | None = None  # the sequence's grammar gave up behind these tokens; there may be none
 
     @property
-    def num_accepted(self) -> int:
-        return len(self.path)
-
-    @property
     def rows(self) -> tuple[int, ...]:
         """Row of the logits that each emitted token was picked from."""
         return (self.first_row, *(self.first_row + 1 + node for node in self.path))

@@ -16,7 +16,7 @@ from prolepsis.core.requests import SamplingDefaults
 from prolepsis.engine.kv.machine import memory_of
 from prolepsis.engine.kv.memory import MemoryUse, Room
 from prolepsis.engine.models.files.checkpoint import Checkpoint
-from prolepsis.engine.models.files.described import described
+from prolepsis.engine.models.files.described import described, least_loaded_bytes
 from prolepsis.engine.models.files.identity import weights_identity
 from prolepsis.engine.models.files.naming import model_name
 from prolepsis.engine.models.files.recommended_sampling import default_sampling
@@ -24,7 +24,6 @@ from prolepsis.engine.models.files.source import ModelSource, open_model
 from prolepsis.engine.models.files.store import resolve
 from prolepsis.engine.models.files.stored import Q4_1, Q8_0, quantised
 from prolepsis.engine.models.files.tokenizer_files import load_tokenizer
-from prolepsis.engine.models.files.weight_bytes import least_loaded_bytes
 from prolepsis.engine.models.files.weights import open_checkpoint
 from prolepsis.engine.models.protocol import TargetModel
 from prolepsis.engine.models.targets.general import GeneralModel

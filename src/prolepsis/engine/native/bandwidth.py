@@ -5,7 +5,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-from numpy.typing import NDArray
 
 SECONDS = 0.3  # how long is measured, at least two passes
 
@@ -16,7 +15,8 @@ def read_bandwidth(num_bytes: int, threads: int, seconds: float = SECONDS) -> fl
     As many bytes as the weights have, so that a cache that holds those holds these too.
     """
     parts = [np.ones(max(1, num_bytes // 8 // threads), np.int64) for _ in range(threads)]
-    return sum(part.nbytes for part in parts) / _fastest(lambda thread: _read(parts[thread]), threads, seconds)
+    least_s = _fastest(lambda thread: int(parts[thread].max()), threads, seconds)  # in wide registers, without the lock
+    return sum(part.nbytes for part in parts) / least_s
 
 
 def multiply_rate(multiply: Callable[[], int], threads: int, seconds: float = SECONDS) -> float:
@@ -34,7 +34,3 @@ def _fastest(work: Callable[[int], int], threads: int, seconds: float) -> float:
             list(pool.map(work, range(threads)))
             fastest = min(fastest, time.perf_counter() - started)
     return fastest
-
-
-def _read(numbers: NDArray[np.int64]) -> int:
-    return int(numbers.max())  # in wide registers, without the interpreter's lock

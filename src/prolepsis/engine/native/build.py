@@ -7,7 +7,7 @@ import shlex
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -61,17 +61,9 @@ def compilable(spec: "BuildSpec") -> Path:
 
 
 def _key_of(spec: "BuildSpec") -> str:
-    return build_key((spec.sources_hash, *spec.options, *spec.files, *spec.links), ())
-
-
-def build_key(parts: Iterable[str], sources: Iterable[Path]) -> str:
-    """Return a hash, in hexadecimal, of options, sources and kind of machine."""
-    digest = hashlib.sha256()
-    for part in (*parts, platform.machine()):
-        digest.update(part.encode() + b"\0")
-    for source in sorted(sources):
-        digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
-    return digest.hexdigest()
+    """Return a hash, in hexadecimal, of sources, options and kind of machine."""
+    parts = (spec.sources_hash, *spec.options, *spec.files, *spec.links, platform.machine())
+    return hashlib.sha256("".join(f"{part}\0" for part in parts).encode()).hexdigest()
 
 
 def _kept(name: str, key: str) -> Path:

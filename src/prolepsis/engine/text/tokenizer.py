@@ -8,11 +8,21 @@ from prolepsis.engine.text.answer_formats.formats import AnswerFormats
 from prolepsis.engine.text.named_tokens import FillMarks
 
 
-class Tokenizer(Protocol):
-    """Text to token ids and back. Safe to use from several threads."""
+class ChatTokenizer(Protocol):
+    """The part of a tokenizer that commands take."""
 
     @property
     def chat_template(self) -> str | None: ...
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
+
+    def apply_chat_template(self, messages: Sequence[Mapping[str, object]]) -> list[int]: ...
+
+
+class Tokenizer(ChatTokenizer, Protocol):
+    """Text to token ids and back. Safe to use from several threads."""
 
     @property
     def formats(self) -> AnswerFormats:
@@ -25,10 +35,6 @@ class Tokenizer(Protocol):
     @property
     def fill_marks(self) -> FillMarks | None:
         """None: the model fills no middle."""
-
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
-
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return a token's own bytes, which may be a part of a character; control tokens have those of their name."""
@@ -55,22 +61,6 @@ class VerbatimDecoder:
 
     def decode(self, token_ids: Sequence[int], /, *, skip_special_tokens: bool = False) -> str:
         return self._tokenizer.decode(token_ids, skip_special_tokens=False)
-
-
-class ChatTokenizer(Protocol):
-    """The part of a tokenizer that commands take."""
-
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]: ...
-
-    @property
-    def chat_template(self) -> str | None: ...
-
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
-
-    def apply_chat_template(self, messages: Sequence[Mapping[str, object]]) -> list[int]: ...
-
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
 
 
 def encode_message(text: str, tokenizer: ChatTokenizer, *, system: str | None = None) -> list[int]:

@@ -25,13 +25,7 @@ from prolepsis.core.terminal.output import note, print_json, print_table, stderr
 from prolepsis.core.traffic_sums import LEAST_REQUESTS
 from prolepsis.core.units import duration
 from prolepsis.lab.bench import until_ready
-from prolepsis.lab.check.answers import (
-    ComparedAnswers,
-    answer_length,
-    engine_answers,
-    server_answers,
-    turns,
-)
+from prolepsis.lab.check.answers import ComparedAnswers, answer_length, engine_answers, server_answers, turns
 from prolepsis.lab.check.verdict import KnownSoFar, gains
 from prolepsis.lab.doctor.checks import Facts, all_checks
 from prolepsis.lab.measure.prompts import EncodedPrompt, load_prompts

@@ -25,8 +25,7 @@ from prolepsis.lab.measure.arrivals import TrafficLoad, arriving, in_flight
 from prolepsis.lab.measure.contenders import Notify
 from prolepsis.lab.measure.prompts import EncodedPrompt
 from prolepsis.lab.rehearsal.advice import FEWEST_REQUESTS
-from prolepsis.lab.rehearsal.record import BlockNumbers, trace_line
-from prolepsis.lab.rehearsal.trace import Trace, TraceLine
+from prolepsis.lab.rehearsal.trace import BlockNumbers, Trace, TraceLine, trace_line
 from prolepsis.lab.virtual_engine.machine import Machine
 from prolepsis.lab.virtual_engine.measure import MeasuredSteps, StepMeter
 

@@ -1,10 +1,13 @@
-"""Traces: our recordings, and the formats of Mooncake, Azure, BurstGPT, AIPerf and GuideLLM, without drafts."""
+"""Traces: our recordings, and the formats of Mooncake, Azure, BurstGPT, AIPerf and GuideLLM, without drafts.
+
+A recording has times, lengths, numbers of blocks and drafts of requests, and no text.
+"""
 
 import csv
 import gzip
 import json
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -16,7 +19,9 @@ from prolepsis.core.errors import ConfigError
 from prolepsis.core.facts import RequestFacts, traffic_class_of
 from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.core.recorded_draft import RecordedDraft
-from prolepsis.core.requests import SpecMode
+from prolepsis.core.requests import GenerateRequest, SpecMode
+from prolepsis.core.stats import RequestStats
+from prolepsis.engine.kv.pages import extend_hashes
 
 FORMAT = "prolepsis-trace/1"
 _MOONCAKE_BLOCK = 512
@@ -100,15 +105,51 @@ class Trace:
         return replace(self, lines=tuple(given(line) for line in self.lines))
 
 
+@dataclass(slots=True)
+class BlockNumbers:
+    """Numbers blocks in the order in which they come; equal numbers end equal texts of one scope."""
+
+    _numbers: dict[bytes, int] = field(default_factory=dict)
+
+    def of(self, tokens: Sequence[int], scope: str) -> tuple[int, ...]:
+        """Return the number of each full block."""
+        hashes: list[bytes] = []
+        extend_hashes(hashes, tokens, PAGE_SIZE, scope, len(tokens) // PAGE_SIZE)
+        return tuple(self._numbers.setdefault(digest, len(self._numbers)) for digest in hashes)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+
+def trace_line(
+    request: GenerateRequest, tokens: Sequence[int], stats: RequestStats, blocks: BlockNumbers, at: float
+) -> TraceLine:
+    """Return a request that ended with these tokens as its answer; `at` is its arrival in the trace."""
+    whole, waited_s = [*request.prompt_token_ids, *tokens], stats.receive_s + stats.waited_s
+    first_s = stats.first_token_s if stats.first_token_s is not None else stats.total_s
+    return TraceLine(
+        at=at,
+        prompt=len(request.prompt_token_ids),
+        output=len(tokens),
+        blocks=blocks.of(whole, request.cache_salt),
+        temperature=request.params.temperature,
+        measured=MeasuredTimes(
+            first_token_s=waited_s + first_s, total_s=waited_s + stats.total_s, num_steps=stats.num_steps
+        ),
+        drafts={name: tuple(drafts) for name, drafts in stats.drafts.items()},
+    )
+
+
 def read_trace(path: Path) -> Trace:
     """Return the trace of a file, whose first line says its format; raises `ConfigError` for any other."""
     try:
         with _opened(path) as file:
             first = file.readline()
-            read = _reader(first, path)
-            return read(first, file)
+            read, facts = _reader(first, path)
+            lines = sorted(read(first, file), key=lambda line: line.at)
     except (OSError, ValueError, KeyError, TypeError, msgspec.MsgspecError) as error:
         raise ConfigError(f"{path} is no trace: {error}", param="trace") from error
+    return Trace(lines=tuple(replace(line, at=line.at - lines[0].at) for line in lines), **facts)
 
 
 def write_trace(path: Path, trace: Trace) -> None:
@@ -137,102 +178,72 @@ def _opened(path: Path) -> TextIO:
     return path.open(encoding="utf-8")
 
 
-_Read = Callable[[str, Iterable[str]], Trace]
+_Read = Callable[[str, Iterable[str]], Iterable[TraceLine]]
+"""Returns the requests of a file, by its first line and the rest."""
 
 
-def _reader(first: str, path: Path) -> _Read:
+def _reader(first: str, path: Path) -> tuple[_Read, Mapping[str, Any]]:
+    """Return what reads the requests, and the facts of the whole trace."""
     if first.strip() == "{" or '"benchmarks":' in first:  # one document
-        return _guidellm
+        return _guidellm, {}
     if first.startswith("{"):
         given = json.loads(first)
         if given.get("format") == FORMAT:
-            return _ours
+            block_size, machine = int(given["block_size"]), str(given["machine"])
+            return _ours, {"block_size": block_size, "machine": machine, "at_once": given.get("at_once")}
         if "input_length" in given:
-            return _mooncake
+            return _mooncake, {"block_size": _MOONCAKE_BLOCK}
         if "metadata" in given:
-            return _aiperf
-    columns = tuple(first.strip().split(","))
+            return _aiperf, {}
+    columns = set(first.strip().split(","))
     for expected, read in _CSV.items():
-        if set(expected) <= set(columns):
-            return read
+        if columns.issuperset(expected):
+            return read, {}
     known = f"a line with format {FORMAT}, of Mooncake or AIPerf, a report of GuideLLM, or columns of Azure or BurstGPT"
     raise ConfigError(f"{path} begins with {first[:80]!r}; allowed: {known}", param="trace")
 
 
-def _ours(first: str, rest: Iterable[str]) -> Trace:
-    head = json.loads(first)
-    decode = msgspec.json.Decoder(TraceLine).decode
-    return Trace(
-        lines=_in_order(decode(line) for line in rest),
-        block_size=int(head["block_size"]),
-        machine=str(head["machine"]),
-        at_once=head.get("at_once"),
-    )
+def _ours(first: str, rest: Iterable[str]) -> Iterable[TraceLine]:
+    return map(msgspec.json.Decoder(TraceLine).decode, rest)
 
 
-def _mooncake(first: str, rest: Iterable[str]) -> Trace:
-    def line(text: str) -> TraceLine:
-        given = json.loads(text)
-        hashes = tuple(given.get("hash_ids", ()))
-        return TraceLine(
-            at=given["timestamp"] / 1000.0, prompt=given["input_length"], output=given["output_length"], blocks=hashes
-        )
-
-    return Trace(lines=_in_order(line(text) for text in (first, *rest)), block_size=_MOONCAKE_BLOCK)
+def _mooncake(first: str, rest: Iterable[str]) -> Iterator[TraceLine]:
+    for given in map(json.loads, (first, *rest)):
+        at, hashes = given["timestamp"] / 1000.0, tuple(given.get("hash_ids", ()))
+        yield TraceLine(at=at, prompt=given["input_length"], output=given["output_length"], blocks=hashes)
 
 
-def _aiperf(first: str, rest: Iterable[str]) -> Trace:
+def _aiperf(first: str, rest: Iterable[str]) -> Iterator[TraceLine]:
     """Read the records of a run (`profile_export.jsonl`): lengths as the server told them, else as AIPerf counts."""
-
-    def line(text: str) -> TraceLine:
-        given = json.loads(text)
+    for given in map(json.loads, (first, *rest)):
+        if given.get("error"):
+            continue
         sizes = {name: int(entry["value"]) for name, entry in given["metrics"].items() if entry.get("unit") == "tokens"}
-        return TraceLine(
+        yield TraceLine(
             at=given["metadata"]["request_start_ns"] / 1e9,
             prompt=sizes.get("usage_prompt_tokens") or sizes["input_sequence_length"],
             output=sizes.get("usage_completion_tokens") or sizes["output_sequence_length"],
         )
 
-    begun = (text for text in (first, *rest) if not json.loads(text).get("error"))
-    return Trace(lines=_in_order(line(text) for text in begun))
 
-
-def _guidellm(first: str, rest: Iterable[str]) -> Trace:
+def _guidellm(first: str, rest: Iterable[str]) -> Iterator[TraceLine]:
     """Read the requests of a report that were answered, of all its benchmarks."""
-    report = json.loads("".join((first, *rest)))
-    lines = (
-        TraceLine(at=request["request_start_time"], prompt=request["prompt_tokens"], output=request["output_tokens"])
-        for benchmark in report["benchmarks"]
-        for request in benchmark["requests"]["successful"]
-    )
-    return Trace(lines=_in_order(lines))
+    for benchmark in json.loads("".join((first, *rest)))["benchmarks"]:
+        for request in benchmark["requests"]["successful"]:
+            at, prompt = request["request_start_time"], request["prompt_tokens"]
+            yield TraceLine(at=at, prompt=prompt, output=request["output_tokens"])
 
 
-def _azure(first: str, rest: Iterable[str]) -> Trace:
-    def line(row: Mapping[str, str]) -> TraceLine:
+def _azure(first: str, rest: Iterable[str]) -> Iterator[TraceLine]:
+    for row in csv.DictReader((first, *rest)):
         at = datetime.fromisoformat(row["TIMESTAMP"][:26]).timestamp()
-        return TraceLine(at=at, prompt=int(row["ContextTokens"]), output=max(1, int(row["GeneratedTokens"])))
-
-    return Trace(lines=_in_order(line(row) for row in _rows(first, rest)))
+        yield TraceLine(at=at, prompt=int(row["ContextTokens"]), output=max(1, int(row["GeneratedTokens"])))
 
 
-def _burst_gpt(first: str, rest: Iterable[str]) -> Trace:
-    def line(row: Mapping[str, str]) -> TraceLine:
-        at, output = float(row["Timestamp"]), int(row["Response tokens"])
-        return TraceLine(at=at, prompt=max(1, int(row["Request tokens"])), output=output)
-
-    lines = (line(row) for row in _rows(first, rest))
-    return Trace(lines=_in_order(entry for entry in lines if entry.output))  # none: the request failed
-
-
-def _rows(first: str, rest: Iterable[str]) -> Iterator[Mapping[str, str]]:
-    return csv.DictReader((first, *rest))
-
-
-def _in_order(lines: Iterable[TraceLine]) -> tuple[TraceLine, ...]:
-    """Return lines in order of arrival, the first at 0."""
-    ordered = sorted(lines, key=lambda line: line.at)
-    return tuple(replace(line, at=line.at - ordered[0].at) for line in ordered)
+def _burst_gpt(first: str, rest: Iterable[str]) -> Iterator[TraceLine]:
+    for row in csv.DictReader((first, *rest)):
+        if output := int(row["Response tokens"]):  # none: the request failed
+            yield TraceLine(at=float(row["Timestamp"]), prompt=max(1, int(row["Request tokens"])), output=output)
 
 
 _CSV: Mapping[tuple[str, ...], _Read] = {

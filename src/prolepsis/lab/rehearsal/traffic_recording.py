@@ -20,8 +20,7 @@ from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.ended import Keep, PromptEnded, RequestAbout, RequestEnded
 from prolepsis.core.recording import recording
 from prolepsis.core.requests import GenerateRequest
-from prolepsis.lab.rehearsal.record import BlockNumbers, trace_line
-from prolepsis.lab.rehearsal.trace import Trace, TraceLine, head_text, line_text
+from prolepsis.lab.rehearsal.trace import BlockNumbers, Trace, TraceLine, head_text, line_text, trace_line
 
 MOST_BYTES, _BLOCK_BYTES = 64 * 2**20, 128
 """Memory at which a recording ends, and what of it the number of a block takes."""

@@ -50,11 +50,11 @@ def _is_fed(row: Row) -> bool:
     return row.start < sequence.num_prompt_tokens or sequence.request.source.speculation.enabled
 
 
+@dataclass(slots=True)
 class VirtualClock:
     """Seconds that pass when told to."""
 
-    def __init__(self, now: float = 0.0) -> None:
-        self.now = now
+    now: float = 0.0
 
     def __call__(self) -> float:
         return self.now

@@ -188,18 +188,16 @@ def _pass_row(work: PassWork, knots: Sequence[int]) -> list[float]:
 def _with_host(machine: Machine, steps: Sequence[StepSample]) -> Machine:
     """Return the machine with what steps take outside their passes and the calls of proposers."""
     takers = [name for name, cost in machine.proposers.items() if cost.takes_states]
-    step, row, token, draft, states, state = (
-        _fitted([_host_row(sample.work) for sample in steps], [sample.host_ms for sample in steps]) or [0.0] * 6
-    )
+    rows = [
+        (1.0, work.num_sequences, work.num_logits, work.num_drafts, float(work.num_fed > 0), work.num_fed)
+        for work in (sample.work for sample in steps)
+    ]
+    step, row, token, draft, states, state = _fitted(rows, [sample.host_ms for sample in steps]) or [0.0] * 6
     proposers = {
         name: replace(cost, states_ms=states / len(takers), state_ms=state / len(takers)) if name in takers else cost
         for name, cost in machine.proposers.items()
     }
     return replace(machine, step_ms=step, row_ms=row, token_ms=token, draft_ms=draft, proposers=proposers)
-
-
-def _host_row(work: PassWork) -> list[float]:
-    return [1.0, work.num_sequences, work.num_logits, work.num_drafts, float(work.num_fed > 0), work.num_fed]
 
 
 def _scatter(machine: Machine, steps: Sequence[StepSample]) -> tuple[tuple[float, ...], ...]:

@@ -21,8 +21,7 @@ from prolepsis.core.recorded_draft import RecordedDraft
 from prolepsis.core.traffic_sums import ratio
 from prolepsis.engine.drafting.proposers.prompt_lookup import NgramIndex
 from prolepsis.engine.text.tokenizer import Tokenizer
-from prolepsis.lab.rehearsal.record import BlockNumbers
-from prolepsis.lab.rehearsal.trace import MeasuredTimes, TraceLine, read_trace
+from prolepsis.lab.rehearsal.trace import BlockNumbers, MeasuredTimes, TraceLine, read_trace
 from prolepsis.server.preparing.asked import tool_use
 from prolepsis.server.preparing.bodies import ChatBody
 from prolepsis.server.preparing.conversation import chat_tokens

@@ -42,9 +42,9 @@ def facts_of_path(path: Path, settings: Settings) -> dict[str, object]:
 
 def _facts_of_files(given: str, path: Path, settings: Settings) -> dict[str, object]:
     """Return what the files say; of files that cannot be read nothing: they are shown without."""
+    from prolepsis.engine.models.files.described import weights_by_format
     from prolepsis.engine.models.files.recommended_sampling import default_sampling
     from prolepsis.engine.models.files.source import open_model
-    from prolepsis.engine.models.files.weight_bytes import weights_by_format
     from prolepsis.engine.models.files.weights import open_checkpoint
 
     try:
@@ -83,7 +83,7 @@ def _forms_of_answers(source: "ModelSource", settings: Settings) -> dict[str, ob
 
 def _limit(path: Path, settings: Settings) -> dict[str, object]:
     """Return the bytes of a pass, what this machine's cores read in a second, and the tokens that follow from both."""
-    from prolepsis.engine.models.files.weight_bytes import bytes_per_pass
+    from prolepsis.engine.models.files.described import bytes_per_pass
     from prolepsis.engine.native.bandwidth import read_bandwidth
     from prolepsis.engine.native.processor import default_threads
 

@@ -10,7 +10,7 @@ from prolepsis.core.requests import GrammarSpec
 from prolepsis.engine.text.answer_formats.fenced import Fits
 from prolepsis.engine.text.answer_formats.formats import AnswerFormats
 from prolepsis.engine.text.answer_formats.json_arguments import object_schema
-from prolepsis.engine.text.answer_formats.tool_format import Function
+from prolepsis.engine.text.answer_formats.schemas import Function
 from prolepsis.engine.text.grammar.references import rooted
 from prolepsis.engine.text.grammar.relaxed import AT_THE_END, held_form, named
 from prolepsis.engine.text.grammar.relaxed import named as warned

@@ -13,7 +13,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from prolepsis.core.config import DEFAULT_MODEL, EngineConfig
 from prolepsis.core.errors import ModelLoadError
 from prolepsis.core.requests import SamplingDefaults
-from prolepsis.engine.models.files.config import READ_HERE, llama_shaped
+from prolepsis.engine.models.files.config import READ_HERE, for_transformers, llama_shaped
 from prolepsis.engine.models.files.config_keys import refuse_sizes, refuse_unread
 from prolepsis.engine.models.files.generation_config import FILE, generation_eos, generation_sampling
 from prolepsis.engine.models.files.recommended_sampling import default_sampling
@@ -52,7 +52,7 @@ def same(stated: dict[str, Any]) -> None:
     ours, theirs = llama_shaped(stated), AutoConfig.for_model(**stated)
     assert shape_or_fault(ours) == shape_or_fault(theirs)
     assert ours.eos_token_id == theirs.eos_token_id
-    assert shape_or_fault(ours.to_transformers()) == shape_or_fault(theirs)
+    assert shape_or_fault(for_transformers(ours)) == shape_or_fault(theirs)
 
 
 @pytest.mark.parametrize("left_out", [None, *OPTIONAL])

@@ -12,10 +12,9 @@ import pytest
 from prolepsis.core.errors import ModelLoadError
 from prolepsis.core.files import sha256_of
 from prolepsis.core.model_files import ModelFiles
-from prolepsis.engine.models.files.described import described
+from prolepsis.engine.models.files.described import bytes_per_pass, described, least_loaded_bytes
 from prolepsis.engine.models.files.quality import MeasuredQuality, measured_quality, record_quality
 from prolepsis.engine.models.files.source import open_model
-from prolepsis.engine.models.files.weight_bytes import bytes_per_pass, least_loaded_bytes
 from tests.engine.models.files.gguf_files import write_gguf, write_parts
 from tests.engine.models.tiny import BASE, save_tiny
 

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from prolepsis.core.errors import ModelLoadError
 from prolepsis.engine.models.files.checkpoint import fit
-from prolepsis.engine.models.files.config import LlamaShapedConfig
+from prolepsis.engine.models.files.config import LlamaShapedConfig, for_transformers
 from prolepsis.engine.models.files.export import export_model
 from prolepsis.engine.models.files.gguf import GgufWeights, unpermute
 from prolepsis.engine.models.files.gguf_file import GgufFile
@@ -68,7 +68,7 @@ def test_gemma3_needs_nothing_of_transformers(tmp_path: Path) -> None:
     write_gguf(tmp_path / "model.gguf", model, "gemma3")
     config = open_checkpoint(tmp_path / "model.gguf").config
     assert isinstance(config, LlamaShapedConfig)
-    assert LeanShape.from_config(config) == LeanShape.from_config(config.to_transformers())
+    assert LeanShape.from_config(config) == LeanShape.from_config(for_transformers(config))
 
 
 def test_quantised_matrices_come_dequantised(tmp_path: Path) -> None:

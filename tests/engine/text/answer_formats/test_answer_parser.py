@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from prolepsis.engine.text.answer_formats.answer_parser import AnswerParser
 from prolepsis.engine.text.answer_formats.call_reader import Piece
 from prolepsis.engine.text.answer_formats.formats import REASONING_FORMATS, THINK, AnswerFormats, Thinking
+from prolepsis.engine.text.answer_formats.schemas import Function
 from prolepsis.engine.text.answer_formats.table import TOOL_FORMATS
-from prolepsis.engine.text.answer_formats.tool_format import Call, Function
+from prolepsis.engine.text.answer_formats.tool_format import Call
 from tests.engine.text.answer_formats.reading import read_all
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": [1, "}</tool_call>\\""], "b": {}}}\n</tool_call>'

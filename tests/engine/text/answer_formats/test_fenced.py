@@ -11,8 +11,8 @@ from prolepsis.engine.text.answer_formats.answer_parser import AnswerParser
 from prolepsis.engine.text.answer_formats.call_reader import JsonCall
 from prolepsis.engine.text.answer_formats.fenced import skeletons
 from prolepsis.engine.text.answer_formats.formats import THINK, AnswerFormats, Thinking
+from prolepsis.engine.text.answer_formats.schemas import Function
 from prolepsis.engine.text.answer_formats.table import HERMES, TOOL_FORMATS
-from prolepsis.engine.text.answer_formats.tool_format import Function
 from tests.engine.text.answer_formats.reading import Read, read_all
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}

@@ -29,11 +29,11 @@ class SyntheticProposer(Proposer):
     name = SYNTHETIC
     free = True
 
-    def __init__(self, rates: Sequence[float], seed: int = 0) -> None:
+    def __init__(self, rates: Sequence[float]) -> None:
         """`rates`: the chance of each place of a draft; one is for all."""
         log.warning("drafts_are_synthetic", rates=list(rates), reason="figures here are those of no real proposer")
         self._rates = tuple(rates)
-        self._chance = random.Random(seed)
+        self._chance = random.Random(0)
         self._answers: dict[tuple[object, ...], Sequence[int]] = {}
 
     def propose(self, sequences: Sequence[SequenceView], limits: Sequence[int]) -> list[Draft | None]:

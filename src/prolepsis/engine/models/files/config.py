@@ -18,7 +18,7 @@ _SCALED_FROM_LENGTH = ("llama3", "yarn")  # rope types whose formula takes the c
 
 
 class LlamaShapedConfig(BaseModel):
-    """The fields of config.json under their own names; further ones are kept for `to_transformers`."""
+    """The fields of config.json under their own names; further ones are kept for transformers."""
 
     model_config = ConfigDict(extra="allow", frozen=True, protected_namespaces=())
 
@@ -41,14 +41,6 @@ class LlamaShapedConfig(BaseModel):
     """`rope_type` and `rope_theta`, and what the type needs besides."""
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        return self.model_dump()
-
-    def to_transformers(self) -> "PreTrainedConfig":
-        from transformers import AutoConfig
-
-        return AutoConfig.for_model(**self.to_dict())
 
 
 def llama_shaped(stated: Mapping[str, Any]) -> LlamaShapedConfig:
@@ -81,7 +73,9 @@ def llama_shaped(stated: Mapping[str, Any]) -> LlamaShapedConfig:
 
 def for_transformers(config: "LlamaShapedConfig | PreTrainedConfig") -> "PreTrainedConfig":
     """Return a configuration of either kind as transformers' model classes take it."""
-    return config.to_transformers() if isinstance(config, LlamaShapedConfig) else config
+    from transformers import AutoConfig
+
+    return AutoConfig.for_model(**config.model_dump()) if isinstance(config, LlamaShapedConfig) else config
 
 
 def _qwen_windows(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,42 +25,22 @@ LIMITS: Mapping[str, int] = {
 }
 """Largest sizes that are read: beyond them a file is broken, and to compute with it would take all memory."""
 
-_OFF = (None, False, 0)
-_ONE = (None, 1, 0)
-_CHANGING: Mapping[str, tuple[object, ...]] = {
-    "add_cross_attention": _OFF,
-    "alibi": _OFF,
-    "attention_bias": _OFF,
-    "attention_chunk_size": _OFF,
-    "attn_logit_softcapping": _OFF,
-    "attn_temperature_tuning": _OFF,
-    "clip_qkv": _OFF,
-    "dim_model_base": _OFF,
-    "embedding_multiplier": _ONE,
-    "final_logit_softcapping": _OFF,
-    "is_causal": (None, True),
-    "lm_head_multiplier": _ONE,
-    "logit_scale": _ONE,
-    "logits_scaling": _ONE,
-    "mlp_bias": _OFF,
-    "n_routed_experts": _OFF,
-    "no_rope_layer_interval": _OFF,
-    "num_experts": _OFF,
-    "num_local_experts": _OFF,
-    "partial_rotary_factor": _ONE,
-    "qk_layernorm": _OFF,
-    "quantization_config": (None,),
-    "residual_multiplier": _ONE,
-    "rope_local_base_freq": (None,),
-    "rotary_pct": _ONE,
-    "scale_depth": _OFF,
-    "scale_emb": _ONE,
-    "use_alibi": _OFF,
-    "use_bidirectional_attention": _OFF,
-    "use_qk_norm": _OFF,
-    "use_sliding_window": _OFF,
+_NEUTRAL: Mapping[tuple[object, ...], str] = {
+    (None, False, 0): (
+        "add_cross_attention alibi attention_bias attention_chunk_size attn_logit_softcapping attn_temperature_tuning "
+        "clip_qkv dim_model_base final_logit_softcapping mlp_bias n_routed_experts no_rope_layer_interval num_experts "
+        "num_local_experts qk_layernorm scale_depth use_alibi use_bidirectional_attention use_qk_norm "
+        "use_sliding_window"
+    ),
+    (None, 1, 0): (
+        "embedding_multiplier lm_head_multiplier logit_scale logits_scaling partial_rotary_factor residual_multiplier "
+        "rotary_pct scale_emb"
+    ),
+    (None, True): "is_causal",
+    (None,): "quantization_config rope_local_base_freq",
 }
-"""Keys with the values that change nothing; what depends on other keys is in `_DEPENDING`."""
+"""Values that change nothing, and the keys for which they do not; what depends on other keys is in `_DEPENDING`."""
+_CHANGING = {key: values for values, keys in _NEUTRAL.items() for key in keys.split()}
 
 
 def _score(stated: Stated, *, root: bool) -> Collection[object]:
@@ -79,13 +59,9 @@ def _full(stated: Stated, key: str, kind: object) -> Collection[object]:
     return (None, value) if isinstance(value, list) and all(item == kind for item in value) else (None,)
 
 
-def _same_activation(stated: Stated) -> Collection[object]:
-    return (None, stated["hidden_act"]) if "hidden_act" in stated else (None,)
-
-
 _DEPENDING: Mapping[str, Callable[[Stated], Collection[object]]] = {
     "attention_multiplier": lambda stated: _score(stated, root=True),
-    "hidden_activation": _same_activation,
+    "hidden_activation": lambda stated: (None, stated.get("hidden_act")),
     "query_pre_attn_scalar": lambda stated: _score(stated, root=False),
     "sliding_window": _window,
     "layer_types": lambda stated: _full(stated, "layer_types", "full_attention"),

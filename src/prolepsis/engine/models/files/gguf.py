@@ -40,17 +40,9 @@ _ATTENTION_BIASES = _QKV_BIASES | {"attn_output.bias"}
 _MLP_BIASES = frozenset({"ffn_gate.bias", "ffn_up.bias", "ffn_down.bias"})
 _QUERY_NORMS = frozenset({"attn_q_norm.weight", "attn_k_norm.weight"})
 _NEUTRAL: Mapping[str, float] = {
-    "attention.clamp_kqv": 0,
-    "attention.max_alibi_bias": 0,
-    "attention.causal": True,
-    "attn_logit_softcapping": 0,
-    "embedding_scale": 1,
-    "expert_count": 0,
-    "final_logit_softcapping": 0,
-    "logit_scale": 1,
-    "nextn_predict_layers": 0,
-    "residual_scale": 1,
-    "rope.scale_linear": 1,
+    **dict.fromkeys(("attention.clamp_kqv", "attention.max_alibi_bias", "attn_logit_softcapping", "expert_count"), 0),
+    **dict.fromkeys(("final_logit_softcapping", "nextn_predict_layers"), 0),
+    **dict.fromkeys(("attention.causal", "embedding_scale", "logit_scale", "residual_scale", "rope.scale_linear"), 1),
     "rope.scaling.attn_factor": 1,
 }
 """Numbers that change what a model computes, and the value with which they do not; 0 stands for "not set" too."""
@@ -278,11 +270,7 @@ def unpermute(tensor: Tensor, heads: int) -> Tensor:
 def _other(file: GgufFile, architecture: str, dtype: torch.dtype) -> Checkpoint:
     """Let transformers read architectures outside the known families; all tensors are loaded at once."""
     from transformers import AutoConfig, AutoModelForCausalLM
-    from transformers.modeling_gguf_pytorch_utils import (
-        TensorProcessor,
-        get_gguf_hf_weights_map,
-        load_gguf_checkpoint,
-    )
+    from transformers.modeling_gguf_pytorch_utils import TensorProcessor, get_gguf_hf_weights_map, load_gguf_checkpoint
 
     path = file.path
     try:

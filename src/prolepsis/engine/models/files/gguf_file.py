@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from prolepsis.core.errors import ModelLoadError
 from prolepsis.engine.models.files.gguf_container import GgufContainer, GgufTensor, Value
 from prolepsis.engine.text.named_tokens import FillMarks, named_ends
 
+T = TypeVar("T")
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 """Kinds of tokens in `tokenizer.ggml.token_type`: CONTROL marks a conversation, USER_DEFINED is always one token."""
 LARGEST_SIZE = 1 << 24  # no size of a model is beyond it; a file that says so is broken
@@ -63,28 +65,20 @@ class GgufFile:
         return value
 
     def strings(self, key: str) -> list[str]:
-        value = self.metadata.get(key, [])
-        strings = [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
-        if not isinstance(value, list) or len(strings) < len(value):
-            raise ModelLoadError(f"{self.path}: {key} is not a list of strings")
-        return strings
+        return self._listed(key, (str,), "strings")
 
     def integers(self, key: str) -> list[int]:
-        numbers = self._numbers(key)
-        whole = [number for number in numbers if isinstance(number, int)]
-        if len(whole) < len(numbers):
-            raise ModelLoadError(f"{self.path}: {key} is not a list of integers")
-        return whole
+        return self._listed(key, (int,), "integers")
 
     def floats(self, key: str) -> list[float]:
-        return [float(number) for number in self._numbers(key)]
+        return list(map(float, self._listed(key, (int, float), "numbers")))
 
-    def _numbers(self, key: str) -> list[int | float]:
+    def _listed(self, key: str, kinds: tuple[type[T], ...], what: str) -> list[T]:
         value = self.metadata.get(key, [])
-        numbers = [item for item in value if isinstance(item, int | float)] if isinstance(value, list) else []
-        if not isinstance(value, list) or len(numbers) < len(value):
-            raise ModelLoadError(f"{self.path}: {key} is not a list of numbers")
-        return numbers
+        items: list[T] = [item for item in value if isinstance(item, kinds)] if isinstance(value, list) else []
+        if not isinstance(value, list) or len(items) < len(value):
+            raise ModelLoadError(f"{self.path}: {key} is not a list of {what}")
+        return items
 
     def token(self, name: str) -> int | None:
         """Return the id that the file states for a token such as "bos", None if there is none."""

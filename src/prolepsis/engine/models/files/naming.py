@@ -27,12 +27,18 @@ def model_name(given: str, source: ModelSource, model_dir: Path | None = None) -
 
 
 def catalogue_model(given: str, source: "ModelSource | None") -> KnownModel | None:
-    """Return the model of the catalogue that is meant, or that a file says to be or is; None: none is."""
+    """Return the model of the catalogue that is meant, or that a file says to be or is; None: none is.
+
+    Whatever a file is called, its weights are read where its size is that of a packaged one.
+    """
     if given in KNOWN or source is None:
         return KNOWN.get(given)
     path = _path(source)
     by_name = KNOWN.get(_stated_name(source)) or KNOWN.get(own_name(path).lower())
-    return by_name or next((known for known in KNOWN.values() if _is_file_of(known, source)), None)
+    if by_name is not None:
+        return by_name
+    packaged = [known for known in KNOWN.values() if known.package and known.package.size == path.stat().st_size]
+    return next((known for known in packaged if weights_identity(source) == known.weights), None)
 
 
 def own_name(path: Path) -> str:
@@ -47,12 +53,6 @@ def _stated_name(source: ModelSource) -> str:
     name = re.sub(r"[^a-z0-9._]+", "-", str(stated or "").lower()).strip("-.").removesuffix("-gguf")
     is_name = name not in _SAY_NOTHING and not _HASH.fullmatch(name) and any(map(str.isalpha, name))
     return name if is_name else ""
-
-
-def _is_file_of(known: KnownModel, source: ModelSource) -> bool:
-    """Return whether it is the packaged file, whatever it is called: its weights are read where the size agrees."""
-    is_of_size = known.package is not None and _path(source).stat().st_size == known.package.size
-    return is_of_size and weights_identity(source) == known.weights
 
 
 def _path(source: ModelSource) -> Path:

@@ -2,7 +2,6 @@
 
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.errors import ModelLoadError
@@ -12,9 +11,6 @@ from prolepsis.engine.models.files.generation_config import generation_sampling,
 from prolepsis.engine.models.files.naming import catalogue_model
 from prolepsis.engine.models.files.source import ModelSource, open_model
 from prolepsis.engine.models.files.store import resolve
-
-if TYPE_CHECKING:
-    pass
 
 IN_GGUF = {
     "temperature": "general.sampling.temp",

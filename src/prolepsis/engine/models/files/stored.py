@@ -4,10 +4,10 @@ Source of the formats: ggml (ggml-common.h), read and written here by the packag
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import numpy as np
 import structlog
@@ -18,8 +18,6 @@ from prolepsis.core.files import exclusive, replacing
 
 if TYPE_CHECKING:
     from gguf import GGMLQuantizationType
-from collections.abc import Callable, Collection, Iterator
-from typing import TypeVar
 
 Value = TypeVar("Value")
 

@@ -25,9 +25,8 @@ from prolepsis.engine.models.targets.paged_attention import (
     paged_attention,
     plan_attention,
 )
-from prolepsis.engine.native.decoder import pick_decoder
+from prolepsis.engine.native.decoder import PackedLinear, pick_decoder
 from prolepsis.engine.native.forward import DecoderLibrary
-from prolepsis.engine.native.linear import PackedLinear
 
 log = structlog.get_logger(__name__)
 

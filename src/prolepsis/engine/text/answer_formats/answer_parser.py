@@ -6,7 +6,7 @@ from typing import Literal
 from prolepsis.engine.text.answer_formats.call_reader import CallReader, Piece, PieceKind
 from prolepsis.engine.text.answer_formats.fenced import FencedCalls, Fits
 from prolepsis.engine.text.answer_formats.formats import AnswerFormats, Thinking
-from prolepsis.engine.text.answer_formats.tool_format import Function
+from prolepsis.engine.text.answer_formats.schemas import Function
 
 
 class AnswerParser:

@@ -8,14 +8,8 @@ from functools import lru_cache
 from typing import Literal
 
 from prolepsis.engine.text.answer_formats.json_arguments import JsonArguments
-from prolepsis.engine.text.answer_formats.tool_format import (
-    ID,
-    NAME,
-    ArgumentsReader,
-    Function,
-    ToolFormat,
-    pattern_of,
-)
+from prolepsis.engine.text.answer_formats.schemas import Function
+from prolepsis.engine.text.answer_formats.tool_format import ID, NAME, ArgumentsReader, ToolFormat, pattern_of
 
 PieceKind = Literal["content", "reasoning", "call", "arguments"]
 

@@ -10,8 +10,9 @@ from prolepsis.engine.text.answer_formats.answer_parser import AnswerParser
 from prolepsis.engine.text.answer_formats.call_reader import is_json_object
 from prolepsis.engine.text.answer_formats.formats import REASONING_FORMATS, THINK, AnswerFormats, ReasoningFormat
 from prolepsis.engine.text.answer_formats.formats import ROWS as REASONING_ROWS
+from prolepsis.engine.text.answer_formats.schemas import Function
 from prolepsis.engine.text.answer_formats.table import HERMES, ROWS, TOOL_FORMATS
-from prolepsis.engine.text.answer_formats.tool_format import Call, Function, ToolFormat
+from prolepsis.engine.text.answer_formats.tool_format import Call, ToolFormat
 
 AUTO = "auto"
 Message = Mapping[str, object]

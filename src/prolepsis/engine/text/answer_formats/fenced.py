@@ -11,8 +11,7 @@ import regex
 from jiter import from_json
 
 from prolepsis.engine.text.answer_formats.call_reader import JsonCall, json_call
-from prolepsis.engine.text.answer_formats.schemas import named_properties
-from prolepsis.engine.text.answer_formats.tool_format import Function
+from prolepsis.engine.text.answer_formats.schemas import Function, named_properties
 
 Fits = Callable[[JsonCall], bool]  # says whether a call's arguments keep to its function's schema
 _OBJECT = "{}"

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from prolepsis.core.requests import JSON_STYLE
-from prolepsis.engine.text.answer_formats.tool_format import Function
+from prolepsis.engine.text.answer_formats.schemas import Function
 
 _INDENTED = r"( |\n {0,64})?"  # white space between the parts of an indented object, bounded
 
@@ -79,6 +79,3 @@ class JsonObject:
                 self.ended = True
                 return i
         return len(text)
-
-
-JSON = JsonArguments()

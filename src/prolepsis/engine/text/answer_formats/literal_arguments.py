@@ -10,6 +10,7 @@ from prolepsis.core.requests import JSON_STYLE
 from prolepsis.engine.text.answer_formats.json_arguments import object_schema
 from prolepsis.engine.text.answer_formats.schemas import (
     KEY_PATTERN,
+    Function,
     Schema,
     checked_choices,
     choices_of,
@@ -19,7 +20,7 @@ from prolepsis.engine.text.answer_formats.schemas import (
     takes_others,
     values_of,
 )
-from prolepsis.engine.text.answer_formats.tool_format import Function, lark_quoted, lark_sequence, pattern_of
+from prolepsis.engine.text.answer_formats.tool_format import lark_quoted, lark_sequence, pattern_of
 
 
 @dataclass(frozen=True, slots=True)

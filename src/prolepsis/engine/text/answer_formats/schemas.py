@@ -1,7 +1,8 @@
-"""What the arguments of a call may be, read from their JSON schema."""
+"""Functions that may be called, and what their arguments may be, read from their JSON schema."""
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from prolepsis.core.errors import InvalidParameter
 
@@ -11,6 +12,15 @@ KEY_PATTERN = _KEY.pattern
 _MOST_COUNTED = 2000  # longer limits of a text's length are not enforced
 _ALL = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
 _OF_TYPE = {str: "string", bool: "boolean", int: "integer", float: "number", dict: "object", list: "array"}
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function that may be called."""
+
+    name: str
+    parameters: Schema | None = None  # JSON schema of its arguments; None: it takes none
+    strict: bool = False
 
 
 def listed(value: object) -> list[object]:

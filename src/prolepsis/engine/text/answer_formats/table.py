@@ -1,9 +1,12 @@
-"""The forms in which families of models write tool calls, one row each; `choose` says how a model's own is found."""
+"""The forms in which families of models write tool calls, one row each; `choose` says how a model's own is found.
+
+Arguments are one JSON object where a row has no others.
+"""
 
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from prolepsis.engine.text.answer_formats.json_arguments import JSON, JsonArguments
+from prolepsis.engine.text.answer_formats.json_arguments import JsonArguments
 from prolepsis.engine.text.answer_formats.literal_arguments import GEMMA, PYTHON, LiteralArguments
 from prolepsis.engine.text.answer_formats.tagged_arguments import TaggedArguments
 from prolepsis.engine.text.answer_formats.tool_format import ToolFormat
@@ -19,7 +22,6 @@ HERMES = ToolFormat(
     name="hermes",
     mark="<tool_call>",
     call=f"<tool_call>\n{_OBJECT}\n</tool_call>",
-    arguments=JSON,
     fenced=True,
     hints=('<tool_call>\n{"name"', '<tool_call>\\n{\\"name\\"', "<tool_call>"),
 )
@@ -32,7 +34,6 @@ ROWS = (
         mark='{"name": "',
         call='{"name": "⟨name⟩", "parameters": ⟨arguments⟩}',
         between="; ",
-        arguments=JSON,
         at_start=True,
         parallel=False,
     ),
@@ -63,7 +64,6 @@ ROWS = (
         call='{"name": "⟨name⟩", "arguments": ⟨arguments⟩, "id": "⟨id⟩"}',
         between=", ",
         end="]",
-        arguments=JSON,
         ids="nine",
     ),
     ToolFormat(
@@ -71,7 +71,6 @@ ROWS = (
         mark="[TOOL_CALLS]",
         call="[TOOL_CALLS]⟨name⟩[ARGS]⟨arguments⟩",
         between="",
-        arguments=JSON,
         ids="nine",
         hints=("[TOOL_CALLS]",),
     ),
@@ -80,7 +79,6 @@ ROWS = (
         mark="[TOOL_CALLS]",
         call="[TOOL_CALLS]⟨name⟩[CALL_ID]⟨id⟩[ARGS]⟨arguments⟩",
         between="",
-        arguments=JSON,
         ids="nine",
     ),
     ToolFormat(
@@ -89,7 +87,6 @@ ROWS = (
         begin="<｜tool▁calls▁begin｜>",
         call="<｜tool▁call▁begin｜>function<｜tool▁sep｜>⟨name⟩\n```json\n⟨arguments⟩\n```<｜tool▁call▁end｜>",
         end="<｜tool▁calls▁end｜>",
-        arguments=JSON,
         hints=("<｜tool▁calls▁begin｜>",),
     ),
     ToolFormat(
@@ -99,7 +96,6 @@ ROWS = (
         call="<｜tool▁call▁begin｜>⟨name⟩<｜tool▁sep｜>⟨arguments⟩<｜tool▁call▁end｜>",
         between="",
         end="<｜tool▁calls▁end｜>",
-        arguments=JSON,
     ),
     ToolFormat(
         name="deepseek-v3.2",
@@ -174,7 +170,6 @@ ROWS = (
         begin="<tool_calls>\n",
         call=_OBJECT,
         end="\n</tool_calls>",
-        arguments=JSON,
     ),
     ToolFormat(
         name="minicpm",
@@ -189,7 +184,6 @@ ROWS = (
         call="<|tool_call_begin|>functions.⟨name⟩:⟨index⟩<|tool_call_argument_begin|>⟨arguments⟩<|tool_call_end|>",
         between="",
         end="<|tool_calls_section_end|>",
-        arguments=JSON,
         ids="numbered",
         hints=("<|tool_calls_section_begin|>",),
     ),
@@ -209,7 +203,6 @@ ROWS = (
         call=_OBJECT,
         between=", ",
         end="]",
-        arguments=JSON,
         hints=("<|tool_call|>",),
     ),
     ToolFormat(
@@ -219,7 +212,6 @@ ROWS = (
         call=_OBJECT,
         between=", ",
         end="]<|/tool_call|>",
-        arguments=JSON,
         hints=("<|/tool_call|>", "<|/tool|>"),
     ),
     ToolFormat(
@@ -245,14 +237,12 @@ ROWS = (
         call='{"tool_call_id": "⟨index⟩", "tool_name": "⟨name⟩", "parameters": ⟨arguments⟩}',
         between=",\n    ",
         end="\n]<|END_ACTION|>",
-        arguments=JSON,
     ),
     ToolFormat(
         name="functionary-v3.1",
         mark="<function=",
         call="<function=⟨name⟩>⟨arguments⟩</function>",
         between="",
-        arguments=JSON,
     ),
     ToolFormat(
         name="nemotron",
@@ -261,7 +251,6 @@ ROWS = (
         call=_OBJECT,
         between=", ",
         end="]</TOOLCALL>",
-        arguments=JSON,
     ),
     ToolFormat(
         name="apriel",
@@ -270,7 +259,6 @@ ROWS = (
         call=_OBJECT,
         between=", ",
         end="]</tool_calls>",
-        arguments=JSON,
     ),
     ToolFormat(
         name="apertus",
@@ -279,20 +267,17 @@ ROWS = (
         call='{"⟨name⟩": ⟨arguments⟩}',
         between=", ",
         end="]<|tools_suffix|>",
-        arguments=JSON,
     ),
     ToolFormat(
         name="gigachat3",
         mark="<|message_sep|>\n\nfunction call<|role_sep|>\n",
         call=f"<|message_sep|>\n\nfunction call<|role_sep|>\n{_OBJECT}",
-        arguments=JSON,
         parallel=False,
     ),
     ToolFormat(
         name="gigachat3.1",
         mark="<|function_call|>",
         call=f"<|function_call|>{_OBJECT}",
-        arguments=JSON,
         parallel=False,
     ),
     ToolFormat(
@@ -302,7 +287,6 @@ ROWS = (
         call="<|tool_call:begin|>⟨id⟩<|tool_call:name|>⟨name⟩<|tool_call:args|>⟨arguments⟩<|tool_call:end|>",
         between="",
         end="",
-        arguments=JSON,
         ids="nine",
     ),
     ToolFormat(
@@ -311,7 +295,6 @@ ROWS = (
         call=" to=functions.⟨name⟩<|channel|>commentary json<|message|>⟨arguments⟩",
         also=" <|constrain|>json<|message|>",
         between="<|call|>",
-        arguments=JSON,
         parallel=False,
     ),
 )

@@ -10,6 +10,7 @@ from prolepsis.engine.text.answer_formats.json_arguments import object_schema
 from prolepsis.engine.text.answer_formats.literal_arguments import PYTHON, LiteralRules, python_value
 from prolepsis.engine.text.answer_formats.schemas import (
     KEY_PATTERN,
+    Function,
     Schema,
     checked_choices,
     fits,
@@ -22,7 +23,7 @@ from prolepsis.engine.text.answer_formats.schemas import (
     takes_others,
     values_of,
 )
-from prolepsis.engine.text.answer_formats.tool_format import Function, lark_quoted, lark_sequence, pattern_of
+from prolepsis.engine.text.answer_formats.tool_format import lark_quoted, lark_sequence, pattern_of
 
 KEY, VALUE, IS_STRING, TYPE = "⟨key⟩", "⟨value⟩", "⟨is string⟩", "⟨type⟩"
 _PLACE = re.compile(f"({KEY}|{VALUE}|{IS_STRING}|{TYPE})")
@@ -103,7 +104,8 @@ class TaggedArguments:
         others = kinds - {"string"}
         if others and ("string" not in kinds or self.tells_texts):
             embedded = json.dumps(_without_strings(part, root, others), ensure_ascii=False)
-            opening = self._open(key, "false", _type_name(others))
+            named = (name for name in ("object", "array", "boolean", "null") if others == {name})
+            opening = self._open(key, "false", next(named, "number"))
             values.append(f"{opening} %json {embedded} {text}")
             if self.python_too and others & _OTHERWISE_IN_PYTHON:
                 python = LiteralRules(PYTHON, root, f"{name}_python")
@@ -225,10 +227,6 @@ _OTHERWISE_IN_PYTHON = frozenset({"boolean", "null", "array", "object"})
 def _only(part: Schema, kinds: frozenset[str]) -> Schema:
     """Return the schema with these types alone, where it states types."""
     return {**part, "type": sorted(kinds)} if isinstance(part.get("type"), str | list) else part
-
-
-def _type_name(kinds: frozenset[str]) -> str:
-    return next((name for name in ("object", "array", "boolean", "null") if kinds == {name}), "number")
 
 
 def _without_strings(part: Schema, root: Schema, kinds: frozenset[str]) -> dict[str, object]:

@@ -8,20 +8,12 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from prolepsis.core.given_text import joined
-from prolepsis.engine.text.answer_formats.schemas import Schema
+from prolepsis.engine.text.answer_formats.json_arguments import JsonArguments
+from prolepsis.engine.text.answer_formats.schemas import Function
 
 NAME, ARGUMENTS, ID, INDEX, NUMBER = "⟨name⟩", "⟨arguments⟩", "⟨id⟩", "⟨index⟩", "⟨number⟩"
 """Places; calls have indices from 0 and numbers from 1."""
 _PLACE = re.compile(f"({NAME}|{ARGUMENTS}|{ID}|{INDEX}|{NUMBER})")
-
-
-@dataclass(frozen=True, slots=True)
-class Function:
-    """A function that may be called."""
-
-    name: str
-    parameters: Schema | None = None  # JSON schema of its arguments; None: it takes none
-    strict: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +65,7 @@ class ToolFormat:
     call: str  # one call with its places; the id is the model's own, which clients do not see
     mark: str
     """The text at which calls begin, with which `begin` and the call begin; in free text it opens a call."""
-    arguments: Arguments
+    arguments: Arguments = JsonArguments()  # noqa: RUF009  # it is frozen
     also: str = ""  # another text that may stand between name and arguments
     begin: str = ""
     between: str = "\n"  # text between two calls

@@ -17,7 +17,6 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from prolepsis.core.errors import InvalidGrammar
 from prolepsis.core.requests import JSON_STYLE, GrammarSpec
-from prolepsis.engine.text.grammar.finite_numbers import FiniteNumbers
 from prolepsis.engine.text.grammar.matcher import CompiledGrammar, is_panic, on_deep_stack
 from prolepsis.engine.text.grammar.refusals import ALLOWED, TABLES_FULL, plain, refusal
 from prolepsis.engine.text.grammar.source import llguidance_source
@@ -58,7 +57,6 @@ class Grammars:
         self._held: WeakValueDictionary[GrammarSpec, CompiledGrammar] = WeakValueDictionary()
         self._in_work: dict[GrammarSpec, Future[CompiledGrammar]] = {}
         self._vocabulary: GrammarVocabulary | None = None
-        self._numbers: FiniteNumbers | None = None
         self._vocabulary_lock = threading.Lock()
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
@@ -100,12 +98,11 @@ class Grammars:
 
     def _compile(self, spec: GrammarSpec) -> CompiledGrammar:
         vocabulary, started = self._ready_vocabulary(), time.perf_counter()
-        tokenizer = vocabulary.tokenizer
         if spec.kind == "lark":
             spec = replace(spec, source=vocabulary.lark(spec.source))
-        source = llguidance_source(spec, partial(self._covers_none, tokenizer))
+        source = llguidance_source(spec, partial(self._covers_none, vocabulary.tokenizer))
         try:
-            compiled = on_deep_stack(lambda: self._tried(spec, tokenizer, source))
+            compiled = on_deep_stack(lambda: self._tried(spec, vocabulary, source))
         except BaseException as error:
             if not is_panic(error):
                 raise
@@ -114,13 +111,16 @@ class Grammars:
         log.debug("grammar_compiled", kind=spec.kind, ms=round(1e3 * (time.perf_counter() - started), 1))
         return compiled
 
-    def _tried(self, spec: GrammarSpec, tokenizer: LLTokenizer, source: str) -> CompiledGrammar:
+    def _tried(self, spec: GrammarSpec, vocabulary: GrammarVocabulary, source: str) -> CompiledGrammar:
         """Return a grammar that walks went through to an end; they also fill the lexer's tables, which copies share."""
+        tokenizer = vocabulary.tokenizer
+        with self._vocabulary_lock:
+            numbers = vocabulary.numbers if spec.kind in ("json_schema", "lark") else None
         compiled = CompiledGrammar(
             lambda: LLMatcher(tokenizer, source, log_level=0, limits=self._limits),
             self._vocab_size,
             self._eos,
-            self._finite_numbers(tokenizer) if spec.kind in ("json_schema", "lark") else None,
+            numbers,
         )
         start = compiled.start
         if start.is_error():
@@ -164,12 +164,6 @@ class Grammars:
                 except ValueError as error:
                     raise InvalidGrammar(f"grammars cannot be used with this model's tokenizer: {error}") from error
             return self._vocabulary
-
-    def _finite_numbers(self, tokenizer: LLTokenizer) -> FiniteNumbers:
-        with self._vocabulary_lock:
-            if self._numbers is None:
-                self._numbers = FiniteNumbers(self._vocab_size, lambda token: bytes(tokenizer.decode_bytes([token])))
-            return self._numbers
 
 
 NUM_WALKS = 12

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterator
 
 from prolepsis.core.errors import InvalidGrammar
 from prolepsis.engine.text.grammar.patterns import PATTERNS, check_repetitions, is_found
+from prolepsis.engine.text.grammar.refusals import shortened
 from prolepsis.engine.text.grammar.satisfiable import DATA, MAPS, also, dead_references, is_local, loop, mapped, schemas
 from prolepsis.engine.text.grammar.values import MOST_MATCHES, TooMany
 
@@ -67,7 +68,7 @@ def _check_numbers(schema: Schema, *, lenient: bool) -> None:
         elif isinstance(value, list):
             stack += [(f"{path}[{i}]", part) for i, part in enumerate(value)]
         elif _is_number(value) and _DATA_PATH.search(path) and not _is_exact(value):
-            raise InvalidGrammar(f"the json_schema's {path[:200]} is {_shown(value)}; allowed: {_RANGE}")
+            raise InvalidGrammar(f"the json_schema's {path[:200]} is {shortened(str(value), 40)}; allowed: {_RANGE}")
 
 
 _RANGE = "finite numbers, and whole ones up to 2^53 or such that a 64-bit float of less than 2^63 holds them"
@@ -82,7 +83,7 @@ def _check_bound(schema: Schema, name: str, path: str, *, lenient: bool) -> None
         del schema[name]
         return
     where = f"{path}.{name}" if path else name
-    raise InvalidGrammar(f"the json_schema's {where[:200]} is {_shown(value)}; allowed: {_RANGE}")
+    raise InvalidGrammar(f"the json_schema's {where[:200]} is {shortened(str(value), 40)}; allowed: {_RANGE}")
 
 
 def _bound_multiples(schema: Schema) -> None:
@@ -109,11 +110,6 @@ def _is_exact(value: object) -> bool:
     if isinstance(value, int):
         return abs(value) <= _EXACT or value == _LARGEST or (abs(value) < _LARGEST and int(float(value)) == value)
     return isinstance(value, float) and math.isfinite(value) and abs(value) < _LARGEST
-
-
-def _shown(value: object) -> str:
-    text = str(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."
 
 
 def _rewritten(value: object, dead: Collection[str], *, in_map: bool = False) -> object:

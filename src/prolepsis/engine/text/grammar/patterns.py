@@ -8,6 +8,7 @@ import regex
 from llguidance import LLMatcher, LLTokenizer
 
 from prolepsis.core.errors import InvalidGrammar
+from prolepsis.engine.text.grammar.refusals import shortened
 
 MAX_NESTED = 10_000  # product of the counts of repetitions inside of each other: each place of each is a state
 _REPEATED = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\{(\d+)(?:,(\d*))?\}|[()]|.", re.DOTALL)
@@ -19,7 +20,7 @@ def check_repetitions(pattern: str, what: str) -> None:
     num_nested = _nested(pattern)
     if num_nested > MAX_NESTED:
         raise InvalidGrammar(
-            f"the {what} {_shown(pattern)} repeats inside of repetitions, {num_nested} times in all; "
+            f"the {what} {shortened(pattern, 60)!r} repeats inside of repetitions, {num_nested} times in all; "
             f"allowed: at most {MAX_NESTED}"
         )
 
@@ -50,10 +51,6 @@ def _nested(pattern: str) -> int:
         elif text not in "*+?":
             last = 1
     return worst
-
-
-def _shown(pattern: str) -> str:
-    return repr(pattern if len(pattern) <= 60 else f"{pattern[:57]}...")
 
 
 PATTERN_S = 0.1  # seconds for one pattern and one text

@@ -78,3 +78,7 @@ def plain(message: str) -> str:
     matches = ((re.search(pattern, first, re.IGNORECASE), words) for pattern, words in _WORDS)
     said = next((match.expand(words) for match, words in matches if match), first)
     return said.removeprefix("Unsatisfiable schema: ")
+
+
+def shortened(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 3]}..."

@@ -11,7 +11,7 @@ from prolepsis.engine.text.grammar.closed import bounded
 from prolepsis.engine.text.grammar.gbnf import read
 from prolepsis.engine.text.grammar.json_schema import GUIDANCE, CoversNone, Schema, allowed_escapes, prepared
 from prolepsis.engine.text.grammar.patterns import check_lark_repetitions, check_repetitions
-from prolepsis.engine.text.grammar.refusals import plain
+from prolepsis.engine.text.grammar.refusals import plain, shortened
 from prolepsis.engine.text.grammar.scannerless import lark as lark_of
 
 MAX_SOURCE_BYTES: dict[GrammarKind, int] = {
@@ -37,9 +37,8 @@ def llguidance_source(spec: GrammarSpec, covers_none: CoversNone = lambda patter
                 if schema is True:
                     schema = {}
                 if not isinstance(schema, dict):
-                    raise InvalidGrammar(
-                        f"the json_schema is {_shown(schema)}; allowed: a JSON object, or true for any JSON"
-                    )
+                    given = shortened(json.dumps(schema), 80)
+                    raise InvalidGrammar(f"the json_schema is {given}; allowed: a JSON object, or true for any JSON")
                 style = {**JSON_STYLE, "json_allowed_escapes": allowed_escapes(schema)}
                 made = prepared(bounded(schema), lenient=False, covers_none=covers_none)
                 return LLMatcher.grammar_from_json_schema(made, overrides=style)  # type: ignore[arg-type]
@@ -109,7 +108,9 @@ def _embedded(schema: Schema, covers_none: CoversNone) -> Schema:
 def _choice(source: str) -> str:
     choices = _parsed(source, "choice")
     if not isinstance(choices, list) or not all(isinstance(choice, str) and choice for choice in choices):
-        raise InvalidGrammar(f"the choice is {_shown(choices)}; allowed: a JSON list of non-empty strings")
+        raise InvalidGrammar(
+            f"the choice is {shortened(json.dumps(choices), 80)}; allowed: a JSON list of non-empty strings"
+        )
     if not 1 <= len(choices) <= MAX_CHOICES:
         raise InvalidGrammar(f"the choice has {len(choices)} strings; allowed: 1 to {MAX_CHOICES}")
     # lark reads string literals as JSON does; one terminal is one item of the parser, however many choices it has
@@ -122,8 +123,3 @@ def _parsed(source: str, kind: str) -> object:
     except (ValueError, RecursionError) as error:
         raise InvalidGrammar(f"the {kind} is not JSON: {error}") from error
     return parsed
-
-
-def _shown(value: object) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -3,8 +3,11 @@
 import json
 import re
 from collections.abc import Sequence
+from functools import cached_property
 
 from llguidance import LLTokenizer, TokenizerWrapper
+
+from prolepsis.engine.text.grammar.finite_numbers import FiniteNumbers
 
 _LARK = re.compile(r'"(?:\\.|[^"\\\n])*"?|//[^\n]*|/(?:\\.|[^/\\])+/?|<([^<>\s"]+)>')
 """Strings, comments, regular expressions and names of tokens in a lark grammar; an open one reaches to the end."""
@@ -20,7 +23,7 @@ class GrammarVocabulary:
 
     def __init__(self, tokenizer_json: str, size: int, eos_token_ids: Sequence[int]) -> None:
         """Read `tokenizer_json`, in the format of the tokenizers library; raises `ValueError` if that is impossible."""
-        eos = list(eos_token_ids)
+        self._size, eos = size, list(eos_token_ids)
         plain = LLTokenizer(tokenizer_json, n_vocab=size, eos_token=eos or None)
         added = {row["content"]: row["id"] for row in json.loads(tokenizer_json)["added_tokens"] if not row["special"]}
         self._text = {text: token for text, token in added.items() if token not in eos}
@@ -30,6 +33,10 @@ class GrammarVocabulary:
         self.tokenizer = LLTokenizer(
             TokenizerWrapper(_Spelling(plain, tokens, control)), n_vocab=size, eos_token=eos or None
         )
+
+    @cached_property
+    def numbers(self) -> FiniteNumbers:
+        return FiniteNumbers(self._size, lambda token: bytes(self.tokenizer.decode_bytes([token])))
 
     def lark(self, source: str) -> str:
         """Return a lark grammar in which tokens that are text here, and are named without quotes, stand by their id."""
