@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from prometheus_client import CollectorRegistry
-from pydantic import computed_field
 
 from prolepsis.control.cost.commands import COST
 from prolepsis.control.cost.comparison import ArmComparison, ComparedExperiment, Comparisons
@@ -32,6 +31,7 @@ from prolepsis.control.web.routes import READERS, Route, Routes
 from prolepsis.core.audit_event import Emit, discard
 from prolepsis.core.ended import RequestAbout, RequestEnded
 from prolepsis.core.facts import NO_RULE
+from prolepsis.core.json_value import computed
 from prolepsis.core.stats import ProposerMemory, RequestStats
 from prolepsis.core.telemetry.declare import counter, gauge
 from prolepsis.core.telemetry.labels import NO_TENANT
@@ -47,8 +47,7 @@ class MemoryCost(ProposerMemory):
 
     amount_per_hour: float | None
 
-    @computed_field  # type: ignore[prop-decorator]
-    @property
+    @computed
     def total(self) -> int:
         return self.weights + self.kv + self.index
 

@@ -12,7 +12,7 @@ from uuid import uuid4
 
 import structlog
 from prometheus_client import CollectorRegistry
-from pydantic import TypeAdapter, ValidationError, computed_field
+from pydantic import TypeAdapter, ValidationError
 from sqlalchemy import Connection
 
 from prolepsis import __version__
@@ -27,6 +27,7 @@ from prolepsis.core.config import ServerConfig
 from prolepsis.core.engine_client import EngineClient, EngineMember
 from prolepsis.core.errors import StoreUnavailable
 from prolepsis.core.exact_group import ExactGroup
+from prolepsis.core.json_value import computed
 from prolepsis.core.network import EVERYWHERE, url_of
 from prolepsis.core.telemetry.declare import gauge
 
@@ -57,8 +58,7 @@ class ReplicaReply:
     seen_s_ago: float
     engines: tuple[EngineMember, ...]  # behind this front end, where they are in other processes
 
-    @computed_field  # type: ignore[prop-decorator]
-    @property
+    @computed
     def exact_group(self) -> str:
         """Replicas of one group continue each other's streams to the bit."""
         return self.group.digest

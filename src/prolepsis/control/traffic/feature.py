@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from pydantic import Field, computed_field
+from pydantic import Field
 
 from prolepsis.control.statistics.percentile import percentile
 from prolepsis.control.traffic.service import ServiceLevel, ServiceReply
@@ -16,6 +16,7 @@ from prolepsis.control.web.routes import READERS, Routes
 from prolepsis.core.ended import RequestEnded
 from prolepsis.core.engine_client import EngineHealth
 from prolepsis.core.facts import rule_of_class
+from prolepsis.core.json_value import computed
 from prolepsis.core.reasons import EffectiveReason, PlainReason
 from prolepsis.core.stats import Mode, ProposerCounts, RequestStats
 from prolepsis.core.traffic_sums import TrafficSums, sums_of
@@ -39,8 +40,7 @@ class TrafficClass(TrafficSums):
         default_factory=lambda: deque(maxlen=_LATENCIES)
     )
 
-    @computed_field  # type: ignore[prop-decorator]
-    @property
+    @computed
     def first_token_s(self) -> list[float | None]:
         """Median and 95th percentile, over the last requests."""
         return [percentile(self.latest_first_token_s, level) for level in (0.5, 0.95)]
