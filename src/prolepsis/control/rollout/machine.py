@@ -217,13 +217,14 @@ def _hold(state: RolloutState, stage: Stage, now: float, reason: str, judgement:
 
 
 Command = Literal["start", "hold", "resume", "promote", "rollback"]
-_ALLOWED: dict[Command, tuple[Phase, ...]] = {
+ALLOWED: dict[Command, tuple[Phase, ...]] = {
     "start": ("off", "rolled_back"),
     "hold": ("running", "gate"),
     "resume": ("held",),
     "promote": ACTIVE,
     "rollback": (*ACTIVE, "on"),
 }
+"""The phases in which a command may be given."""
 
 
 def command(
@@ -238,8 +239,8 @@ def command(
     (`promotion.check`). Starting a rollout that was rolled back begins a new run. Raises `InvalidParameter` if the
     state's phase excludes the command.
     """
-    if state.phase not in _ALLOWED[what]:
-        allowed = ", ".join(_ALLOWED[what])
+    if state.phase not in ALLOWED[what]:
+        allowed = ", ".join(ALLOWED[what])
         raise InvalidParameter(
             f"{what!r} is for rollouts that are {allowed}; this one is {state.phase}", param="command"
         )
