@@ -12,7 +12,7 @@ from prolepsis.control.statistics.percentile import percentile
 from prolepsis.control.traffic.service import ServiceLevel, ServiceReply
 from prolepsis.control.traffic.timeline import Timeline, TimelineSpan
 from prolepsis.control.web.feature import Feature
-from prolepsis.control.web.routes import READERS, Routes
+from prolepsis.control.web.routes import READERS, shown
 from prolepsis.core.ended import RequestEnded
 from prolepsis.core.engine_client import EngineHealth
 from prolepsis.core.facts import rule_of_class
@@ -99,12 +99,7 @@ class TrafficFeature(Feature):
         self._clients: dict[str, ClientPrompts] = {}
         self._minutes: dict[str, Timeline] = {}
         """By rule."""
-        routes = Routes()
-        self.routes = routes.all
-
-        @routes.get("/admin/traffic", roles=READERS, summary="Acceptance, savings and modes by traffic class")
-        async def traffic() -> TrafficReply:
-            return self.reply
+        self.routes = shown("/admin/traffic", READERS, "Acceptance, savings and modes by traffic class", self.reply)
 
     def _time(self) -> float:
         return self.now()  # which may be replaced
@@ -131,7 +126,6 @@ class TrafficFeature(Feature):
                 minutes = self._minutes.setdefault(rule_of_class(name), Timeline(60.0, 60, self._time))
                 minutes.current().add(sums)
 
-    @property
     def reply(self) -> TrafficReply:
         rules = {rule: RuleTraffic(rule=rule, minutes=list(of.spans)) for rule, of in self._minutes.items()}
         for name, traffic in self._classes.items():
