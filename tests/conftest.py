@@ -189,12 +189,10 @@ def sqlite(tmp_path: Path) -> str:
 @pytest.fixture
 def store(sqlite: str) -> Iterator["Store"]:
     """An open store in a file of SQLite, with nothing in it."""
-    from prolepsis.control.store.store import opened_store
-    from prolepsis.core.config import ServerConfig
+    from prolepsis.control.store.store import open_store
     from prolepsis.core.telemetry.metrics import Metrics
 
-    with opened_store(ServerConfig(store=sqlite), Metrics().registry) as opened:
-        assert opened is not None
+    with closing(open_store(sqlite, Metrics().registry)) as opened:
         yield opened
 
 

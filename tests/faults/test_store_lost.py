@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx2
 from sqlalchemy import func, select
 
-from prolepsis.control.store.store import Store, opened_store
+from prolepsis.control.store.store import Store, open_store
 from prolepsis.control.store.tables import request_records
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.telemetry.metrics import Metrics
@@ -50,10 +50,12 @@ def door(setting: str, folder: Path) -> Iterator[Door]:
     config = ServerConfig(
         store=setting, controls_file=folder / "controls.json", requests_per_minute={"tenant": 600}, replay_sample=0.0
     )
-    with opened_store(config, Metrics().registry) as store:
-        assert store is not None
-        with served(FakeEngine(), config, store=store) as running, httpx2.Client(base_url=running.url) as http:
-            yield Door(http, store)
+    with (
+        closing(open_store(config.store, Metrics().registry)) as store,
+        served(FakeEngine(), config, store=store) as running,
+        httpx2.Client(base_url=running.url) as http,
+    ):
+        yield Door(http, store)
 
 
 def soon(condition: Callable[[], object]) -> None:

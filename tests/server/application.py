@@ -7,7 +7,7 @@ from typing import TypeVar
 from fastapi import FastAPI
 from openfeature.provider import FeatureProvider
 
-from prolepsis.control.audit.log import AuditLog
+from prolepsis.control.audit.log import QueuedEvent
 from prolepsis.control.controls.flag_file import FlagFile
 from prolepsis.control.cost.prices import PriceFile
 from prolepsis.control.policy.source import PolicyFile
@@ -54,7 +54,7 @@ def build(
         client=client,
         metrics=metrics,
         store=store,
-        emit=AuditLog(store.writer).record,
+        emit=lambda event: store.writer.offer(QueuedEvent(event)),
         base_plan=base_plan or SpecPlan(),
         clock=clock or SteadyClock(),
     )

@@ -73,7 +73,8 @@ def simulate(
 def calibrated(traffic: Traffic, guardrails: Sequence[Guardrail] = GUARDRAILS) -> tuple[Guardrail, ...]:
     """Return the guardrails with what the control showed before the canary's first request."""
     _, values = traffic.batch(HISTORY, 0.0, Damage())
-    return tuple(g.calibrated(_history(values[g.metric])) for g in guardrails)
+    references = ((g, g.measure.reference_from(_history(values[g.metric]))) for g in guardrails)
+    return tuple(g if reference is None else g.referring_to(reference) for g, reference in references)
 
 
 def _tail(guardrails: Sequence[Guardrail]) -> float:
@@ -175,7 +176,7 @@ class Stream:
             assert measure.reference is not None, "calibrated"
             above = measure.reference * np.where(canary, 1.0 + measure.margin, 1.0)
             return (values > above).astype(np.float64)
-        high = measure.high if isinstance(measure, Ratio | MeanDifference) else 1.0
+        high = measure.high if isinstance(measure, Ratio) else 1.0
         assert high is not None, "calibrated"
         return np.clip(np.nan_to_num(values) / high, 0.0, 1.0)
 

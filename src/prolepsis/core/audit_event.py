@@ -25,7 +25,7 @@ class AuditEvent:
 SERVER = "server"
 """The actor of events that no person caused."""
 
-Emit = Callable[[AuditEvent], None]
+Emit = Callable[[AuditEvent], object]
 """Takes an event for the audit log, without waiting for it to be written."""
 
 

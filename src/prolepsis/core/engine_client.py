@@ -4,12 +4,11 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from pydantic import computed_field
-
 from prolepsis import __version__
 from prolepsis.core.config import DRAFT_HEAD, HEAD_PROPOSERS, MERGED, HeadProposerName
 from prolepsis.core.events import Event
 from prolepsis.core.exact_group import FINGERPRINT, ExactGroup
+from prolepsis.core.json_value import computed
 from prolepsis.core.messages import Control
 from prolepsis.core.model_files import ModelFiles
 from prolepsis.core.requests import GenerateRequest, SamplingDefaults
@@ -134,8 +133,7 @@ class InstalledHead:
     chain_of_3: float | None  # tokens of a step with a chain of three drafted tokens, on held-out text
     auto: str = ""  # whether and why `draft_head: auto` takes it, or why not; empty for a misfit
 
-    @computed_field  # type: ignore[prop-decorator]
-    @property
+    @computed
     def label(self) -> str:
         return f"{self.name}@{self.version}"
 

@@ -3,9 +3,15 @@
 import json
 from functools import cache
 from hashlib import sha256
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, computed_field
+
+if TYPE_CHECKING:
+    computed = property  # type checkers know no properties with further decorators
+else:
+    computed = computed_field
+"""A property that is a field of the value as JSON."""
 
 
 class JsonValue:

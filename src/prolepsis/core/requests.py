@@ -51,15 +51,13 @@ class SamplingNumber(NamedTuple):
     llamacpp: str | None = None  # its name in llama.cpp's and Ollama's APIs, where it is another
 
 
-_LEAST = math.ulp(0.0)
+_LEAST = math.ulp(0.0)  # above 0
 SAMPLING_TABLE = (
     SamplingNumber("temperature", 0, 2, "0 to 2", has_default=True),
     SamplingNumber("top_p", 0, 1, "0 to 1", has_default=True),
     SamplingNumber("top_k", 0, 2**31 - 1, "0 (off) to 2147483647", has_default=True),
     SamplingNumber("min_p", 0, 1, "0 to 1", has_default=True),
-    SamplingNumber(
-        "repetition_penalty", math.ulp(0.0), 10, "above 0, up to 10", has_default=True, llamacpp="repeat_penalty"
-    ),
+    SamplingNumber("repetition_penalty", _LEAST, 10, "above 0, up to 10", has_default=True, llamacpp="repeat_penalty"),
     SamplingNumber("presence_penalty", -2, 2, "-2 to 2"),
     SamplingNumber("frequency_penalty", -2, 2, "-2 to 2"),
 )

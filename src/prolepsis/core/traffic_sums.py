@@ -5,8 +5,9 @@ from dataclasses import dataclass, fields
 from math import sqrt
 from typing import Annotated
 
-from pydantic import Field, computed_field
+from pydantic import Field
 
+from prolepsis.core.json_value import computed
 from prolepsis.core.stats import DeviceSeconds, RequestStats
 
 LEAST_REQUESTS = 20  # with fewer requests a ratio has no bounds, and a saving is not shown: it would be luck
@@ -79,8 +80,7 @@ class Drafted:
     num_draft_tokens: int = 0
     num_accepted: int = 0
 
-    @computed_field  # type: ignore[prop-decorator]
-    @property
+    @computed
     def acceptance_rate(self) -> float | None:
         return ratio(self.num_accepted, self.num_draft_tokens)
 
@@ -101,20 +101,17 @@ class TrafficSums(Drafted):
     predicted_squares: _Hidden = 0.0
     products: _Hidden = 0.0
 
-    @computed_field  # type: ignore[prop-decorator]
-    @property
+    @computed
     def tokens_a_pass(self) -> float | None:
         return ratio(self.num_output_tokens, self.num_steps)
 
-    @computed_field  # type: ignore[prop-decorator]
-    @property
+    @computed
     def saved(self) -> float | None:
         """1 - device time / predicted device time of plain decoding."""
         spent = ratio(self.device_s, self.predicted_plain_s)
         return None if spent is None else 1.0 - spent
 
-    @computed_field  # type: ignore[prop-decorator]
-    @property
+    @computed
     def saved_bounds(self) -> tuple[float, float] | None:
         """The 95 % interval of `saved`, at one look; null with fewer than 20 requests."""
         squares = (self.device_squares, self.products, self.predicted_squares)

@@ -55,9 +55,9 @@ _MOST_NAMES = 12
 """A longer list of names is not shown."""
 _MOST_CHARACTERS = 64
 _MOST_ERRORS = 100
+"""Errors that are looked at in a document of which one problem is reported."""
 MOST_PROBLEMS = 200
 """Errors of a document that `problems` looks at: each takes time, and no reader wants more."""
-"""Errors that are looked at in a document of which one problem is reported."""
 
 
 Severity = Literal["error", "warning"]

@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,13 +17,14 @@ import structlog
 import uvicorn
 from fastapi import FastAPI
 
-from prolepsis.control.audit.log import AuditLog
+from prolepsis.control.audit.log import QueuedEvent
 from prolepsis.control.audit.retention import text_upkeep
 from prolepsis.control.store.signing import OPTION, usable_keys
-from prolepsis.control.store.store import opened_store
+from prolepsis.control.store.store import open_store
+from prolepsis.control.store.writer import WriterSettings
 from prolepsis.control.web.context import Context
 from prolepsis.core.audit_event import SERVER, AuditEvent
-from prolepsis.core.config import EngineConfig, ServerConfig
+from prolepsis.core.config import DAY_S, EngineConfig, ServerConfig
 from prolepsis.core.engine_client import Demand, EngineClient, EngineInfo
 from prolepsis.core.errors import ConfigError, EngineDead
 from prolepsis.core.files import sha256_of
@@ -120,8 +121,9 @@ def application(
     prices, traces, Alertmanager, output policies or store cannot be used. Raises what `start_engine` raises.
     """
     sources, metrics = read_sources(config), Metrics(config.metrics_tenants)
-    options, upkeep = {OPTION: usable_keys(config)}, text_upkeep(config)
-    with opened_store(config, metrics.registry, options=options, upkeep=upkeep) as store:
+    options, retention_s = {OPTION: usable_keys(config)}, DAY_S * config.store_retention_days or None
+    writing = WriterSettings(retention_s=retention_s, upkeep=text_upkeep(config))
+    with closing(open_store(config.store, metrics.registry, writing, options=options)) as store:
         began = time.monotonic()
         engine = _with_failover(start_engine(engine_config, metrics), config, metrics)
         metrics.startup.loaded(time.monotonic() - began, engine.compile_seconds)
@@ -133,7 +135,7 @@ def application(
             client=engine.client,
             metrics=metrics,
             store=store,
-            emit=AuditLog(store.writer).record,
+            emit=lambda event: store.writer.offer(QueuedEvent(event)),
             base_plan=SpecPlan(num_speculative_tokens=engine_config.num_speculative_tokens),
         )
         context.emit(_started(engine.client.info, engine_config, config))

@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from prolepsis.control.policy.source import PolicyFile
 from prolepsis.control.store.controls import Control
 from prolepsis.control.store.lineage import LineageTable
 from prolepsis.control.store.signing import usable_keys
-from prolepsis.control.store.store import Store, opened_store
+from prolepsis.control.store.store import Store, open_store
 from prolepsis.control.web.routes import Route
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.learning import HeadLineage
@@ -102,8 +102,7 @@ Step = Callable[[ControlledSite], Awaitable[object]]
 @asynccontextmanager
 async def site(folder: Path, *, policy_file: bool = False) -> AsyncIterator[ControlledSite]:
     config = ServerConfig(store=migrated_setting(folder))
-    with opened_store(config, Metrics().registry) as store, fake_alertmanager() as alertmanager:
-        assert store is not None
+    with closing(open_store(config.store, Metrics().registry)) as store, fake_alertmanager() as alertmanager:
         made = ControlledSite(folder, store, alertmanager.url, policy_file=policy_file)
         await made.tick()
         yield made

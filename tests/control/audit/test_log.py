@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from prolepsis.control.audit import chain
 from prolepsis.control.audit.entry import SERVED, AuditEntry
-from prolepsis.control.audit.log import AuditLog
+from prolepsis.control.audit.log import QueuedEvent
 from prolepsis.control.audit.retention import TextRetention, erase_old_texts, old_texts, text_upkeep
 from prolepsis.control.audit.verify import verify
 from prolepsis.control.policy.runtime import Policies
@@ -20,7 +20,8 @@ from prolepsis.control.policy.source import PolicyFile
 from prolepsis.control.rollout.machine import RolloutEvent
 from prolepsis.control.rollout.runtime import Rollouts, audit_event
 from prolepsis.control.store.database import Database
-from prolepsis.control.store.store import Store, opened_store
+from prolepsis.control.store.store import Store, open_store
+from prolepsis.control.store.writer import WriterSettings
 from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.config import DAY_S, ServerConfig
 from prolepsis.core.errors import ConfigError
@@ -48,7 +49,9 @@ async def test_changes_of_the_policy_are_recorded_with_before_and_after(tmp_path
     file = tmp_path / "policy.yaml"
     file.write_text("version: 1\ndefault: {mode: off}\n")
     rollouts = Rollouts(memory_store(), lambda _: None, Metrics().registry, model="tiny")
-    policies = Policies(PolicyFile(file), INFO.proposers, rollouts, emit=AuditLog(store.writer).record)
+    policies = Policies(
+        PolicyFile(file), INFO.proposers, rollouts, emit=lambda event: store.writer.offer(QueuedEvent(event))
+    )
     file.write_text("version: 2\ndefault: {mode: on}\n")
     await policies.tick()
     loaded, reloaded = written_to(store)
@@ -85,8 +88,8 @@ async def test_actions_by_hand_are_recorded_with_their_author(tmp_path: Path, st
 
 def test_changes_of_a_rollout_are_recorded_with_their_numbers_and_their_author(store: Store) -> None:
     by_hand = RolloutEvent(7.0, "code@1", "3@ab", 1, "started", "shadow", "by k1", by="k1")
-    AuditLog(store.writer).record(audit_event(by_hand))
-    AuditLog(store.writer).record(audit_event(replace(by_hand, kind="promoted", by="")))
+    store.writer.offer(QueuedEvent(audit_event(by_hand)))
+    store.writer.offer(QueuedEvent(audit_event(replace(by_hand, kind="promoted", by=""))))
     started, promoted = written_to(store)
     assert (started.action, started.versions) == ("rollout.started", {"policy": "3@ab"})
     assert started.details is not None
@@ -111,14 +114,14 @@ def test_a_process_records_its_start_and_its_stop(tmp_path: Path, monkeypatch: p
 
 
 def test_none_means_no_store_and_other_texts_are_errors() -> None:
-    with opened_store(ServerConfig(store="none"), Metrics().registry) as store:
-        AuditLog(store.writer).record(AuditEvent(actor="server", action="server.stopped"))
+    with closing(open_store("none", Metrics().registry)) as store:
+        store.writer.offer(QueuedEvent(AuditEvent(actor="server", action="server.stopped")))
         assert store.writer.flush(1.0)
         assert entries_of(store.database) == []
         assert not store.database.is_kept
     with (
         pytest.raises(ConfigError, match="sqlite:///FILE"),
-        opened_store(ServerConfig(store="mysql://somewhere/else"), Metrics().registry),
+        closing(open_store("mysql://somewhere/else", Metrics().registry)),
     ):
         pass
 
@@ -180,7 +183,7 @@ def test_a_server_erases_old_texts_by_itself(database: Database, tmp_path: Path)
     config = ServerConfig(
         store=f"sqlite:///{database.file}", audit_text_days=0.0, audit_text_days_by_tenant=("acme=0.000000000001",)
     )
-    with opened_store(config, Metrics().registry, upkeep=text_upkeep(config)):
+    with closing(open_store(config.store, Metrics().registry, WriterSettings(upkeep=text_upkeep(config)))):
         pass
     assert [entry.seq for entry in entries(database) if entry.details is None] == [1]
 

@@ -23,10 +23,9 @@ from tests.waiting import ended
 class Table(ControlTable):
     """A store that may be down."""
 
-    is_shared = True
-
     def __init__(self, database: Database) -> None:
         super().__init__(database)
+        self.is_shared = True
         self.is_down = False
         self.is_read_only = False
         self.num_exchanges = 0

@@ -49,9 +49,9 @@ def test_no_difference_passes_and_damage_fails(measure: Measure, better: Better)
 def test_a_ratio_without_a_bound_waits_for_what_the_control_showed() -> None:
     guardrail = Guardrail(name="g", metric="ms", measure=Ratio(margin=0.1))
     assert decide(guardrail, ArmScores.empty(33), 0.5, fail_alpha=0.01, pass_alpha=0.05)[0] == "inconclusive"
-    assert guardrail.calibrated(Histogram()) == guardrail
-    history = Histogram().observe(10.0).observe(14.0)
-    assert guardrail.calibrated(history).measure == Ratio(margin=0.1, high=24.0, baseline=12.0)
+    assert guardrail.measure.reference_from(Histogram()) is None
+    assert guardrail.measure.reference_from(Histogram().observe(10.0).observe(14.0)) == 12.0
+    assert guardrail.referring_to(12.0).measure == Ratio(margin=0.1, high=24.0, baseline=12.0)
     assert Ratio(margin=0.1, high=50.0).referring_to(12.0) == Ratio(margin=0.1, high=50.0, baseline=12.0)
 
 
@@ -70,10 +70,10 @@ def test_it_decides_when_a_bound_passes_the_margin(measure: Measure, better: Bet
 
 
 def test_estimates_and_bounds_are_in_the_units_that_people_read() -> None:
-    latency = Guardrail(name="l", metric="ms", measure=MeanDifference(margin=20.0, low=0.0, high=400.0, num_points=33))
+    rate = Guardrail(name="r", metric="rate", measure=MeanDifference(margin=0.05, num_points=33))
     cost = Guardrail(name="c", metric="eur", measure=Ratio(margin=0.1, high=4.0))
     for guardrail, canary, control, estimate, allowed in (
-        (latency, 150.0, 100.0, 50.0, 20.0),
+        (rate, 0.5, 0.25, 0.25, 0.05),
         (cost, 1.5, 1.0, 1.5, 1.1),
     ):
         seen = guardrail.empty()
@@ -106,17 +106,15 @@ def test_a_limit_does_not_wait_for_the_control() -> None:
 def test_a_quantile_of_the_control_that_is_not_known_decides_nothing() -> None:
     guardrail = Guardrail(name="p95", metric="ms", measure=QuantileRatio(level=0.95, margin=0.1))
     assert decide(guardrail, guardrail.empty(), 0.5, fail_alpha=0.01, pass_alpha=0.05)[0] == "inconclusive"
-    known = guardrail.calibrated(Histogram().observe(100.0))
-    assert isinstance(known.measure, QuantileRatio)
-    assert known.measure.reference == pytest.approx(100.0, rel=0.02)
+    assert guardrail.measure.reference_from(Histogram().observe(100.0)) == pytest.approx(100.0, rel=0.02)
 
 
 def test_calibration_changes_speed_and_not_what_is_tested() -> None:
     history = Histogram().observe(0.2).observe(0.4)
     for measure, better in MEASURES:
         before = measure.contrast(better, 0.4)
-        known = Guardrail(name="g", metric="m", measure=measure, better=better).calibrated(history)
-        after = known.measure.contrast(better, 0.4)
+        reference = measure.reference_from(history)
+        after = (measure if reference is None else measure.referring_to(reference)).contrast(better, 0.4)
         assert replace(after, centre=before.centre) == before
 
 

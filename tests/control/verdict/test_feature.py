@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from prolepsis.control.policy.source import PolicyFile
 from prolepsis.control.store.store import Store
 from prolepsis.control.verdict.feature import VerdictFeature
-from prolepsis.control.verdict.stored import stored_verdicts
+from prolepsis.control.verdict.stored import VERDICTS_KEPT
 from prolepsis.core.telemetry.logs import configure_logs
 from prolepsis.server.cli.main import app
 from tests.control.cost.test_runtime import BODY, Charging
@@ -77,7 +77,7 @@ def test_one_verdict_in_the_same_words_everywhere(
 
 def stored(store: Store) -> bool:
     with store.database.read() as connection:
-        kept = stored_verdicts(connection).get("editor")
+        kept = VERDICTS_KEPT.by_key(connection).get("editor")
     return kept is not None and kept.answer == "keep"
 
 

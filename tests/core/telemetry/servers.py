@@ -1,7 +1,7 @@
 """The metrics of a server with all of its features, for tests that look at every series."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from fastapi import FastAPI
@@ -9,7 +9,7 @@ from fastapi import FastAPI
 from prolepsis.adapters.upstream.metrics import UpstreamMetrics
 from prolepsis.control.controls.flag_file import FlagFile
 from prolepsis.control.cost.prices import PriceFile
-from prolepsis.control.store.store import opened_store
+from prolepsis.control.store.store import open_store
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.telemetry.device import DeviceCollector, DeviceReading
 from prolepsis.core.telemetry.metrics import Metrics
@@ -56,7 +56,7 @@ def server_with_everything(folder: Path) -> Iterator[tuple[FastAPI, Metrics]]:
     policy = folder / "policy.yaml"
     flags = FlagFile(write(folder / "flags.json", flag()))
     prices = PriceFile(folder / "prices.yaml")
-    with opened_store(config, metrics.registry) as store:
+    with closing(open_store(config.store, metrics.registry)) as store:
         client, tokenizer = Engines([Member(engine)], metrics.registry), ByteTokenizer()
         app = build(config, client, tokenizer, metrics, policy=policy, flags=flags, store=store, prices=prices)
         yield app, metrics

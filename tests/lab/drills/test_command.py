@@ -4,7 +4,7 @@ import json
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import pytest
 import uvicorn
 from typer.testing import CliRunner
 
-from prolepsis.control.store.store import opened_store
+from prolepsis.control.store.store import open_store
 from prolepsis.core.config import DRAFT_HEAD, EngineConfig, ServerConfig
 from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.core.terminal.output import BAD_INPUT, INTERRUPTED, OK, UNPROVEN
@@ -99,7 +99,7 @@ def test_an_engine_that_is_killed_is_started_again(tmp_path: Path) -> None:
 def kept(folder: Path) -> Iterator[str]:
     """Give the URL of a server that keeps a store, and shows it in its metrics."""
     metrics, own = Metrics(), config(folder)
-    with opened_store(ServerConfig(store=migrated_setting(folder)), metrics.registry) as store:
+    with closing(open_store(migrated_setting(folder), metrics.registry)) as store:
         listener = bind(ServerConfig(port=0))
         application = build(own, FakeEngine(), ByteTokenizer(), metrics, store=store)
         with running(uvicorn.Config(application, log_config=None, lifespan="on"), listener):

@@ -1,7 +1,7 @@
 """Drills over HTTP: who may, when they are refused, and that a fault never outlives its holder."""
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -9,7 +9,7 @@ import httpx2
 import pytest
 
 from prolepsis.control.audit import chain
-from prolepsis.control.store.store import Store, opened_store
+from prolepsis.control.store.store import Store, open_store
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.lab.drills.feature import LEASE_S, Drills
@@ -148,7 +148,7 @@ async def test_what_a_server_cannot_have_is_refused_with_the_reason(tmp_path: Pa
 
 @asynccontextmanager
 async def kept(folder: Path) -> AsyncIterator[Bench]:
-    with opened_store(ServerConfig(store=migrated_setting(folder)), Metrics().registry) as store:
+    with closing(open_store(migrated_setting(folder), Metrics().registry)) as store:
         yield Bench(folder, store)
 
 

@@ -1,4 +1,4 @@
-"""The audit log of one process: events are queued for the store's writer, and a tenant's details can be erased."""
+"""The audit log of one process: events in the queue of the store's writer, and the erasure of a tenant's details."""
 
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -15,7 +15,6 @@ from prolepsis.control.store import batches, lineage, records, responses, turns
 from prolepsis.control.store.database import Database
 from prolepsis.control.store.lineage import ForgottenExamples
 from prolepsis.control.store.queue import QueueItem
-from prolepsis.control.store.writer import ItemWriter
 from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.errors import InvalidParameter
 
@@ -61,16 +60,6 @@ class QueuedEvent(QueueItem):
     def write(cls, connection: Connection, items: Sequence["QueuedEvent"]) -> None:
         for item, entry in zip(items, chain.append(connection, [item.redacted for item in items]), strict=True):
             item._entry = entry
-
-
-class AuditLog:
-    """Records events without waiting for the store."""
-
-    def __init__(self, writer: ItemWriter) -> None:
-        self._writer = writer
-
-    def record(self, event: AuditEvent) -> None:
-        self._writer.offer(QueuedEvent(event))
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,6 @@ from prolepsis.control.web.feature import Feature
 from prolepsis.core.audit_event import AuditEvent, Emit
 from prolepsis.core.ended import AuditContent, Keep, PromptEnded, RequestAbout, RequestEnded
 from prolepsis.core.engine_client import EngineInfo
-from prolepsis.core.events import Proposed
 from prolepsis.core.json_value import canonical
 from prolepsis.core.recording import Recording, plain, recording
 from prolepsis.core.requests import GenerateRequest
@@ -136,9 +135,9 @@ def _details(served: _AuditedAnswer, content: AuditContent, decode: Decode, info
     salt, kept = secrets.token_hex(16), plain(recorded)
     drafts = [draft for event in prompt.tokens if (draft := event.proposed) is not None]
     rounds: list[list[object]] = [  # redacting lists takes a tenth of the time of mappings
-        [event.index, _proposers(event.proposed), len(event.proposed.tokens), len(event.token_ids)]
+        [event.index, "+".join(sorted({*draft.sources})) or draft.proposer, len(draft.tokens), len(event.token_ids)]
         for event in prompt.tokens
-        if event.proposed is not None
+        if (draft := event.proposed) is not None
     ]
     details: dict[str, object] = {
         "end": prompt.end,
@@ -179,11 +178,6 @@ def _details(served: _AuditedAnswer, content: AuditContent, decode: Decode, info
             whole = [[*row, [*draft.tokens], [*draft.parents]] for row, draft in zip(rounds, drafts, strict=True)]
             details |= {"rounds": whole, RECORDING: kept}
     return details
-
-
-def _proposers(draft: Proposed) -> str:
-    """Return the proposer of a draft; for a merged one all of them, joined by "+"."""
-    return "+".join(sorted(set(draft.sources))) or draft.proposer
 
 
 def _digest(salt: str, tokens: Sequence[int]) -> str:

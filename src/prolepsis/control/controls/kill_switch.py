@@ -5,11 +5,12 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Annotated, Literal
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, computed_field
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
 from prolepsis.control.store.controls import Control
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.facts import FlagDecision
+from prolepsis.core.json_value import computed
 from prolepsis.core.kill_scope import EVERYTHING, SCOPE
 
 KILL = "kill"  # kind of the kill switch's controls; their names are scopes
@@ -49,20 +50,17 @@ class KillStatus(BaseModel):
     warnings: Mapping[str, str] = Field(default_factory=dict)
     """Stopped scopes that nothing on this server has now, each with a sentence that says what it has."""
 
-    @computed_field  # type: ignore[prop-decorator]  # mypy knows no decorated properties
-    @property
+    @computed
     def sources(self) -> tuple[Source, ...]:
         """What stops everything."""
         return self.stopped_by(EVERYTHING)
 
-    @computed_field  # type: ignore[prop-decorator]
-    @property
+    @computed
     def on(self) -> bool:
         """Whether everything is stopped."""
         return bool(self.sources)
 
-    @computed_field  # type: ignore[prop-decorator]
-    @property
+    @computed
     def killed(self) -> tuple[str, ...]:
         """All scopes that are stopped, by name."""
         stopped = {entry.scope for entry in (*self.operator, *self.shared)}

@@ -6,13 +6,6 @@ from dataclasses import dataclass
 from prolepsis.core.kill_scope import EVERYTHING, Kind
 
 _SHOWN = 12  # names that a warning lists
-_PLURALS: Mapping[Kind, str] = {
-    "route": "routes",
-    "rule": "rules",
-    "tenant": "tenants",
-    "traffic_class": "traffic classes",
-    "proposer": "proposers",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +24,7 @@ class KnownScopes:
         # requests decide form and context of traffic classes, so ROUTE/TIER is enough
         if name in known or (kind == "traffic_class" and "/".join(name.split("/")[:2]) in known):
             return ""
-        plural = next(plural for scope_kind, plural in _PLURALS.items() if scope_kind == kind)
+        plural = "traffic classes" if kind == "traffic_class" else f"{kind}s"
         listed = ", ".join(known[:_SHOWN]) + (f" and {len(known) - _SHOWN} more" if len(known) > _SHOWN else "")
         return f"nothing on this server has the scope {scope} now; its {plural}: {listed or 'none'}"
 

@@ -11,9 +11,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from pydantic import computed_field
-
 from prolepsis.control.cost.prices import PriceInUse
+from prolepsis.core.json_value import computed
 
 PERIOD_S = 3600.0
 MAX_PERIODS = 168  # periods that are shown and wait for the store: a week of hours
@@ -60,13 +59,11 @@ class DeviceCost:
     amount_paid: float | None  # for the time that the device was held
     amount_used: float | None  # for the time that requests used
 
-    @computed_field  # type: ignore[prop-decorator]
-    @property
+    @computed
     def paid_per_million_tokens(self) -> float | None:
         return self._per_million(self.amount_paid)
 
-    @computed_field  # type: ignore[prop-decorator]
-    @property
+    @computed
     def used_per_million_tokens(self) -> float | None:
         return self._per_million(self.amount_used)
 

@@ -8,11 +8,12 @@ from itertools import pairwise
 from statistics import stdev
 from typing import Annotated, Literal
 
-from pydantic import Field, computed_field
+from pydantic import Field
 
 from prolepsis.control.cost.prices import HOURS_PER_MONTH, Price
 from prolepsis.control.statistics.arms import Arm
 from prolepsis.core.facts import NO_RULE
+from prolepsis.core.json_value import computed
 from prolepsis.core.stats import DeviceSeconds
 from prolepsis.core.traffic_sums import Interval, TrafficSums, ratio, sums_of_device
 
@@ -75,41 +76,34 @@ class UsageTotals:
         if cost.amount is not None:
             self.amount = (self.amount or 0.0) + cost.amount
 
-    @computed_field  # type: ignore[prop-decorator]
-    @property
+    @computed
     def device_s(self) -> dict[Literal["prefill", "plain", "verify", "propose", "host"], float]:
         return self.device.by_kind()
 
-    @computed_field  # type: ignore[prop-decorator]
-    @property
+    @computed
     def total_device_s(self) -> float:
         return self.device.total
 
-    @computed_field  # type: ignore[prop-decorator]
-    @property
+    @computed
     def device_s_per_token(self) -> float | None:
         """All device seconds over all output tokens."""
         return ratio(self.device.total, self.num_output_tokens)
 
-    @computed_field  # type: ignore[prop-decorator]
-    @property
+    @computed
     def predicted_plain_s(self) -> float:
         return self.device.predicted_plain
 
-    @computed_field  # type: ignore[prop-decorator]
-    @property
+    @computed
     def saved_s(self) -> float:
         """Predicted device seconds of plain decoding less the measured ones; negative if speculation costs more."""
         return self.predicted.predicted_plain_s - self.predicted.device_s
 
-    @computed_field  # type: ignore[prop-decorator]
-    @property
+    @computed
     def saved(self) -> float | None:
         """1 - total / predicted, over requests with a prediction."""
         return self.predicted.saved
 
-    @computed_field  # type: ignore[prop-decorator]
-    @property
+    @computed
     def saved_bounds(self) -> tuple[float, float] | None:
         """Of 95 %, at one look; null with fewer than 20 requests."""
         return self.predicted.saved_bounds

@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field, computed_field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.files import LastGood, read_text
+from prolepsis.core.json_value import computed
 from prolepsis.core.validation import Name, Number, Part, VersionedPart, one_or_more, spelt
 from prolepsis.core.yaml_document import InvalidFile, read_shape
 
@@ -57,8 +58,7 @@ class PriceInUse(Price):
     currency: str
     version: str  # version of the price book
 
-    @computed_field  # type: ignore[prop-decorator]
-    @property
+    @computed
     def per_hour(self) -> float:
         return self.per_device_hour + sum(self.overheads.values())
 

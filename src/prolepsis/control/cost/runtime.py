@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from prometheus_client import CollectorRegistry
-from pydantic import computed_field
 
 from prolepsis.control.cost.commands import COST
 from prolepsis.control.cost.comparison import ArmComparison, ComparedExperiment, Comparisons
@@ -28,10 +27,11 @@ from prolepsis.control.cost.prices import PriceFile, PriceInUse
 from prolepsis.control.store.database import Database
 from prolepsis.control.web.context import Context
 from prolepsis.control.web.feature import Feature
-from prolepsis.control.web.routes import READERS, Route, Routes
+from prolepsis.control.web.routes import READERS, shown
 from prolepsis.core.audit_event import Emit, discard
 from prolepsis.core.ended import RequestAbout, RequestEnded
 from prolepsis.core.facts import NO_RULE
+from prolepsis.core.json_value import computed
 from prolepsis.core.stats import ProposerMemory, RequestStats
 from prolepsis.core.telemetry.declare import counter, gauge
 from prolepsis.core.telemetry.labels import NO_TENANT
@@ -47,8 +47,7 @@ class MemoryCost(ProposerMemory):
 
     amount_per_hour: float | None
 
-    @computed_field  # type: ignore[prop-decorator]
-    @property
+    @computed
     def total(self) -> int:
         return self.weights + self.kv + self.index
 
@@ -94,7 +93,7 @@ class CostFeature(Feature):
         """
         self.usage = Usage()
         self.device_time = DeviceTime(clock, now)
-        self.routes = cost_routes(self)
+        self.routes = shown(COST.path, READERS, COST.help, self.report)
         self._prices = PriceWatch(registry, prices, database, emit=emit, use=self.device_time.price)
         self._periods = PeriodKeeper(database, self.device_time, clock)
         self._rates = RateWindow(clock)
@@ -247,9 +246,3 @@ def _contest(about: RequestAbout) -> Experiment | None:
     """Return the experiment; only if chance drew the request by itself, against plain."""
     drawn, share = about.assignment, about.canary_share
     return None if drawn is None or share is None else Experiment(drawn.rollout_id, drawn.run, drawn.stage, share)
-
-
-def cost_routes(costs: CostFeature) -> Sequence[Route]:
-    routes = Routes()
-    routes.get(COST.path, roles=READERS, summary=COST.help)(costs.report)
-    return routes.all

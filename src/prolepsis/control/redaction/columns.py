@@ -25,17 +25,12 @@ _MOST_ROWS = 10_000  # rows of a table that are looked at
 
 def without_columns(text: str) -> str:
     """Return the text with marks in place of the values of such columns, as far as rows have the header's columns."""
-    if "\n" not in text or (header := _header(text)) is None:
-        return text
-    marks, separator = _marks(header[0].split(header[1])), header[1]
-    if not marks:
-        return text
-    rows = text[header.end() :].split("\n", _MOST_ROWS)
-    return text[: header.end()] + "\n".join(_rows(rows, separator, len(header[0].split(separator)), marks))
-
-
-def _header(text: str) -> re.Match[str] | None:
-    return next((match for match in _HEADER.finditer(text) if _marks(match[0].split(match[1]))), None)
+    for header in _HEADER.finditer(text) if "\n" in text else ():
+        columns = header[0].split(header[1])
+        if marks := _marks(columns):
+            rows = text[header.end() :].split("\n", _MOST_ROWS)
+            return text[: header.end()] + "\n".join(_rows(rows, header[1], len(columns), marks))
+    return text
 
 
 def _marks(columns: Sequence[str]) -> Mapping[int, str]:

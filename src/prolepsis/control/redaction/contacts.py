@@ -5,6 +5,8 @@ from collections.abc import Callable
 from ipaddress import ip_address
 
 from phonenumbers import PhoneNumberMatcher
+from stdnum import luhn
+from stdnum.iso7064 import mod_97_10
 
 PHONE_REGIONS = ("US", "GB", "DE", "FR")
 """Regions whose national formats are known; numbers with a + are found for every region."""
@@ -97,15 +99,13 @@ def _if(holds: Callable[[str], bool], mark: str) -> Callable[[re.Match[str]], st
 
 
 def _is_iban(text: str) -> bool:
-    """ISO 13616: the number, country and check digits last, letters as 10 to 35, is 1 modulo 97."""
+    """ISO 13616: the check digits hold for the number with country and check digits last."""
     plain = text.replace(" ", "")
-    return int("".join(str(int(c, 36)) for c in plain[4:] + plain[:4])) % 97 == 1
+    return mod_97_10.checksum(plain[4:] + plain[:4]) == 1
 
 
 def _is_card(text: str) -> bool:
-    """ISO/IEC 7812: the digits, every second from the right doubled, add up to a multiple of 10 (Luhn)."""
-    digits = [int(c) for c in reversed(text) if c.isdigit()]
-    return sum(d if i % 2 == 0 else sum(divmod(2 * d, 10)) for i, d in enumerate(digits)) % 10 == 0
+    return luhn.is_valid(re.sub("[ -]", "", text))
 
 
 def _is_address(text: str) -> bool:

@@ -89,14 +89,11 @@ def _named_runs(text: str) -> Iterator[tuple[Sequence[_Token], list[tuple[int, i
     for run in _runs(text):
         names = list(_names_in(run, text))
         joined = last_end >= 0 and _AND.fullmatch(text, last_end, run[0].start)
-        if not names and joined and len(run) == 1 and _may_be_name(run[0]):
-            names = [(run[0].start, run[0].end)]
+        if not names and joined and len(run) == 1:
+            is_ordinary = run[0].lower in name_lists().words or run[0].word.isupper()
+            names = [] if is_ordinary else [(run[0].start, run[0].end)]
         yield run, names
         last_end = names[-1][1] if names else -1
-
-
-def _may_be_name(token: _Token) -> bool:
-    return token.lower not in name_lists().words and not token.word.isupper()
 
 
 def _runs(text: str) -> Iterator[Sequence[_Token]]:
@@ -139,12 +136,9 @@ def _names_in(run: Sequence[_Token], text: str) -> Iterator[tuple[int, int]]:
     while i < len(run):
         num = _length(run[i : i + _MAX_TOKENS], text, run[-1].end, lists)
         if num:
-            yield run[i].start, _end(run[i + num - 1], text)
+            last = run[i + num - 1]
+            yield run[i].start, last.end + (last.is_initial and text[last.end : last.end + 1] == ".")
         i += num or 1
-
-
-def _end(token: _Token, text: str) -> int:
-    return token.end + (token.is_initial and text[token.end : token.end + 1] == ".")
 
 
 def _length(run: Sequence[_Token], text: str, end: int, lists: NameLists) -> int:

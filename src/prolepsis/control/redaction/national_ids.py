@@ -1,7 +1,7 @@
 """Numbers of people: by the check digits of `stdnum` where the format is distinct, else by the words before them."""
 
 import re
-from functools import cache
+from functools import cache, partial
 from types import ModuleType
 from typing import cast
 
@@ -43,7 +43,6 @@ _WORDS = (
 )
 _NUMBER = r"(?-i:(?:[A-Z]{1,5} ?)?\d[\dA-Z]*(?:[ ./-][A-Z]?\d[\dA-Z]*|[ ./-][A-Z]{1,2}(?= ?\d)| [A-Z](?!\w)){0,6})"
 _TOLD = re.compile(rf"(?i)\b(?P<cue>(?:{_WORDS})\b[^\d\n\[\]]{{0,32}}?(?<![\w.-]))(?P<number>{_NUMBER})(?![\w-])")
-_MIN_LENGTH = 6
 _MIN_DIGITS = 4
 
 
@@ -52,7 +51,7 @@ def without_national_ids(text: str) -> str:
     text = _SOCIAL_SECURITY.sub("[SSN]", text)
     text = _INSURANCE.sub(MARK, text)
     text = _SHAPED.sub(_if_valid, text)
-    return _TOLD.sub(_if_number, text)
+    return _TOLD.sub(partial(marked_number, least=6), text)
 
 
 def _if_valid(match: re.Match[str]) -> str:
@@ -61,9 +60,10 @@ def _if_valid(match: re.Match[str]) -> str:
     return MARK if valid else number
 
 
-def _if_number(match: re.Match[str]) -> str:
+def marked_number(match: re.Match[str], *, least: int) -> str:
+    """Return the cue with `MARK` behind it where a number has so many letters and digits, else what was found."""
     number = match["number"]
-    is_one = sum(c.isalnum() for c in number) >= _MIN_LENGTH and sum(c.isdigit() for c in number) >= _MIN_DIGITS
+    is_one = sum(c.isalnum() for c in number) >= least and sum(c.isdigit() for c in number) >= _MIN_DIGITS
     return match["cue"] + MARK if is_one else match[0]
 
 

@@ -4,8 +4,9 @@ National ids with check digits of a distinct shape are in `national_ids`.
 """
 
 import re
+from functools import partial
 
-MARK = "[ID]"
+from prolepsis.control.redaction.national_ids import MARK, marked_number
 
 _OF = (
     r"medical record|patient|chart|member(?:ship)?|policy|customer|client|account|employee|staff|student|"
@@ -63,20 +64,13 @@ _PLATE = re.compile(
 )
 _HAS_DIGITS = re.compile(r"\d\D{0,2}\d")
 _MIN_LENGTH = 5
-_MIN_DIGITS = 4
 
 
 def without_record_numbers(text: str) -> str:
     """Return the text with `MARK` in place of numbers of patients, customers, members, cases, cards and cars."""
     if _HAS_DIGITS.search(text) is None:
         return text
-    return _PLATE.sub(_plate, _TOLD.sub(_number, text))
-
-
-def _number(match: re.Match[str]) -> str:
-    number = match["number"]
-    is_one = sum(c.isalnum() for c in number) >= _MIN_LENGTH and sum(c.isdigit() for c in number) >= _MIN_DIGITS
-    return match["cue"] + MARK if is_one else match[0]
+    return _PLATE.sub(_plate, _TOLD.sub(partial(marked_number, least=_MIN_LENGTH), text))
 
 
 def _plate(match: re.Match[str]) -> str:

@@ -12,13 +12,12 @@ from uuid import uuid4
 
 import structlog
 from prometheus_client import CollectorRegistry
-from pydantic import TypeAdapter, ValidationError, computed_field
-from sqlalchemy import Connection
+from pydantic import TypeAdapter, ValidationError
 
 from prolepsis import __version__
 from prolepsis.control.replicas.commands import REPLICAS
 from prolepsis.control.store import documents as of
-from prolepsis.control.store.database import Database, database_time
+from prolepsis.control.store.database import StoreTable
 from prolepsis.control.store.documents import Documents, StoredDocument
 from prolepsis.control.web.context import Context
 from prolepsis.control.web.feature import Feature
@@ -27,6 +26,7 @@ from prolepsis.core.config import ServerConfig
 from prolepsis.core.engine_client import EngineClient, EngineMember
 from prolepsis.core.errors import StoreUnavailable
 from prolepsis.core.exact_group import ExactGroup
+from prolepsis.core.json_value import computed
 from prolepsis.core.network import EVERYWHERE, url_of
 from prolepsis.core.telemetry.declare import gauge
 
@@ -57,8 +57,7 @@ class ReplicaReply:
     seen_s_ago: float
     engines: tuple[EngineMember, ...]  # behind this front end, where they are in other processes
 
-    @computed_field  # type: ignore[prop-decorator]
-    @property
+    @computed
     def exact_group(self) -> str:
         """Replicas of one group continue each other's streams to the bit."""
         return self.group.digest
@@ -85,17 +84,9 @@ def _read(text: str) -> ReplicaReply | None:
 Seen = Sequence[StoredDocument[ReplicaReply | None]]
 
 
-class ReplicaTable:
-    """Each call waits for the database and may raise `StoreUnavailable`; none belongs on an event loop."""
-
+class ReplicaTable(StoreTable):
     _replicas = Documents("replica", _read, lambda replica: _REPLY.dump_json(replica).decode())
     """By name; `at`: when it was last seen, by the clock of the database."""
-
-    def __init__(self, database: Database, *, now: Callable[[Connection], float] = database_time) -> None:
-        self._database = database
-        self._now = now
-        self.is_shared = database.is_kept
-        """Whether other servers may be in it."""
 
     def keep(self, own: ReplicaReply) -> tuple[float, Seen]:
         """Record that a server is running; return the time there and all servers, the longest running first."""

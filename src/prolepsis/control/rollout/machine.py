@@ -6,7 +6,8 @@ from typing import Literal, Self, TypeVar
 
 from prolepsis.control.rollout.settings import RolloutSettings, Stage
 from prolepsis.control.statistics.guardrail import Guardrail, Outcome
-from prolepsis.control.statistics.judge import Evidence, Judgement, judge, outcome_of
+from prolepsis.control.statistics.judge import Evidence, Judgement, Levels, judge, outcome_of
+from prolepsis.control.statistics.window import NUM_STARTS
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.json_value import JsonValue
 
@@ -116,6 +117,8 @@ def change(
 
 Result = TypeVar("Result")
 _UNFIT = ("measurement_errors", "uneven_arms")  # reasons that no further evidence will change
+_WATCH_LEVELS = Levels(num_starts=NUM_STARTS)
+"""Of the moving window once the rollout is on: they hold for each 30 days."""
 
 
 def step(state: RolloutState, evidence: Evidence | None, now: float, settings: RolloutSettings) -> Transition:
@@ -172,8 +175,7 @@ def _judged(
         guardrails_of(state, settings),
         evidence,
         share=share,
-        levels=settings.watch_levels if is_on else settings.levels,
-        consecutive_error_limit=settings.consecutive_error_limit,
+        levels=_WATCH_LEVELS if is_on else settings.levels,
     )
 
 
@@ -215,13 +217,14 @@ def _hold(state: RolloutState, stage: Stage, now: float, reason: str, judgement:
 
 
 Command = Literal["start", "hold", "resume", "promote", "rollback"]
-_ALLOWED: dict[Command, tuple[Phase, ...]] = {
+ALLOWED: dict[Command, tuple[Phase, ...]] = {
     "start": ("off", "rolled_back"),
     "hold": ("running", "gate"),
     "resume": ("held",),
     "promote": ACTIVE,
     "rollback": (*ACTIVE, "on"),
 }
+"""The phases in which a command may be given."""
 
 
 def command(
@@ -236,8 +239,8 @@ def command(
     (`promotion.check`). Starting a rollout that was rolled back begins a new run. Raises `InvalidParameter` if the
     state's phase excludes the command.
     """
-    if state.phase not in _ALLOWED[what]:
-        allowed = ", ".join(_ALLOWED[what])
+    if state.phase not in ALLOWED[what]:
+        allowed = ", ".join(ALLOWED[what])
         raise InvalidParameter(
             f"{what!r} is for rollouts that are {allowed}; this one is {state.phase}", param="command"
         )

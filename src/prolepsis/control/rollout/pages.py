@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from prolepsis.control.rollout.machine import Command, Phase
+from prolepsis.control.rollout.machine import ALLOWED, Command, Phase
 from prolepsis.control.rollout.other_rules import other_rules
 from prolepsis.control.rollout.runtime import RolloutView
 from prolepsis.control.statistics.guardrail import GuardrailResult
@@ -22,20 +22,11 @@ STATUS: Mapping[Phase, tuple[str, str]] = {
 }
 BUTTONS: Mapping[Command, tuple[str, str]] = {
     "start": ("Start", "Its first stage begins: a share of the requests gets the rule's mode."),
-    "hold": ("Hold", "The stage's clock and all promotion stop; the canary keeps its share, and harm still ends it."),
     "resume": ("Resume", "The stage continues."),
     "promote": ("Promote", "The next stage begins."),
+    "hold": ("Hold", "The stage's clock and all promotion stop; the canary keeps its share, and harm still ends it."),
     "rollback": ("Roll back", "The canary ends: what is in flight goes on plainly, new requests as the control's."),
 }
-OFFERED: Mapping[Phase, tuple[Command, ...]] = {
-    "off": ("start",),
-    "running": ("promote", "hold", "rollback"),
-    "gate": ("promote", "hold", "rollback"),
-    "held": ("resume", "promote", "rollback"),
-    "on": ("rollback",),
-    "rolled_back": ("start",),
-}
-"""Commands that a phase allows; the rollout itself refuses the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +45,7 @@ async def _rollout(visit: Visit) -> Page:
         "others": [*other_rules(traffic.value.rules, view.rule, view.since)] if traffic.value and view.run else [],
         "status": STATUS,
         "buttons": BUTTONS,
-        "offered": OFFERED[view.phase],
+        "offered": [command for command in BUTTONS if view.phase in ALLOWED[command]],
         "evidence": evidence(view),
         "events": (view.events or [])[::-1],
         "may_act": visit.may("POST", "/admin/rollouts/{rollout_id}/{command}"),

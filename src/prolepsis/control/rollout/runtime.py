@@ -92,7 +92,7 @@ class Rollouts(Feature):
         registry: CollectorRegistry,
         *,
         model: str,
-        notify: Callable[[RolloutEvent], None] | None = None,
+        notify: Callable[[RolloutEvent], object] | None = None,
         weights_of: Callable[[str], str] = lambda proposer: "",
         has_head: Callable[[str], bool] = lambda proposer: True,
         clock: Callable[[], float] | None = None,
@@ -147,7 +147,7 @@ class Rollouts(Feature):
         live = self._live[rule]
         self._follow_heads(live)
         assignment = live.assign(key, sticky)
-        self._metrics.assigned(rule, assignment.arm, assignment.mode)
+        self._metrics.requests.labels(rule, assignment.arm, assignment.mode).inc()
         return assignment
 
     def on_request_end(self, ended: RequestEnded) -> None:
@@ -373,7 +373,7 @@ class Rollouts(Feature):
         live.take(self._ours(after))
         for event in events:
             live.is_harmed = event.judgement is not None and event.judgement.outcome == "fail"
-            self._metrics.changed(live.target.rule, event.kind)
+            self._metrics.changes.labels(live.target.rule, event.kind).inc()
             if self._notify is not None:
                 self._notify(event)
             for listener in self._listeners:

@@ -9,7 +9,6 @@ from prolepsis.control.policy.model import Terms
 from prolepsis.control.policy.rollout_terms import METRICS, GuardrailTerms, OnHarm, TrialTerms
 from prolepsis.control.statistics.guardrail import Guardrail
 from prolepsis.control.statistics.judge import Levels
-from prolepsis.control.statistics.window import NUM_STARTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,13 +32,9 @@ class Stage:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutSettings:
     stages: tuple[Stage, ...]
-    rollback_level: float = 0.05
-    """Highest probability that a harmless canary is rolled back, over the whole rollout."""
-    promotion_level: float = 0.05  # highest probability that a harmful canary is promoted
     holdout: float = 0.05  # share of keys that never get the canary, for comparison to the end
     on_inconclusive: Literal["hold", "rollback"] = "hold"
     on_harm: OnHarm = "plain"
-    consecutive_error_limit: int = 5
 
     def __post_init__(self) -> None:
         shares = [stage.share for stage in self.stages if stage.kind == "canary"]
@@ -50,12 +45,7 @@ class RolloutSettings:
 
     @property
     def levels(self) -> Levels:
-        return Levels(self.rollback_level, self.promotion_level, len(self.stages))
-
-    @property
-    def watch_levels(self) -> Levels:
-        """Levels of the moving window once the rollout is on; `rollback_level` then holds for each 30 days."""
-        return Levels(self.rollback_level, self.promotion_level, num_starts=NUM_STARTS)
+        return Levels(num_stages=len(self.stages))
 
 
 def settings_of(terms: Terms) -> RolloutSettings:

@@ -49,7 +49,7 @@ class RolloutStore:
     def states(self) -> Mapping[str, RolloutState]:
         """Return the newest state of every rollout by its id, including rollouts that other replicas kept."""
         with self._database.read() as connection:
-            return {document.key: document.value for document in _STATES.list(connection)}
+            return _STATES.by_key(connection)
 
     def swap(self, state: RolloutState, events: Sequence[RolloutEvent]) -> bool:
         """Keep a state with the events that led to it, both or neither, if it follows the newest one by one version.

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal, Self
 
-from prolepsis.control.statistics.arms import Arm, ArmScores, Histogram, Scores
+from prolepsis.control.statistics.arms import Arm, ArmScores, Scores
 from prolepsis.control.statistics.means import Better, Contrast, Measure, Ratio, sign_of
 
 Outcome = Literal["pass", "fail", "inconclusive"]
@@ -30,11 +30,6 @@ class Guardrail:
     def observe(self, scores: ArmScores, arm: Arm, value: float) -> ArmScores:
         """Return the scores with one more finished request's value, in the metric's unit."""
         return scores.observe(arm, self.measure.score(arm, value), self.measure.excess(arm, value))
-
-    def calibrated(self, history: Histogram) -> Self:
-        """Return the guardrail for a stage that begins, with the control's values before it."""
-        reference = self.measure.reference_from(history)
-        return self if reference is None else self.referring_to(reference)
 
     def referring_to(self, reference: float) -> Self:
         """Return the guardrail with the number that `measure.reference_from` gave, here or on another replica."""

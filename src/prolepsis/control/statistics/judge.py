@@ -113,6 +113,7 @@ Reason = Literal[
     "nothing_decisive",  # no guardrail may decide
 ]
 UNEVEN_ALPHA = 0.001  # level at which arms are considered uneven
+_MOST_ERRORS = 5  # measurements in a row that may fail
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,40 +149,31 @@ class Judgement:
         return tuple(f.name for f in self.guardrails if f.outcome == "fail" and not f.dry_run)
 
 
+_ONE_STAGE = Levels()
+
+
 def judge(
-    guardrails: Sequence[Guardrail],
-    evidence: Evidence,
-    *,
-    share: float,
-    levels: Levels | None = None,
-    consecutive_error_limit: int = 5,
+    guardrails: Sequence[Guardrail], evidence: Evidence, *, share: float, levels: Levels = _ONE_STAGE
 ) -> Judgement:
     """Return the judgement on a stage of whose requests the canary got `share` (ignored by limits)."""
-    levels = levels or Levels()
     alphas = {"fail_alpha": levels.fail_alpha(guardrails), "pass_alpha": levels.pass_alpha}
     results = tuple(evaluate(g, evidence.scores_of(g), share, **alphas) for g in guardrails)
-    unfit = _unfit(evidence, share, levels, consecutive_error_limit)
-    return Judgement(*_combined(guardrails, [result.outcome for result in results], unfit), results)
+    outcomes = [result.outcome for result in results]
+    return Judgement(*_combined(guardrails, outcomes, _unfit(evidence, share, levels)), results)
 
 
 def outcome_of(
-    guardrails: Sequence[Guardrail],
-    evidence: Evidence,
-    *,
-    share: float,
-    levels: Levels | None = None,
-    consecutive_error_limit: int = 5,
+    guardrails: Sequence[Guardrail], evidence: Evidence, *, share: float, levels: Levels = _ONE_STAGE
 ) -> tuple[Outcome, Reason]:
     """Return the outcome and reason of `judge` without its numbers, in a tenth of the time."""
-    levels = levels or Levels()
     alphas = {"fail_alpha": levels.fail_alpha(guardrails), "pass_alpha": levels.pass_alpha}
     outcomes = [decide(g, evidence.scores_of(g), share, **alphas)[0] for g in guardrails]
-    return _combined(guardrails, outcomes, _unfit(evidence, share, levels, consecutive_error_limit))
+    return _combined(guardrails, outcomes, _unfit(evidence, share, levels))
 
 
-def _unfit(evidence: Evidence, share: float, levels: Levels, consecutive_error_limit: int) -> Reason | None:
+def _unfit(evidence: Evidence, share: float, levels: Levels) -> Reason | None:
     """Return why the arms cannot be compared; None if they can."""
-    if evidence.consecutive_errors > consecutive_error_limit:
+    if evidence.consecutive_errors > _MOST_ERRORS:
         return "measurement_errors"
     return "uneven_arms" if _uneven(evidence.sizes, share, UNEVEN_ALPHA / levels.num_starts) else None
 

@@ -177,27 +177,21 @@ class Measure(ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeanDifference(Measure):
-    """E[canary] - E[control], against `margin` in the metric's own unit; rates are means of zeros and ones."""
+    """E[canary] - E[control] of values in [0, 1], against `margin`; rates are means of zeros and ones."""
 
     margin: float
-    low: float = 0.0
-    high: float = 1.0
     num_points: int = 2
-    baseline: float | None = None  # about the control's mean, in the metric's unit
+    baseline: float | None = None  # about the control's mean
 
     def score(self, _arm: Arm, value: float) -> float:
-        return _clip((value - self.low) / (self.high - self.low))
+        return _clip(value)
 
     def excess(self, _arm: Arm, value: float) -> float:
-        return _beyond((value - self.low) / (self.high - self.low))
+        return _beyond(value)
 
     def contrast(self, better: Better, share: float) -> Contrast:
-        span = self.high - self.low
-        centre = 0.5 if self.baseline is None else _clip((self.baseline - self.low) / span)
-        return Contrast(sign_of(better) * self.margin / span, centre=centre, share=share)
-
-    def shown(self, x: float) -> float:
-        return x * (self.high - self.low)
+        centre = 0.5 if self.baseline is None else _clip(self.baseline)
+        return Contrast(sign_of(better) * self.margin, centre=centre, share=share)
 
     def reference_from(self, history: Histogram) -> float | None:
         return history.mean if history.count else None

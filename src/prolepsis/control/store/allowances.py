@@ -41,11 +41,8 @@ class AllowanceTable(StoreTable):
                     leases = {entry.key: _leased(entry.value, by_name[entry.key], now) for entry in held}
                     left = [StoredDocument(entry.key, entry.value, now + entry.value.reset_s(now)) for entry in held]
                     ALLOWANCES.put(connection, left)
-                    are_full = ALLOWANCES.are(of.at < now - PERIOD_S)
-                    free = (
-                        select(of.key).where(are_full).with_for_update(skip_locked=True)
-                    )  # not those that others hold
-                    ALLOWANCES.remove(connection, of.key.in_(free))
+                    free = select(of.key).where(ALLOWANCES.are(of.at < now - PERIOD_S))  # but those that others hold
+                    ALLOWANCES.remove(connection, of.key.in_(free.with_for_update(skip_locked=True)))
                     return {key: leases[allowance_name(*key)] for key in requests}
             with self._database.write() as connection:  # one of its own: who waits for new rows holds no others
                 rates = ((name, by_name[name].per_minute) for name in by_name.keys() - {entry.key for entry in held})

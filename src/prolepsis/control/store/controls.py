@@ -39,11 +39,6 @@ _IS_REMOVED = of.text.startswith('{"value":null,')
 
 class ControlTable(StoreTable):
     @property
-    def is_shared(self) -> bool:
-        """Whether other machines may follow it."""
-        return self._database.is_kept
-
-    @property
     def name(self) -> str:
         """The database, without its password."""
         file = self._database.file
@@ -81,7 +76,7 @@ class ControlTable(StoreTable):
     def read(self) -> dict[ControlKey, Control]:
         """Return all controls, removed ones included."""
         with self._database.read() as connection:
-            return {document.key: document.value for document in _CONTROLS.list(connection)}
+            return _CONTROLS.by_key(connection)
 
 
 def control_key(kind: str, name: str) -> ControlKey:

@@ -182,6 +182,8 @@ class StoreTable:
 
     def __init__(self, database: Database, *, now: Callable[[Connection], float] = database_time) -> None:
         self._database, self._now = database, now
+        self.is_shared = database.is_kept
+        """Whether other servers may be in it."""
 
 
 def insert_or_update(connection: Connection, table: Table) -> "postgresql.Insert | sqlite.Insert":

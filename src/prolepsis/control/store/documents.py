@@ -73,6 +73,9 @@ class Documents(Generic[Value]):
         rows = connection.execute(query.with_for_update() if hold else query)
         return [StoredDocument(row.key, self._read(row.value), row.at, row.version, row.by) for row in rows]
 
+    def by_key(self, connection: Connection, *which: Condition) -> dict[str, Value]:
+        return {document.key: document.value for document in self.list(connection, *which)}
+
     def put(
         self,
         connection: Connection,

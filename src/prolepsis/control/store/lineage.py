@@ -50,7 +50,7 @@ class LineageTable(StoreTable):
 
     def datasets(self) -> Mapping[str, DatasetManifest]:
         with self._database.read() as connection:
-            return {document.key: document.value for document in _DATASETS.list(connection)}
+            return _DATASETS.by_key(connection)
 
     def add_head(self, label: str, lineage: HeadLineage) -> bool:
         """Keep the lineage of a new head `NAME@VERSION`; return False if there is one of that label.
@@ -66,7 +66,7 @@ class LineageTable(StoreTable):
 
     def heads(self) -> Heads:
         with self._database.read() as connection:
-            return _heads(connection)
+            return _HEADS.by_key(connection)
 
     def promoted(self, label: str) -> None:
         """Note that a head is promoted now; touched ones of its rule, which waited for this, are retired."""
@@ -184,7 +184,7 @@ def _change(database: Database, change: Callable[[Connection, Heads], Heads]) ->
     """Put what `change` makes of all heads, one caller after another, and delete the weights of those retired."""
     with database.write() as connection:
         hold(connection, _LINEAGE)
-        heads = _heads(connection)
+        heads = _HEADS.by_key(connection)
         changed = change(connection, heads)
         _HEADS.put(connection, [StoredDocument(label, head, head.made_at) for label, head in changed.items()])
     _remove_weights(database, [label for label, head in {**heads, **changed}.items() if head.retired])
@@ -208,10 +208,6 @@ def _without(connection: Connection, tenant: str | None, ids: Collection[str], r
 def _key_of(manifest: DatasetManifest) -> str:
     """Return the key of a manifest as it is read again, where a whole number may have become another."""
     return digest_of(asdict(DatasetManifest.from_json(manifest.to_json())))[:16]
-
-
-def _heads(connection: Connection) -> Heads:
-    return {document.key: document.value for document in _HEADS.list(connection)}
 
 
 def _purpose(label: str) -> str:

@@ -71,10 +71,8 @@ def links(connection: Connection) -> Iterator[RecordLink]:
         rows = connection.execute(page).mappings().all()
         for row in rows:
             record = {column.name: row[f"row_{column.name}"] for column in request_records.columns}
-            is_there = record["record_id"] is not None
-            record_id = row["record_id"]
-            record_there = record if is_there else None
-            yield RecordLink(**chained(row), previous=previous, record_id=record_id, record=record_there)
+            found = None if record["record_id"] is None else record
+            yield RecordLink(**chained(row), previous=previous, record_id=row["record_id"], record=found)
             after, previous = row["seq"], row["digest"]
         if len(rows) < _PAGE:
             return

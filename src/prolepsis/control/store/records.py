@@ -60,11 +60,7 @@ class RequestRetry(QueueItem):
     http_request_id: str  # id of the retry; the next two fields are about the retry too
     trace_id: str | None
     tenant: str
-    retried_at: float = field(default_factory=time.time)
-
-    @property
-    def began_at(self) -> float:
-        return self.retried_at
+    began_at: float = field(default_factory=time.time)
 
     @classmethod
     def write(cls, connection: Connection, items: Sequence[Self]) -> None:
@@ -75,7 +71,7 @@ class RequestRetry(QueueItem):
             for name in (item.http_request_id, item.trace_id)
             if name
         }
-        rows = [StoredDocument(key, item.answer_id, item.retried_at, by=item.tenant) for key, item in retried.items()]
+        rows = [StoredDocument(key, item.answer_id, item.began_at, by=item.tenant) for key, item in retried.items()]
         _RETRIES.put(connection, rows)
 
 

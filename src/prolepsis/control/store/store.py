@@ -1,7 +1,6 @@
 """The store of one process: its database and the writer. There always is one: `none` keeps it in memory."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import structlog
@@ -10,7 +9,6 @@ from prometheus_client import CollectorRegistry
 from prolepsis.control.store.database import Database, store_url
 from prolepsis.control.store.migrate import migrated_in_memory, upgrade
 from prolepsis.control.store.writer import ItemWriter, Writer, WriterSettings
-from prolepsis.core.config import DAY_S, ServerConfig
 from prolepsis.core.errors import StoreUnavailable
 
 log = structlog.get_logger(__name__)
@@ -55,20 +53,3 @@ def open_store(
 def unrecorded() -> Store:
     """Return a store in memory whose writer records nothing."""
     return Store(migrated_in_memory(), ItemWriter())
-
-
-@contextmanager
-def opened_store(
-    config: ServerConfig,
-    registry: CollectorRegistry,
-    *,
-    options: Mapping[str, object] | None = None,
-    upkeep: Callable[[Database], object] | None = None,
-) -> Iterator[Store]:
-    """Hold the store that the configuration names; raises `ConfigError` if it cannot be used."""
-    settings = WriterSettings(retention_s=DAY_S * config.store_retention_days or None, upkeep=upkeep)
-    store = open_store(config.store, registry, settings, options=options)
-    try:
-        yield store
-    finally:
-        store.close()

@@ -6,17 +6,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from pydantic import Field, computed_field
+from pydantic import Field
 
 from prolepsis.control.health.eligibility import saved_s
 from prolepsis.control.statistics.percentile import percentile
 from prolepsis.control.traffic.service import ServiceLevel, ServiceReply
 from prolepsis.control.traffic.timeline import Timeline, TimelineSpan
 from prolepsis.control.web.feature import Feature
-from prolepsis.control.web.routes import READERS, Routes
+from prolepsis.control.web.routes import READERS, shown
 from prolepsis.core.ended import RequestEnded
 from prolepsis.core.engine_client import EngineHealth
 from prolepsis.core.facts import parts_of_class, rule_of_class
+from prolepsis.core.json_value import computed
 from prolepsis.core.reasons import EffectiveReason, PlainReason
 from prolepsis.core.stats import Mode, ProposerCounts, RequestStats
 from prolepsis.core.traffic_sums import Interval, RatioSums, TrafficSums, sums_of
@@ -40,8 +41,7 @@ class TrafficClass(TrafficSums):
         default_factory=lambda: deque(maxlen=_LATENCIES)
     )
 
-    @computed_field  # type: ignore[prop-decorator]
-    @property
+    @computed
     def first_token_s(self) -> list[float | None]:
         """Median and 95th percentile, over the last requests."""
         return [percentile(self.latest_first_token_s, level) for level in (0.5, 0.95)]
@@ -73,8 +73,7 @@ class PartTraffic(TrafficSums):
     value: str = field(kw_only=True)  # one that is listed; other: another one; unknown: none was stated or detected
     gains: Annotated[RatioSums, Field(exclude=True)] = field(default_factory=RatioSums)
 
-    @computed_field  # type: ignore[prop-decorator]
-    @property
+    @computed
     def gain(self) -> Interval | None:
         """Share of plain decoding's device time that drafts saved, or would have in shadow; null: there was none."""
         return self.gains.interval
@@ -123,12 +122,7 @@ class TrafficFeature(Feature):
         self._parts: dict[tuple[str, str], PartTraffic] = {}
         self._minutes: dict[str, Timeline] = {}
         """By rule."""
-        routes = Routes()
-        self.routes = routes.all
-
-        @routes.get("/admin/traffic", roles=READERS, summary="Acceptance, savings and modes by traffic class")
-        async def traffic() -> TrafficReply:
-            return self.reply
+        self.routes = shown("/admin/traffic", READERS, "Acceptance, savings and modes by traffic class", self.reply)
 
     def _time(self) -> float:
         return self.now()  # which may be replaced
@@ -159,7 +153,6 @@ class TrafficFeature(Feature):
                 minutes = self._minutes.setdefault(rule_of_class(name), Timeline(60.0, 60, self._time))
                 minutes.current().add(sums)
 
-    @property
     def reply(self) -> TrafficReply:
         rules = {rule: RuleTraffic(rule=rule, minutes=list(of.spans)) for rule, of in self._minutes.items()}
         for name, traffic in self._classes.items():

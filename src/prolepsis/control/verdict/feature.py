@@ -19,7 +19,7 @@ from prolepsis.control.policy.decision import off_by_rule
 from prolepsis.control.store.database import Database
 from prolepsis.control.store.documents import StoredDocument, key
 from prolepsis.control.verdict.commands import VERDICTS
-from prolepsis.control.verdict.stored import VERDICTS_KEPT, stored_verdicts
+from prolepsis.control.verdict.stored import VERDICTS_KEPT
 from prolepsis.control.verdict.verdict import (
     JudgeReading,
     LatestModes,
@@ -204,7 +204,7 @@ class VerdictFeature(Feature):
 
     def _read(self) -> dict[str, RuleVerdict]:
         with self._database.read() as connection:
-            return stored_verdicts(connection)
+            return VERDICTS_KEPT.by_key(connection)
 
     def _keep(self, verdicts: dict[str, RuleVerdict]) -> None:
         with self._database.write() as connection:

@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from pydantic import computed_field
-
 from prolepsis.control.cost.comparison import MIN_REQUESTS, ArmComparison
+from prolepsis.core.json_value import computed
 from prolepsis.core.reasons import IN_WORDS, EffectiveReason, Judge, VerdictReason
 from prolepsis.core.stats import EffectiveMode
 from prolepsis.core.traffic_sums import Interval
@@ -84,14 +83,12 @@ class RuleVerdict:
     predicted: float | None = None  # share of device time by the prediction of plain decoding
     readings: list[JudgeReading] = field(default_factory=list)
 
-    @computed_field  # type: ignore[prop-decorator]
-    @property
+    @computed
     def verdict(self) -> str:
         """Answer and reason in words: the same wherever the verdict is shown."""
         return f"{ANSWERS[self.answer]}: {IN_WORDS[self.reason]}"
 
-    @computed_field  # type: ignore[prop-decorator]
-    @property
+    @computed
     def rests_on(self) -> str:
         """The figures in words."""
         if self.answer == "unknown":
@@ -110,8 +107,7 @@ class RuleVerdict:
             return "; ".join(parts)
         return f"{_times(self.saved)}, {self._counts()}" if self.saved.estimate is not None else ""
 
-    @computed_field  # type: ignore[prop-decorator]
-    @property
+    @computed
     def changed_by(self) -> str:
         return "a rollout of the rule" if self.reason == "no_control" else CHANGED_BY[self.answer]
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
+from inspect import isawaitable
 from typing import Any, Literal, TypeVar, get_args, get_type_hints
 
 from fastapi import FastAPI
@@ -161,11 +162,12 @@ class Routes:
 
 
 def shown(path: str, roles: Roles, summary: str, read: Callable[[], object]) -> Sequence[Route]:
-    """Return the route of what `read` returns, as its annotation says, without waiting for anything."""
+    """Return the route of what `read` returns, or what it makes to wait for, as its annotation says."""
     routes = Routes()
 
     async def endpoint() -> object:
-        return read()
+        made = read()
+        return await made if isawaitable(made) else made
 
     routes.get(path, roles=roles, summary=summary, reply=get_type_hints(read)["return"])(endpoint)
     return routes.all

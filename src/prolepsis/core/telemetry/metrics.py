@@ -57,7 +57,8 @@ class Metrics:
         self._engine = EngineLoad(self.registry)
         self._remote = RemoteMetrics(self.registry)
         text = "HTTP responses by route and status; a stream that fails once it has begun has 200"
-        self._http = counter(self.registry, "http_requests", text, "route", "status", most=300)
+        self.http_requests = counter(self.registry, "http_requests", text, "route", "status", most=300)
+        """`route` is the route's pattern, never the path as given."""
         self._build = info(self.registry, "build", "What this process serves", tuple(BuildInfo.__dataclass_fields__))
         LabelUse(self.registry)
         ProcessCollector(registry=self.registry)
@@ -97,10 +98,6 @@ class Metrics:
         self._engine.running.set(num_running)
         self._engine.waiting.set(num_waiting)
         self._engine.kv_usage.set(kv_usage)
-
-    def http_request_ended(self, route: str, status: int) -> None:
-        """Count one HTTP response; `route` is the route's pattern, never the path as given."""
-        self._http.labels(route, str(status)).inc()
 
     def exposition(self) -> bytes:
         """Return everything in Prometheus' text format."""

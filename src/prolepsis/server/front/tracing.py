@@ -71,7 +71,7 @@ class RequestIdMiddleware:
         state = scope.get("state", {})
         route = _route(scope)
         names = {ANSWER_ID: state[ANSWER_ID]} if ANSWER_ID in state else {}
-        self._metrics.http_request_ended(route, status)
+        self._metrics.http_requests.labels(route, str(status)).inc()
         left_out = self._strangers.take(status) if "caller" not in state and route not in _QUIET else 0
         if route in _QUIET or left_out is None:
             return

@@ -8,7 +8,7 @@ import typer
 
 from prolepsis.control.audit.commands.acts import actor, record_act, user
 from prolepsis.control.controls.file import ControlsContent, ControlsFile, of_kind
-from prolepsis.control.controls.kill_switch import KILL, KilledScope, KillStatus, act, kill_status, shown_reason
+from prolepsis.control.controls.kill_switch import KILL, KillStatus, act, kill_status, shown_reason
 from prolepsis.control.store.controls import Control, control_key
 from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.errors import ConfigError
@@ -114,7 +114,10 @@ def _show_turned(status: KillStatus, scope: str, reason: str, *, on: bool) -> No
     """Show the scope that was turned; `reason` is the one given now. What else keeps it stopped is a warning."""
     named, stopped = "" if scope == EVERYTHING else f" for {scope}", status.entry(scope)
     released = status.released if status.released is not None and status.released.scope == scope else None
-    _line(f"{_SAID[stopped is not None]}{named}", stopped or released)
+    entry = stopped or released
+    since = f", since {entry.at:%Y-%m-%d %H:%M:%S %Z} by {entry.by or 'unknown'}" if entry is not None else ""
+    why = f": {entry.reason}" if entry is not None and entry.reason else ""
+    stdout().print(f"{_SAID[stopped is not None]}{named}{since}{why}", soft_wrap=True, markup=False)
     if stopped is not None and on and reason and stopped.reason != reason:
         note("it was stopped already: its first reason stays, and the audit log has yours")
     if stopped is None and (scope in status.killed or status.on):
@@ -122,12 +125,6 @@ def _show_turned(status: KillStatus, scope: str, reason: str, *, on: bool) -> No
     for problem in (status.fault, status.not_saved, status.warnings.get(scope)):
         if problem:
             warn(problem)
-
-
-def _line(text: str, entry: KilledScope | None) -> None:
-    since = f", since {entry.at:%Y-%m-%d %H:%M:%S %Z} by {entry.by or 'unknown'}" if entry is not None else ""
-    why = f": {entry.reason}" if entry is not None and entry.reason else ""
-    stdout().print(f"{text}{since}{why}", soft_wrap=True, markup=False)
 
 
 def _where(file: Path | None, url: str | None) -> ControlsFile | str:

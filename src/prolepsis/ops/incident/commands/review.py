@@ -13,7 +13,7 @@ from prolepsis.control.audit import chain
 from prolepsis.control.policy import versions
 from prolepsis.control.policy.check import parse_policy
 from prolepsis.control.store.configured import StoreOption, ready_database
-from prolepsis.control.verdict.stored import stored_verdicts
+from prolepsis.control.verdict.stored import VERDICTS_KEPT
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.files import write_output
 from prolepsis.core.terminal.output import AsJson, note, print_json
@@ -59,7 +59,7 @@ def _review(period: Period, before: Period, prometheus: str | None, store: str |
         happened = timeline(chain.written(connection, period.start, period.end))
         this, former = figures(connection, period), figures(connection, before)
         swaps = [of_entry(entry) for entry in chain.newest(connection, _SWAPS, action="head.swapped")]
-        owners, verdicts = _owners(connection), stored_verdicts(connection)
+        owners, verdicts = _owners(connection), VERDICTS_KEPT.by_key(connection)
     asking = Prometheus(prometheus) if prometheus else None
     return Review(
         period=period,
