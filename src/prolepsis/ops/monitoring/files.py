@@ -86,7 +86,11 @@ def monitoring_files(objectives: Objectives, runbook_url: str) -> Mapping[str, s
     copied = ("prometheus.yaml", "alertmanager.yaml", *(f"dashboards/{name}.json" for name in DASHBOARDS))
     return {
         **{name: shipped(name) for name in copied},
-        **{f"rules/{name}.yaml": _rule_file(with_runbooks(groups, runbook_url)) for name, groups in rules.items()},
+        **{
+            f"rules/{name}.yaml": _GENERATED
+            + yaml.dump({"groups": with_runbooks(groups, runbook_url)}, Dumper=_Dumper, sort_keys=False, width=130)
+            for name, groups in rules.items()
+        },
     }
 
 
@@ -113,7 +117,3 @@ def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 
 
 _Dumper.add_representer(str, _text)
-
-
-def _rule_file(groups: Sequence[Group]) -> str:
-    return _GENERATED + yaml.dump({"groups": list(groups)}, Dumper=_Dumper, sort_keys=False, width=130)
