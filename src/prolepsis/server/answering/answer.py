@@ -60,7 +60,7 @@ async def answer(
             account.fail(error)
             http.scope["state"][FAILED] = True
             if isinstance(error, InvalidGrammar | GrammarFailed):
-                error.param = prepared.grammar_field or error.param
+                error.param = prepared.asked.field or error.param
             raise
         finally:
             try:
