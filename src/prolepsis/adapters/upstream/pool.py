@@ -20,7 +20,7 @@ from prolepsis.adapters.upstream.route import PoolName
 from prolepsis.core.bounded_replies import PLAIN
 from prolepsis.core.errors import InvalidParameter, VocabularyMismatch
 from prolepsis.core.requests import SamplingParams
-from prolepsis.engine.text.tokenizer import ChatTokenizer
+from prolepsis.engine.text.tokenizer import Tokenizer
 
 CONNECT_S = 5.0
 CHECK_S = 30.0
@@ -100,7 +100,7 @@ class Pool:
         name: PoolName,
         url: str,
         api: Api,
-        tokenizer: ChatTokenizer,
+        tokenizer: Tokenizer,
         *,
         headers: Mapping[str, str],
         silent_s: float | None,
