@@ -267,5 +267,5 @@ def test_phases_are_timed_by_the_clock_given() -> None:
     worker.timings.begin()
     assert worker.verify() == worker.verify() == "verified"
     step = worker.timings.finish(num_tokens=3, num_sequences=1)
-    assert (step.verify, step.outside_forward, step.forward) == (2.0, 2.0, 0.0)
+    assert (step.verify, step.total, step.forward) == (2.0, 2.0, 0.0)
     assert worker.timings.totals.verify == 2.0

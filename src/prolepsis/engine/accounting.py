@@ -74,14 +74,16 @@ def _charge_drafting(rows: Sequence[Row], timing: StepTiming) -> None:
     """Share the time of drafting between the rows that proposers were asked for, and of learning between all."""
     drafting: list[DeviceSeconds] = []
     learning: list[DeviceSeconds] = []
+    everyone: list[DeviceSeconds] = []
     for row in rows:
         request, plain = row.sequence.request, row.plain
-        if request.source.speculation.enabled:
+        everyone.append(request.stats.device)
+        if request.source.speculation.mode != "off":
             learning.append(request.stats.device)
         if row.draft is not None or row.shadow is not None or not (plain is None or plain in _NOT_ASKED):
             drafting.append(request.stats.device)
-    everyone = learning or [row.sequence.request.stats.device for row in rows]
-    for payers, seconds in ((drafting or everyone, timing.propose), (everyone, timing.learn)):
+    learning = learning or everyone
+    for payers, seconds in ((drafting or learning, timing.propose), (learning, timing.learn)):
         for device in payers:
             device.propose += seconds / len(payers)
 

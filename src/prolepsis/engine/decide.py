@@ -90,7 +90,7 @@ class Decisions:
     def begin(self, rows: Sequence[Row], plan: SpecPlan, room: int) -> list[Verdict]:
         """Return a verdict for each row; `room`: draft nodes that fit the pass."""
         self.active, self._paused = None, ()
-        if not self.drafts(plan):
+        if {row.sequence.request.source.speculation.mode for row in rows} <= {"off"} or not self.drafts(plan):
             return [_PLAIN] * len(rows)
         choices = [self._choice(row.sequence, plan) for row in rows]
         self._pause(rows, choices, plan)
@@ -106,7 +106,8 @@ class Decisions:
 
     def may_draft(self, plan: SpecPlan, sequence: SequenceState, proposer: str | None = None) -> bool:
         """Return whether any proposer, or `proposer`, may draft for the sequence, to verify or to compare."""
-        if self._drops_states(sequence) or not self.drafts(plan):  # first, as it holds for most rows of most steps
+        is_off = sequence.request.source.speculation.mode == "off"  # first, as it holds for most rows of most steps
+        if is_off or self._drops_states(sequence) or not self.drafts(plan):
             return False
         choice = self._choice(sequence, plan)
         if not choice.enabled:
@@ -148,6 +149,8 @@ class Decisions:
         """Return what the request may do now: nothing if it is a replay, not admitted to shadow, or stopped."""
         source = sequence.request.source
         choice = source.speculation
+        if choice.mode == "off":
+            return choice
         is_stopped = choice.rollout_run in plan.stopped or plan.kills(source.kill_scopes)
         is_off = is_stopped or sequence.replays is not None or self._admission(sequence.request, plan).is_refused
         return _OFF if is_off else choice

@@ -30,10 +30,6 @@ class StepTiming:
     def total(self) -> float:
         return sum(self.phases().values())
 
-    @property
-    def outside_forward(self) -> float:
-        return self.total - self.forward
-
 
 @dataclass(slots=True)
 class Timings:
