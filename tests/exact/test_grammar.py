@@ -19,7 +19,7 @@ from prolepsis.core.errors import GrammarFailed, InvalidGrammar
 from prolepsis.core.events import Failed, Finished, Tokens
 from prolepsis.core.messages import ApplyPlan
 from prolepsis.core.plan import SpecPlan
-from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams
+from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams, SpeculationChoice
 from prolepsis.engine.drafting.draft import Draft, chain
 from prolepsis.engine.drafting.proposer import Proposer, SequenceView
 from prolepsis.engine.drafting.proposers.draft_model import DraftModelProposer
@@ -72,6 +72,11 @@ PARAMS = {
     "at least": SamplingParams(max_tokens=90, seed=6, min_tokens=12),
     "biased": SamplingParams(max_tokens=90, seed=9, logit_bias=((EOS, 5.0), (3, -2.0))),
     "stops": SamplingParams(max_tokens=90, seed=3, stop_token_ids=(11,)),
+}
+PARTS = {
+    "off": SpeculationChoice("off"),
+    "any": SpeculationChoice(),
+    "always": SpeculationChoice("always", num_speculative_tokens=2, proposers=("grammar",)),
 }
 CASES = [(spec, name) for spec in SPECS for name in PARAMS]
 
@@ -150,6 +155,16 @@ def test_every_proposer_at_every_depth(spec: str, proposer: str) -> None:
     for source in sources.values():
         found = serve(grammar_setup(proposers=PROPOSERS[proposer]()), SpecPlan(), source)
         assert found[source.request_id, 0] == expected[source.request_id, 0]
+
+
+@pytest.mark.parametrize("text", PARTS)
+@pytest.mark.parametrize("call", PARTS)
+def test_terms_by_part_of_the_answer_change_no_token(call: str, text: str) -> None:
+    choice = SpeculationChoice(inside=(PARTS[call], PARTS[text]))
+    sources = [replace(ask(*case, ":".join(case)), speculation=choice) for case in CASES]
+    setup = grammar_setup(max_step_tokens=128, proposers=[oracle("wrong"), GrammarProposer()])
+    found = serve(setup, SpecPlan(), *sources)
+    assert {case: found[":".join(case), 0] for case in CASES} == plain_texts()
 
 
 @dataclass(frozen=True)

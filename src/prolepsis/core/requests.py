@@ -192,6 +192,8 @@ class SamplingDefaults:
 
 
 SpecMode = Literal["auto", "off", "always", "shadow"]
+AnswerPart = Literal["call", "text"]
+"""call: inside a tool call or a form that the answer must have; text: all else."""
 
 
 BACKGROUND = 5
@@ -218,6 +220,12 @@ class SpeculationChoice:
     may_fall_back: bool = False
     """Where it is plain, in shadow or has a ceiling: an engine that drafts, or drafts more, may serve it while no other
     is there (`upstream`)."""
+    inside: "tuple[SpeculationChoice, SpeculationChoice] | None" = None
+    """What is allowed in place of this within a call, and within text; None: the same in both."""
+
+    def within(self, part: AnswerPart | None) -> "SpeculationChoice":
+        """Return what is allowed where the next token belongs to `part` of the answer."""
+        return self if self.inside is None or part is None else self.inside[part == "text"]
 
     @property
     def enabled(self) -> bool:

@@ -10,6 +10,7 @@ from prolepsis.core.continuation import Continued
 from prolepsis.core.json_value import JsonValue
 from prolepsis.core.reasons import EffectiveReason, LossReason, PlainReason
 from prolepsis.core.recorded_draft import RecordedDraft
+from prolepsis.core.requests import AnswerPart
 from prolepsis.core.rounds import Round
 
 DeviceKind = Literal["prefill", "plain", "verify", "propose", "host"]
@@ -127,6 +128,7 @@ class ProposerMemory:
 
 
 Mode = Literal["off", "shadow", "on"]
+PartResult = Literal["emitted", "drafted", "accepted"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +222,8 @@ class RequestStats:
     proposers: dict[str, ProposerCounts] = field(default_factory=dict)  # verified drafts by proposer
     shadow: dict[str, ProposerCounts] = field(default_factory=dict)
     """Drafts by proposer that were only compared with what plain decoding emitted."""
+    inside: dict[AnswerPart, dict[PartResult, int]] = field(default_factory=dict)
+    """Tokens by the part of its answer that a step began in, where its terms differ by that."""
     rounds: list[Round] = field(default_factory=list)  # its first ones, if they are kept
     drafts: dict[str, list[RecordedDraft]] = field(default_factory=dict)
     """Its drafts by proposer, in order, if they are recorded."""
@@ -254,10 +258,17 @@ class RequestStats:
         for mine, theirs in ((self.proposers, other.proposers), (self.shadow, other.shadow)):
             for proposer, counts in theirs.items():
                 mine.setdefault(proposer, ProposerCounts()).add(counts)
+        for part, counts_of_part in other.inside.items():
+            self.count_inside(part, counts_of_part)
         for reason, steps in other.plain_steps.items():
             self.plain_steps[reason] = self.plain_steps.get(reason, 0) + steps
         for loss, number in other.lost.items():
             self.lost[loss] = self.lost.get(loss, 0) + number
+
+    def count_inside(self, part: AnswerPart, counts: Mapping[PartResult, int]) -> None:
+        mine = self.inside.setdefault(part, {})
+        for result, number in counts.items():
+            mine[result] = mine.get(result, 0) + number
 
     @property
     def num_drafts(self) -> int:

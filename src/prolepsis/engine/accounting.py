@@ -76,7 +76,7 @@ def _charge_drafting(rows: Sequence[Row], timing: StepTiming) -> None:
     learning: list[DeviceSeconds] = []
     for row in rows:
         request, plain = row.sequence.request, row.plain
-        if request.source.speculation.enabled:
+        if request.source.speculation.mode != "off":
             learning.append(request.stats.device)
         if row.draft is not None or row.shadow is not None or not (plain is None or plain in _NOT_ASKED):
             drafting.append(request.stats.device)
@@ -140,10 +140,12 @@ def count_emitted(row: Row, accepted: Sequence[int], tokens: Sequence[int], now:
         stats.prefill_s = max(0.0, stats.first_token_s - stats.queue_s)
     if row.plain is not None:
         stats.plain_steps[row.plain] = stats.plain_steps.get(row.plain, 0) + 1
+    path = row.draft.follow(tokens) if row.draft is not None else ()
+    credited = row.draft.credits(path) if row.draft is not None else ()
+    if (part := row.sequence.part) is not None:
+        stats.count_inside(part, {"emitted": len(tokens), "drafted": len(credited), "accepted": len(path)})
     if row.draft is None:
         return ()
-    path = row.draft.follow(tokens)
-    credited = row.draft.credits(path)
     count_draft(stats.proposers, credited, len(path))
     for node in accepted[len(path) :]:
         name = row.draft.sources[node] if row.draft.sources else row.draft.proposer
@@ -210,7 +212,7 @@ def _reason(request: Request, plan: SpecPlan) -> EffectiveReason:
         return choice.off_reason if not choice.enabled else "requested_off"
     if plan.ceiling == 0:
         return plan.off_reason
-    frequent: EffectiveReason = "no_decode"
+    frequent: EffectiveReason = next((of.off_reason for of in choice.inside or () if not of.enabled), "no_decode")
     steps = 0
     for plain, count in request.stats.plain_steps.items():
         if plain != "no_capacity" and count > steps:

@@ -76,8 +76,8 @@ class Decisions:
         self.payback = payback
         self.active: Collection[str] | None = None
         """Sequences whose drafts are weighed and that may draft in this step; None: drafts are not weighed."""
+        self.paused: Collection[str] = ()  # those left without drafts in this step, as they do not pay now
         self.num_sampled = 0
-        self._paused: Collection[str] = ()
         self._proposers = proposers
         self._shadow_budget = shadow_budget
         self._clock = clock
@@ -89,10 +89,10 @@ class Decisions:
 
     def begin(self, rows: Sequence[Row], plan: SpecPlan, room: int) -> list[Verdict]:
         """Return a verdict for each row; `room`: draft nodes that fit the pass."""
-        self.active, self._paused = None, ()
-        if not self.drafts(plan):
+        self.active, self.paused = None, ()
+        if {row.sequence.request.source.speculation.mode for row in rows} <= {"off"} or not self.drafts(plan):
             return [_PLAIN] * len(rows)
-        choices = [self._choice(row.sequence, plan) for row in rows]
+        choices = [self._choice(row.sequence, plan).within(row.sequence.part) for row in rows]
         self._pause(rows, choices, plan)
         return [self._verdict(row, choice, plan, room) for row, choice in zip(rows, choices, strict=True)]
 
@@ -100,25 +100,23 @@ class Decisions:
         """Return whether the plan lets any proposer draft."""
         return plan.ceiling > 0 and bool(self._proposers.names)
 
-    def is_paused(self, key: str) -> bool:
-        """Return whether a sequence was left without drafts in this step, as they do not pay now."""
-        return key in self._paused
-
     def may_draft(self, plan: SpecPlan, sequence: SequenceState, proposer: str | None = None) -> bool:
         """Return whether any proposer, or `proposer`, may draft for the sequence, to verify or to compare."""
-        if self._drops_states(sequence) or not self.drafts(plan):  # first, as it holds for most rows of most steps
+        is_off = sequence.request.source.speculation.mode == "off"  # first, as it holds for most rows of most steps
+        if is_off or self._drops_states(sequence) or not self.drafts(plan):
             return False
         choice = self._choice(sequence, plan)
-        if not choice.enabled:
-            return False
-        if proposer is None:
-            return True
+        if proposer is None or not choice.enabled:
+            return choice.enabled
         is_killed = kill_scope("proposer", proposer) in plan.killed
-        return not is_killed and choice.num_speculative_tokens != 0 and proposer in self._named(sequence, plan)
+        return not is_killed and any(  # in any part of the answer: it learns before that begins
+            part.enabled and part.num_speculative_tokens != 0 and proposer in self._named(part, plan)
+            for part in choice.inside or (choice,)
+        )
 
     def barred(self, sequence: SequenceState, plan: SpecPlan) -> PlainReason | None:
         """Return what stops all proposers that might draft for the sequence; None: not all are stopped."""
-        names = self._named(sequence, plan)
+        names = self._named(sequence.request.source.speculation.within(sequence.part), plan)
         is_barred = names and not self._disabled.allowed(origin_of(sequence), names, plan)
         return self._disabled.reason(names) if is_barred else None
 
@@ -135,7 +133,8 @@ class Decisions:
     def forget(self, sequence: SequenceState) -> None:
         request = sequence.request
         if self.payback is not None:
-            self.payback.forget(sequence.key)
+            for key in sequence.pause_keys:
+                self.payback.forget(key)
         if sequence is request.sequences[0]:
             for name in {*request.stats.proposers, *request.stats.shadow}:
                 ended = self._ended.setdefault((name, sequence.traffic_class), deque(maxlen=_ENOUGH))
@@ -148,8 +147,8 @@ class Decisions:
         """Return what the request may do now: nothing if it is a replay, not admitted to shadow, or stopped."""
         source = sequence.request.source
         choice = source.speculation
-        is_stopped = choice.rollout_run in plan.stopped or plan.kills(source.kill_scopes)
-        is_off = is_stopped or sequence.replays is not None or self._admission(sequence.request, plan).is_refused
+        is_off = choice.mode == "off" or choice.rollout_run in plan.stopped or plan.kills(source.kill_scopes)
+        is_off = is_off or sequence.replays is not None or self._admission(sequence.request, plan).is_refused
         return _OFF if is_off else choice
 
     def _admission(self, request: Request, plan: SpecPlan) -> _Admission:
@@ -170,7 +169,7 @@ class Decisions:
             return False
         if choice.num_speculative_tokens == 0 or request.source.is_replay:
             return False
-        allowed = self._allowed(sequence, plan, compared=True)
+        allowed = self._allowed(sequence, choice, plan, compared=True)
         named = [proposer for proposer in self._proposers.contained if proposer.name in allowed]
         able = [proposer for proposer in named if not proposer.is_out and proposer.serves(sequence)]
         costly = [proposer for proposer in able if not proposer.free]
@@ -181,13 +180,13 @@ class Decisions:
         return is_seldom and self._shadow_budget.admit_sample(now)
 
     def _pause(self, rows: Sequence[Row], choices: Sequence[SpeculationChoice], plan: SpecPlan) -> None:
-        decoding = [(row.sequence.key, choice.mode) for row, choice in zip(rows, choices, strict=True) if row.decodes]
+        decoding = [(row.sequence, choice.mode) for row, choice in zip(rows, choices, strict=True) if row.decodes]
         self._proposers.explore.earn(len(decoding))  # also where all drafts are only compared
-        keys = [key for key, mode in decoding if mode == "auto"]
+        keys = [sequence.pause_key for sequence, mode in decoding if mode == "auto"]
         if self.payback is None or plan.fixed_depth is not None or not keys:
             return
         self.active = self.payback.begin(keys, len(decoding), only_decodes=len(decoding) == len(rows))
-        self._paused = frozenset(keys).difference(self.active)
+        self.paused = frozenset(keys).difference(self.active)
 
     def _verdict(self, row: Row, choice: SpeculationChoice, plan: SpecPlan, room: int) -> Verdict:
         sequence = row.sequence
@@ -198,7 +197,7 @@ class Decisions:
         if choice.mode == "shadow":
             is_free = sequence.shadow is None
             return Compare(self._request(sequence, choice, plan, room)) if is_free else _PLAIN
-        if sequence.key not in self._paused:
+        if sequence.pause_key not in self.paused:
             return Ask(self._request(sequence, choice, plan, room))
         reason = self.barred(sequence, plan) if plan.disabled or plan.killed else None
         reason = reason or "too_costly"
@@ -206,12 +205,12 @@ class Decisions:
         admission = self._admissions[request.request_id]
         if admission.num_samples > 0 and sequence is request.sequences[0] and sequence.shadow is None:
             limit = self._limit(sequence, choice, plan, room)
-            allowed = self._allowed(sequence, plan, compared=True)
+            allowed = self._allowed(sequence, choice, plan, compared=True)
             return Compare(DraftRequest(sequence, limit, allowed, always_verify=True, insists_on=allowed), reason)
         return Plain(reason)
 
     def _request(self, sequence: SequenceState, choice: SpeculationChoice, plan: SpecPlan, room: int) -> DraftRequest:
-        allowed = self._allowed(sequence, plan)
+        allowed = self._allowed(sequence, choice, plan)
         limit, is_forced = self._limit(sequence, choice, plan, room), choice.mode == "always"
         return DraftRequest(sequence, limit, allowed, is_forced, (choice.proposers or ()) if is_forced else ())
 
@@ -224,19 +223,21 @@ class Decisions:
         left = sequence.params.max_tokens - sequence.num_output_tokens - 1
         return max(0, min(plan.ceiling, depth, left, self._max_model_len - len(sequence.tokens) - 1, room))
 
-    def _allowed(self, sequence: SequenceState, plan: SpecPlan, *, compared: bool = False) -> tuple[str, ...]:
+    def _allowed(
+        self, sequence: SequenceState, choice: SpeculationChoice, plan: SpecPlan, *, compared: bool = False
+    ) -> tuple[str, ...]:
         """Return the proposers that may draft for the sequence, less those that are disabled.
 
         `compared`: its draft is only compared, which is allowed of more.
         """
-        names = self._named(sequence, plan)
+        names = self._named(choice, plan)
         if plan.disabled or plan.killed:
             return self._disabled.allowed(origin_of(sequence), names, plan, compared=compared)
         return names
 
-    def _named(self, sequence: SequenceState, plan: SpecPlan) -> tuple[str, ...]:
+    def _named(self, choice: SpeculationChoice, plan: SpecPlan) -> tuple[str, ...]:
         """Return the proposers of plan and request; some heads have to be named by the request."""
-        named, names = sequence.request.source.speculation.proposers, self._proposers.names
+        named, names = choice.proposers, self._proposers.names
         return tuple(
             name
             for name in names
@@ -253,7 +254,7 @@ class Decisions:
         if (
             self.payback is None
             or request.source.speculation.mode != "auto"
-            or not self.payback.drops_states(sequence.key)
+            or not all(map(self.payback.drops_states, sequence.pause_keys))
         ):
             return False
         admission = self._admissions.get(request.request_id)

@@ -9,7 +9,7 @@ from prolepsis.core.engine_client import PromptProgress
 from prolepsis.core.errors import ContextTooLong, GrammarFailed, InvalidParameter
 from prolepsis.core.events import TokenLogprobs
 from prolepsis.core.kill_scope import kill_scope, tenant_scope
-from prolepsis.core.requests import BACKGROUND, GenerateRequest, SamplingParams
+from prolepsis.core.requests import BACKGROUND, AnswerPart, GenerateRequest, SamplingParams
 from prolepsis.core.stats import RequestStats
 from prolepsis.engine.drafting.shadow import ShadowDraft
 from prolepsis.engine.ending import find_ending
@@ -66,6 +66,8 @@ class SequenceState:
         self.text = text  # finds the token that completes a stop string, if the request has any
         self.matcher = matcher
         """The state of the request's grammar after `tokens`, if it has one; preemption does not touch it."""
+        self.part: AnswerPart | None = None
+        """The part of its answer that a step began in; None: what is allowed does not depend on it."""
         self.num_computed = 0
         self.num_published = 0  # pages at the front that were offered to the prefix index
         self.pages: list[int] = []
@@ -78,6 +80,27 @@ class SequenceState:
     @property
     def is_background(self) -> bool:
         return self.request.source.priority >= BACKGROUND
+
+    @property
+    def pause_key(self) -> str:
+        """What its pauses are kept by: drafts may pay in one part of an answer and not in the other."""
+        return self.key if self.part is None else f"{self.key}/{self.part}"
+
+    @property
+    def pause_keys(self) -> tuple[str, ...]:
+        """All of them, of every part."""
+        return (self.key,) if self.part is None else (f"{self.key}/call", f"{self.key}/text")
+
+    def find_part(self) -> None:
+        """Note the part of the answer that its next token belongs to, if what is allowed depends on it.
+
+        Between the marks of a call, and in a form, a grammar lets no answer end; in free text it does.
+        """
+        if self.request.source.speculation.inside is not None:
+            try:
+                self.part = "text" if self.matcher is None or self.matcher.is_accepting() else "call"
+            except GrammarFailed:  # it fails the request where that samples
+                self.part = "text"
 
     @property
     def num_pending(self) -> int:

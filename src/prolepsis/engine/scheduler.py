@@ -86,6 +86,7 @@ class _Step:
         row = Row(sequence, sequence.num_computed, min(sequence.num_pending, max(1, self.room(sequence))))
         self.num_scored += len(row.scored)
         self.rows[sequence.key] = row
+        sequence.find_part()
         count_scheduled(sequence.request, self.now)
         self.budget -= row.num_tokens
         self._count(row, 1)

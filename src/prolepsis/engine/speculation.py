@@ -84,7 +84,7 @@ class Speculation:
         for row, result in zip(rows, sampled, strict=True):
             sequence = row.sequence
             has_begun = result is not None and sequence.num_output_tokens > 0
-            if has_begun and not decisions.is_paused(sequence.key) and decisions.may_draft(plan, sequence):
+            if has_begun and sequence.pause_key not in decisions.paused and decisions.may_draft(plan, sequence):
                 if row.draft is not None:
                     path = row.draft.follow(sequence.tokens[row.start + row.num_tokens :])
                     is_weighed = sequence.request.source.speculation.mode != "always"
@@ -101,7 +101,7 @@ class Speculation:
         for row in rows:
             sequence, start = row.sequence, row.start
             size = len(row.draft.tokens) if row.draft is not None else 0
-            is_active = sequence.key in active
+            is_active = sequence.pause_key in active
             if row.num_tokens > 1 or row.shadow is not None or (size and not is_active):
                 return
             if sequence.running and sequence.num_pending > 1:  # it read one token of several
@@ -110,7 +110,7 @@ class Speculation:
             if num_emitted < 1:  # its request failed or was ended in the step, which says nothing about drafts
                 return
             if is_active:
-                drafts[sequence.key] = (size, num_emitted - 1)
+                drafts[sequence.pause_key] = (size, num_emitted - 1)
             num_context += start
             num_tokens += num_emitted
             num_draft_tokens += size

@@ -44,6 +44,19 @@ def found(rule: str) -> list[str]:
         ("proposers: [], mode: on", "error proposers is empty with mode on"),
         ("proposers: [draft_head], mode: on", "warning proposers is draft_head, of which none is loaded here"),
         ("proposers: [suffix, suffix], mode: on", "warning proposers names 'suffix' twice"),
+        (
+            "mode: on, proposers: [suffix], inside: {call: {proposers: [draft_head, suffix]}}",
+            "error inside.call.proposers names draft_head; allowed: those of the rule (suffix)",
+        ),
+        (
+            "mode: on, num_speculative_tokens: 4, inside: {text: {num_speculative_tokens: 8}}",
+            "error inside.text.num_speculative_tokens is 8; allowed: up to that of the rule (4)",
+        ),
+        (
+            "mode: on, inside: {call: {proposers: [sufix, suffix]}}",
+            "error inside.call.proposers names 'sufix', which is",
+        ),
+        ("mode: on, inside: {text: {proposers: []}}", "error inside.text.proposers is empty with mode on"),
         ("shadow_percentage: 5", "warning shadow_percentage is 5 with mode off"),
         ("start: {}", "warning start is given with mode off"),
         (
@@ -109,6 +122,8 @@ def test_terms(rule: str, beginning: str) -> None:
         "mode: on, shadow_percentage: 10, rollout: {gate: automatic}, "
         "guardrails: [{name: g, metric: acceptance_rate, limit: 0.3}, {name: l, metric: latency_p95_ms, limit: 3000}]",
         "mode: off, pinned: true",
+        "mode: on, inside: {}",
+        "mode: on, inside: {text: {mode: off}, call: {proposers: suffix, num_speculative_tokens: 8}}",
         "mode: on, rollout: {}, guardrails: [{name: g, metric: cost_per_token, gain: 0.1}]",
     ],
 )

@@ -6,7 +6,7 @@ import pytest
 
 from prolepsis.control.health.eligibility import UNLIMITED
 from prolepsis.control.policy.decision import UNSTATED, SpeculationRequest, conflict, decide
-from prolepsis.control.policy.model import DEFAULT_RULE, Terms
+from prolepsis.control.policy.model import DEFAULT_RULE, InsideTerms, PartTerms, Terms
 from prolepsis.core.ended import AssignedArm, Assignment
 from prolepsis.core.reasons import OffReason
 from prolepsis.core.requests import SpecMode
@@ -95,6 +95,27 @@ def test_proposers_are_narrowed_never_widened() -> None:
     assert against is not None
     assert (against.param, "'r': suffix, grammar" in against.message) == ("speculation.proposer", True)
     assert conflict("r", Terms(mode="on"), SpeculationRequest(proposer="draft_head")) is None
+
+
+def test_terms_of_a_part_of_the_answer_narrow_what_rule_and_caller_allow() -> None:
+    inside = InsideTerms(
+        call=PartTerms(proposers=("grammar",), num_speculative_tokens=8), text=PartTerms(num_speculative_tokens=2)
+    )
+    terms = Terms(mode="on", proposers=("suffix", "grammar"), inside=inside)
+
+    def parts(requested: SpeculationRequest = UNSTATED) -> list[tuple[str, tuple[str, ...] | None, int | None]]:
+        choice = decide("r", terms, requested).choice
+        return [(part.mode, part.proposers, part.num_speculative_tokens) for part in choice.inside or ()]
+
+    assert parts() == [("auto", ("grammar",), 8), ("auto", ("suffix", "grammar"), 2)]
+    assert parts(SpeculationRequest(max_depth=4)) == [("auto", ("grammar",), 4), ("auto", ("suffix", "grammar"), 2)]
+    assert [mode for mode, *_ in parts(SpeculationRequest(mode="always"))] == ["always", "always"]
+    call, text = parts(SpeculationRequest(proposer="suffix"))
+    assert (call[0], text) == ("off", ("auto", ("suffix",), 2)), "the caller's proposer may draft in text alone"
+    assert parts(SpeculationRequest(mode="off")) == []
+    off = decide("r", Terms(mode="on", inside=InsideTerms(text=PartTerms(mode="off"))), UNSTATED).choice
+    assert off.inside is not None
+    assert (off.mode, off.inside[0], off.inside[1].off_reason) == ("auto", replace(off, inside=None), "rule_off")
 
 
 def test_emit_is_the_callers_where_one_is_given() -> None:

@@ -29,6 +29,7 @@ version: 1
 rules:
   - {name: audit, match: {tenant: bank}, pinned: true}
   - {name: night, match: {headers: {x-job: night}, time: {hours: 22:00-06:00}}, use: batch}
+  - {name: agents, match: {tools: true}, mode: on, inside: {text: {mode: off}, call: {num_speculative_tokens: 3}}}
   - {name: long, match: {prompt_tokens: {min: 100}}, mode: on, num_speculative_tokens: 2}
   - {name: json, match: {structured_output: any}, mode: shadow, proposers: [suffix], emit: token}
   - {name: old, match: {route: /v1/completions}, mode: on, proposers: [prediction]}
@@ -93,6 +94,13 @@ async def test_terms_reach_the_engine(policy_app: PolicyApp) -> None:
     assert [request.speculation.num_speculative_tokens for request in policy_app.engine.requests[-2:]] == [2, 2]
     await ask(http, "/v1/responses", input="z" * 100)
     assert policy_app.last.speculation.num_speculative_tokens == 2
+
+
+async def test_terms_by_part_of_the_answer_reach_the_engine(policy_app: PolicyApp) -> None:
+    reply = await ask(policy_app.open(), tools=[{"type": "function", "function": {"name": "now"}}])
+    assert reply.status_code == 200, reply.text
+    call, text = SpeculationChoice(num_speculative_tokens=3), SpeculationChoice("off", "rule_off")
+    assert policy_app.last.speculation == SpeculationChoice(inside=(call, text))
 
 
 async def test_time_and_headers_count(policy_app: PolicyApp) -> None:

@@ -3,6 +3,7 @@ import pytest
 from prolepsis.core.continuation import Continued
 from prolepsis.core.stats import ProposerCounts, RequestStats
 from prolepsis.server.answering.usage import acceptance_histogram, metrics, summed, usage
+from prolepsis.server.openai.replies import MetricsReply
 
 
 def test_rejected_prediction_tokens_are_billed_only_by_choice() -> None:
@@ -49,3 +50,11 @@ def test_losses_of_engines_are_shown_where_there_were_any() -> None:
     shown = metrics(summed([RequestStats(), lost]))
     assert shown["continued"] == [{"loss": "shutdown", "pause_ms": 250.0}]
     assert shown["not_exact"] == []
+
+
+def test_tokens_by_part_of_the_answer_add_up_and_are_shown_where_a_rule_has_terms_by_part() -> None:
+    assert "inside" not in metrics(RequestStats())
+    parts = [RequestStats(inside={"call": {"emitted": 3, "drafted": 2}}), RequestStats(inside={"text": {"emitted": 1}})]
+    shown = metrics(summed([*parts, parts[0]]))
+    assert shown["inside"] == {"call": {"emitted": 6, "drafted": 4}, "text": {"emitted": 1}}
+    assert MetricsReply.model_validate(shown).inside == shown["inside"]

@@ -79,6 +79,22 @@ def test_tools(tools: ToolUse, fits: list[str], refused: list[str]) -> None:
         assert not accepts(spec, text), text
 
 
+@pytest.mark.parametrize("thinking", list(Thinking))
+@pytest.mark.parametrize("parallel", [True, False])
+def test_an_answer_may_end_in_its_text_and_not_within_a_call(thinking: Thinking, parallel: bool) -> None:
+    """The terms of a rule for parts of the answer (`inside`) are read from that."""
+    before = "hm</think>So: " if thinking is Thinking.OPENED else "So: "
+    spec = constraint(None, use(parallel=parallel), thinking)
+    assert spec is not None
+    matcher, text = llguidance.LLMatcher(BYTES, spec.source), f"{before}{WEATHER} bye"
+    may_end = [matcher.is_accepting()]
+    for byte in text.encode():
+        assert matcher.consume_tokens([byte])
+        may_end.append(matcher.is_accepting())
+    call = range(text.index("<tool_call>") + len("<tool_call>"), text.index(" bye"))
+    assert [place for place, may in enumerate(may_end) if not may] == list(call)
+
+
 def test_tools_that_may_not_be_called_leave_the_answer_free() -> None:
     assert constraint(None, use("none")) is None
     assert use("none").shown

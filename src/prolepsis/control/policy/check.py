@@ -9,7 +9,7 @@ from pathlib import Path
 
 from prolepsis.control.policy.conditions import Names, Range
 from prolepsis.control.policy.learnt import HOLDOUT
-from prolepsis.control.policy.model import DEFAULT_RULE, Match, Policy, Rule, Terms, control_terms
+from prolepsis.control.policy.model import DEFAULT_RULE, Match, PartTerms, Policy, Rule, Terms, control_terms
 from prolepsis.control.policy.rollout_terms import METRICS, AgainstTerms, GuardrailTerms, RolloutTerms
 from prolepsis.core.config import HEAD_PROPOSERS, NAMED_HEADS
 from prolepsis.core.extras import LANGUAGE
@@ -117,6 +117,8 @@ def _unknown(path: Keys, given: Sequence[str], known: Collection[str]) -> Iterat
 
 def _terms(path: Keys, terms: Terms, given: Collection[str], known: Known) -> Iterator[Finding]:
     yield from _proposers((*path, "proposers"), terms, known)
+    for name, part in (("call", terms.inside.call), ("text", terms.inside.text)) if terms.inside is not None else ():
+        yield from _inside((*path, "inside", name), part, terms, known)
     against = terms.rollout.against if terms.rollout is not None else None
     yield from _guardrails((*path, "guardrails"), terms.guardrails, control_drafts=against is not None)
     if not known.replays and any(guardrail.metric == "correctness" for guardrail in terms.guardrails):
@@ -146,7 +148,21 @@ def _eligibility(path: Keys, terms: Terms, known: Known) -> Iterator[Finding]:
         yield _warning((*path, "eligible_while", "saving_per_million_tokens"), message)
 
 
-def _proposers(path: Keys, terms: Terms, known: Known) -> Iterator[Finding]:
+def _inside(path: Keys, part: PartTerms, terms: Terms, known: Known) -> Iterator[Finding]:
+    """Yield what is wrong with the terms of a part of the answer, which may only narrow those of the rule."""
+    yield from _proposers((*path, "proposers"), part, known)
+    if terms.proposers is not None and (others := sorted({*(part.proposers or ())}.difference(terms.proposers))):
+        allowed = f"those of the rule ({', '.join(terms.proposers) or 'none'})"
+        yield _error((*path, "proposers"), f"names {', '.join(others)}; allowed: {allowed}")
+    most = terms.num_speculative_tokens
+    if most is not None and (part.num_speculative_tokens or 0) > most:
+        message = f"is {part.num_speculative_tokens}; allowed: up to that of the rule ({most})"
+        yield _error((*path, "num_speculative_tokens"), message)
+    if terms.mode == "off":
+        yield _warning(path, "is given with mode off; it counts where the rule speculates")
+
+
+def _proposers(path: Keys, terms: Terms | PartTerms, known: Known) -> Iterator[Finding]:
     if terms.proposers is None:
         return
     if known.proposers is not None:

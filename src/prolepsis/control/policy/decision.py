@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from prolepsis.control.health.eligibility import UNLIMITED, DraftLimits
-from prolepsis.control.policy.model import DEFAULT_RULE, Emit, Terms
+from prolepsis.control.policy.model import DEFAULT_RULE, Emit, PartTerms, Terms
 from prolepsis.core.ended import Assignment
 from prolepsis.core.facts import FlagDecision, position
 from prolepsis.core.reasons import LimitReason, OffReason
@@ -142,18 +142,22 @@ def decide(
         off_reason = "rolled_back" if assignment.is_rolled_back else "not_drawn"
     by_rollout = source in ("policy", "eligibility") and mode != "off"
     is_canary = assignment is not None and assignment.arm == "canary"
+    choice = SpeculationChoice(
+        mode="auto" if mode == "on" else mode,
+        off_reason=off_reason if mode == "off" else "requested_off",
+        num_speculative_tokens=ceiling,
+        proposers=terms.proposers if requested.proposer is None else (requested.proposer,),
+        rollout_run=assignment.rollout_run if assignment is not None and is_canary and by_rollout else "",
+        may_fall_back=ceiling_source == "start"
+        if mode == "on"
+        else source == "eligibility" or (assignment is not None and source == "policy"),
+    )
+    if terms.inside is not None and choice.enabled:
+        of_call, of_text = terms.inside.call, terms.inside.text
+        choice = replace(choice, inside=(_narrowed(choice, of_call, rule), _narrowed(choice, of_text, rule)))
     return Decision(
         requested=requested,
-        choice=SpeculationChoice(
-            mode="auto" if mode == "on" else mode,
-            off_reason=off_reason if mode == "off" else "requested_off",
-            num_speculative_tokens=ceiling,
-            proposers=terms.proposers if requested.proposer is None else (requested.proposer,),
-            rollout_run=assignment.rollout_run if assignment is not None and is_canary and by_rollout else "",
-            may_fall_back=ceiling_source == "start"
-            if mode == "on"
-            else source == "eligibility" or (assignment is not None and source == "policy"),
-        ),
+        choice=choice,
         emit=requested.emit or terms.emit,
         sources={
             "mode": source,
@@ -167,6 +171,16 @@ def decide(
         limits=limits,
         limited_by=limits.reasons if source == "eligibility" or (mode == "on" and ceiling_source == "start") else (),
     )
+
+
+def _narrowed(choice: SpeculationChoice, terms: PartTerms, rule: str) -> SpeculationChoice:
+    """Return what the terms of a part of the answer leave of a choice."""
+    names = choice.proposers if terms.proposers is None else terms.proposers
+    names = names and tuple(name for name in names if name in (choice.proposers or names))
+    if terms.mode == "off" or names == ():
+        return replace(choice, mode="off", off_reason=off_by_rule(rule))
+    ceilings = [given for given in (choice.num_speculative_tokens, terms.num_speculative_tokens) if given is not None]
+    return replace(choice, num_speculative_tokens=min(ceilings, default=None), proposers=names)
 
 
 _OFF_REASONS: Mapping[Source, OffReason] = {

@@ -137,6 +137,19 @@ Emit = Literal["block", "token"]
 PresetName = Literal["chat", "code", "summarise", "retrieval", "tools", "batch"]
 
 
+class PartTerms(Part):
+    """Terms of a part of the answer; they narrow those of the rule and never widen them."""
+
+    mode: Literal["on", "off"] = "on"  # off: it is decoded plainly
+    proposers: Annotated[tuple[str, ...], BeforeValidator(one_or_more)] | None = None
+    num_speculative_tokens: Annotated[int, Field(ge=1)] | None = None
+
+
+class InsideTerms(Part):
+    call: PartTerms = PartTerms()  # within a tool call, or a form that the answer must have
+    text: PartTerms = PartTerms()  # all else
+
+
 class Terms(Part):
     """Terms in full; the defaults speculate nowhere."""
 
@@ -145,6 +158,8 @@ class Terms(Part):
     """Those that may draft; None: all that are loaded."""
     num_speculative_tokens: Annotated[int, Field(ge=1)] | None = None
     """Ceiling on drafted tokens a step; None leaves it to the engine."""
+    inside: InsideTerms | None = None
+    """Terms by part of the answer; None: one for all of it."""
     emit: Emit = "block"
     """token: each token leaves alone, evenly paced, so that a stream does not show what was accepted."""
     pinned: bool = False  # no caller may change the mode: for routes that are regulated
@@ -162,7 +177,7 @@ class Terms(Part):
     """Heads that learn from the rule's requests; None: nothing is kept of them."""
 
 
-_OPTIONAL = ("audit", "eligible_while", "start", "learning")
+_OPTIONAL = ("inside", "audit", "eligible_while", "start", "learning")
 """Terms that are not part of a policy's content unless they are given."""
 
 

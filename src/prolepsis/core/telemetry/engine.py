@@ -59,6 +59,8 @@ class TokenCounts:
             for name, text in (figure.counters or {}).items()
         }
         self._device = counter(registry, "device_seconds", "Device time charged to ended requests, by purpose", "kind")
+        text = "Tokens of answers whose terms differ inside a call or form: emitted, drafted and accepted ones, by part"
+        self._inside = counter(registry, "spec_decode_inside_tokens", text, "kind", "result")
         text = "Prompt tokens of a request"
         self._prompt = Distribution(registry, "request_prompt_tokens", text, buckets=_REQUEST_TOKENS).labels()
         text = "Tokens generated for a request"
@@ -71,6 +73,9 @@ class TokenCounts:
             sums.inc(read(stats))
         self._prompt.add(stats.num_prompt_tokens)
         self._generation.add(stats.num_output_tokens)
+        for part, counts in stats.inside.items():
+            for result, number in counts.items():
+                self._inside.labels(part, result).inc(number)
         for kind, seconds in stats.device.by_kind().items():
             self._device.labels(kind).inc(seconds)
 

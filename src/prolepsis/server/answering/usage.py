@@ -86,6 +86,7 @@ def metrics(stats: RequestStats, decision: Decision | None = None, *, num_sample
         "tokens_per_second": round(stats.num_output_tokens / generation_s, 3) if generation_s > 0 else None,
         "speculative_decoding": _speculative_decoding(stats.proposers),
         **shadow,
+        **({"inside": stats.inside} if stats.inside else {}),
         "delivery": _delivery(stats),
         **(continued if stats.continued else {}),
         "effective": {

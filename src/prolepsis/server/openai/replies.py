@@ -5,7 +5,8 @@ from typing import Literal, TypeAlias
 from prolepsis.control.web.fields import JsonObject, Reply
 from prolepsis.core.facts import FlagDecision
 from prolepsis.core.reasons import LimitReason
-from prolepsis.core.requests import SamplingDefaults
+from prolepsis.core.requests import AnswerPart, SamplingDefaults
+from prolepsis.core.stats import PartResult
 
 
 class Model(Reply):
@@ -105,6 +106,7 @@ class MetricsReply(Reply):
     tokens_per_second: float | None
     speculative_decoding: SpecDecodeFigures
     shadow_speculative_decoding: SpecDecodeFigures | None = None  # figures of drafts that were only compared
+    inside: dict[AnswerPart, dict[PartResult, int]] | None = None  # tokens by part of the answer (`inside` of a rule)
     delivery: DraftDelivery | None  # none: the engine does not say which tokens were drafts
     effective: Effective
 
