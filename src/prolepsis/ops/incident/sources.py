@@ -40,6 +40,7 @@ class Server:
     """A running server; after one request without an answer it is not asked again."""
 
     def __init__(self, url: str, key: str | None) -> None:
+        self.url = url.rstrip("/")
         self._ask = partial(ask, url, key, "GET", timeout_s=_TIMEOUT_S)
         self._fault: NoServer | None = None
 
