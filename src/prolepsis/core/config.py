@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
@@ -306,6 +307,39 @@ def days_by_tenant(given: Iterable[str]) -> Mapping[str, float]:
     return days
 
 
+@dataclass(frozen=True, slots=True)
+class WriterAddress:
+    """Where a writer is."""
+
+    url: str  # without /v1
+    model: str = ""  # empty: the endpoint's own
+    key_file: Path | None = None
+
+
+TARGET = "target"
+"""Who wrote a text where no writer did; no writer has this name."""
+
+
+def writers_by_name(given: Iterable[str]) -> Mapping[str, WriterAddress]:
+    """Return the writers of NAME=URL[,MODEL[,KEYFILE]] texts, whose parts may also come as texts of their own.
+
+    Raises ValueError naming the wrong one.
+    """
+    writers: dict[str, list[str]] = {}
+    for part in [part.strip() for text in given for part in text.split(",")]:
+        name, _, url = part.partition("=")
+        if re.fullmatch(r"https?://[^/\s@]+(/\S*)?", url) and re.fullmatch(r"[\w.-]{1,64}", name) and name != TARGET:
+            writers[name] = [url.rstrip("/").removesuffix("/v1")]
+        elif writers and "://" not in part and len(last := [*writers.values()][-1]) < 3:
+            last.append(part)
+        else:
+            raise ValueError(f"{without_password(part)!r}; allowed: NAME=URL[,MODEL[,KEYFILE]], NAME not {TARGET}")
+    return {
+        name: WriterAddress(url, *more[:1], *([Path(more[1])] if more[1:] else []))
+        for name, (url, *more) in writers.items()
+    }
+
+
 OWN_CLUSTER = "local"
 """`ray_address` of a server that starts Ray itself."""
 
@@ -402,6 +436,11 @@ class ServerConfig(BaseModel):
     )
     output_policies: Path | None = Field(
         default=None, description="file of the output policies, which filter every answer before the client gets it"
+    )
+    writers: tuple[str, ...] = Field(
+        default=(),
+        description="cheap models at other OpenAI endpoints, which write whole texts that the target checks, as "
+        "NAME=URL[,MODEL[,KEYFILE]]; only /v1/candidates and batches with verify ask them",
     )
     traces: Annotated[str, PlainSerializer(without_password, when_used="json")] = Field(
         default="auto",
@@ -555,6 +594,12 @@ class ServerConfig(BaseModel):
     @classmethod
     def _days(cls, given: tuple[str, ...]) -> tuple[str, ...]:
         days_by_tenant(given)
+        return given
+
+    @field_validator("writers")
+    @classmethod
+    def _writers(cls, given: tuple[str, ...]) -> tuple[str, ...]:
+        writers_by_name(given)
         return given
 
     @field_validator("shed_after_s")

@@ -137,9 +137,12 @@ class Terms(Part):
     """Short drafts for a traffic class of which few drafts were seen; None leaves it to the server's settings."""
     learning: LearningTerms | None = None
     """Heads that learn from the rule's requests; None: nothing is kept of them."""
+    writers: Annotated[tuple[str, ...], BeforeValidator(one_or_more)] | None = None
+    """Writers that may be asked for whole texts, by name, where a client asks for that; None: all; none: no text
+    leaves for one."""
 
 
-_OPTIONAL = ("audit", "eligible_while", "start", "learning")
+_OPTIONAL = ("audit", "eligible_while", "start", "learning", "writers")
 """Terms that are not part of a policy's content unless they are given."""
 
 
