@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 
 from prolepsis.core.config import ServerConfig, WriterAddress, writers_by_name
 from prolepsis.core.errors import ConfigError, InvalidParameter, ProlepsisError, UpstreamInvalid, UpstreamUnavailable
-from prolepsis.server.writers import WriterAnswer, Writers, WrittenText, check_writers
+from prolepsis.server.writers import WriterAnswer, Writers, WriterText, check_writers
 from tests.server.fake_writer import FakeWriter, writing
 
 CHAT = "/v1/chat/completions"
@@ -75,7 +75,7 @@ def test_other_texts_are_refused_without_their_passwords(given: str) -> None:
 async def test_a_writer_writes_texts_and_says_what_they_cost() -> None:
     with writing("Hallo", "Welt") as writer:
         found = await written(writer, messages=[], n=2)
-        assert found.texts == [WrittenText("Hallo", "stop"), WrittenText("Welt", "stop")]
+        assert found.texts == [WriterText("Hallo", "stop"), WriterText("Welt", "stop")]
         assert (found.num_prompt_tokens, found.num_output_tokens, found.seconds) == (3, 10, 0.02)
         assert writer.asked == [(CHAT, {"messages": [], "n": 2})]
         writer.device_ms = None

@@ -28,7 +28,7 @@ _BUSY = (429, 500, 503, 504)
 
 
 @dataclass(frozen=True, slots=True)
-class WrittenText:
+class WriterText:
     text: str
     finish_reason: str
 
@@ -37,7 +37,7 @@ class WrittenText:
 class WriterAnswer:
     """What one call wrote, and what it cost."""
 
-    texts: Sequence[WrittenText]
+    texts: Sequence[WriterText]
     num_prompt_tokens: int  # by the writer's own tokenizer, 0 where it does not say
     num_output_tokens: int
     seconds: float  # of the writer's device where it says so, else of the call
@@ -133,9 +133,9 @@ def _headers(name: str, address: WriterAddress) -> Mapping[str, str]:
     return {"authorization": f"Bearer {key}"}
 
 
-def _text(choice: Mapping[str, Any]) -> WrittenText:
+def _text(choice: Mapping[str, Any]) -> WriterText:
     """Return the text of a choice of either route; raises `TypeError` where it has none."""
     text = choice["message"]["content"] if "message" in choice else choice["text"]
     if not isinstance(text, str | None):
         raise TypeError("the text is no string")
-    return WrittenText(text or "", str(choice.get("finish_reason") or "stop"))
+    return WriterText(text or "", str(choice.get("finish_reason") or "stop"))

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Annotated, Self
 
@@ -18,17 +17,13 @@ from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.given_text import given
 from prolepsis.core.stats import RequestStats
 from prolepsis.engine.text.tokenizer import Tokenizer
-from prolepsis.server.answering.answer import answer
 from prolepsis.server.answering.usage import Json, usage
 from prolepsis.server.known import DECISIONS_ROUTE
-from prolepsis.server.openai.completions import consumed
 from prolepsis.server.openai.routes import whole_reply
+from prolepsis.server.openai.scoring import prepare_scoring, scored
 from prolepsis.server.openai.tokenization import TemplatedBody, templated
-from prolepsis.server.preparing.bodies import CompletionBody
-from prolepsis.server.preparing.prepare import prepare_completion
 from prolepsis.server.preparing.prepared import PreparedRequest, context_of
 from prolepsis.server.services import Models, Services
-from prolepsis.server.text.deltas import Delta
 from prolepsis.server.text.shown_tokens import LOWEST_LOGPROB
 
 MAX_CANDIDATES = 64
@@ -85,15 +80,7 @@ async def _decided(body: DecisionsBody, services: Services, request: Request) ->
     context = context_of(request)
     turn = partial(services.intake.large_work.run, context.caller.tenant, context.num_bytes)
     begin, texts = await turn(lambda: _tokens(body, services.tokenizer))
-    shared = {name: getattr(body, name) for name in ("model", "priority", "cache_salt", "metadata")}
-    prompts = [[*begin, *tokens] for tokens in texts]
-    completion = CompletionBody.model_construct(prompt=prompts, max_tokens=0, **shared)
-    prepared = await prepare_completion(completion, context, services)
-    requests = [
-        replace(generate, params=replace(generate.params, prompt_logprobs=0, scored_from=len(begin)))
-        for generate in prepared.requests
-    ]
-    prepared = replace(prepared, requests=tuple(requests), one_prefix=True)
+    prepared = await prepare_scoring(begin, texts, body, context, services)
     return await whole_reply(request, prepared, services, _scored(request, body, prepared, services))
 
 
@@ -107,19 +94,9 @@ def _tokens(body: DecisionsBody, tokenizer: Tokenizer) -> tuple[list[int], list[
 async def _scored(
     request: Request, body: DecisionsBody, prepared: PreparedRequest, services: Services
 ) -> tuple[Json, RequestStats]:
-    scores = [0.0] * len(body.candidates)
-    numbers = [0] * len(body.candidates)
-
-    def take(delta: Delta) -> None:
-        logprobs = delta.prompt.logprobs if delta.prompt else ()
-        if not logprobs:
-            message = "candidates are given, and this engine does not score prompts; allowed: no /v1/decisions"
-            raise InvalidParameter(message, param="candidates")
-        scores[delta.index] = max(LOWEST_LOGPROB, math.fsum(token.logprob for token in logprobs))
-        numbers[delta.index] = len(logprobs)
-
-    stats = await consumed(answer(request, prepared, services), take)
-    rows = zip(body.candidates, numbers, scores, shares(scores), strict=True)
+    logprobs, stats = await scored(request, prepared, services, "candidates")
+    scores = [max(LOWEST_LOGPROB, math.fsum(token.logprob for token in tokens)) for tokens in logprobs]
+    rows = zip(body.candidates, map(len, logprobs), scores, shares(scores), strict=True)
     candidates = [
         {"index": i, "text": text, "num_tokens": number, "logprob": logprob, "probability": share}
         for i, (text, number, logprob, share) in enumerate(rows)

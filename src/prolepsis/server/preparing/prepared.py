@@ -74,6 +74,8 @@ class PreparedRequest:
     grammar_field: str | None = None  # field of the body that asks for the answer's form
     one_prefix: bool = False
     """The prompts begin alike: the first one runs alone, so that the others find that begin in the cache."""
+    lossy: bool = False
+    """Its texts are a writer's: they are no evidence, nothing is learnt from them, and no answer is stored."""
     predict_s: float | None = None  # seconds behind the first text after which an answer ends with its line
 
     @property
@@ -88,7 +90,7 @@ class PreparedRequest:
     @property
     def may_be_stored(self) -> bool:
         """A stored answer may stand for it. A caller who says how to draft wants to see that done."""
-        return self.deterministic and self.speculation.requested.leaves_drafts_open
+        return self.deterministic and self.speculation.requested.leaves_drafts_open and not self.lossy
 
     @property
     def learns(self) -> str:
@@ -98,7 +100,7 @@ class PreparedRequest:
         """
         terms = self.speculation.terms.learning if self.speculation.terms else None
         is_agreed = terms is not None and self.context.caller.tenant in terms.tenants
-        is_alone = self.body.cache_salt is None and self.requests[0].n == 1
+        is_alone = self.body.cache_salt is None and self.requests[0].n == 1 and not self.lossy
         return self.speculation.rule or "" if self.speculation.requested.learn and is_agreed and is_alone else ""
 
     @property
