@@ -28,10 +28,8 @@ class FakeWriter:
         body = json.loads(request.body)
         self.asked.append((request.path, body))
         self.keys.append(request.headers.get("authorization"))
-        is_chat = request.path.endswith("/chat/completions")
         choices = [
-            {"index": i, "finish_reason": "stop", **({"message": {"content": text}} if is_chat else {"text": text})}
-            for i, text in enumerate(self.say(body))
+            {"index": i, "finish_reason": "stop", "message": {"content": text}} for i, text in enumerate(self.say(body))
         ]
         usage = {"prompt_tokens": 3, "completion_tokens": 5 * len(choices)}
         content = json.dumps({"choices": choices, "usage": usage}).encode() if self.raw is None else self.raw

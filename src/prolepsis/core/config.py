@@ -2,9 +2,8 @@
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal, NamedTuple, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationInfo, field_validator
 
@@ -307,37 +306,32 @@ def days_by_tenant(given: Iterable[str]) -> Mapping[str, float]:
     return days
 
 
-@dataclass(frozen=True, slots=True)
-class WriterAddress:
-    """Where a writer is."""
-
-    url: str  # without /v1
-    model: str = ""  # empty: the endpoint's own
-    key_file: Path | None = None
-
-
 TARGET = "target"
 """Who wrote a text where no writer did; no writer has this name."""
 
 
+class WriterAddress(NamedTuple):
+    url: str  # without /v1
+    model: str = ""  # empty: the endpoint's own
+    key_file: str = ""
+
+
 def writers_by_name(given: Iterable[str]) -> Mapping[str, WriterAddress]:
-    """Return the writers of NAME=URL[,MODEL[,KEYFILE]] texts, whose parts may also come as texts of their own.
+    """Return the writers of NAME=URL[,MODEL[,KEYFILE]] texts, whose parts may be texts of their own.
 
     Raises ValueError naming the wrong one.
     """
     writers: dict[str, list[str]] = {}
+    last: list[str] = [""] * 3
     for part in [part.strip() for text in given for part in text.split(",")]:
-        name, _, url = part.partition("=")
-        if re.fullmatch(r"https?://[^/\s@]+(/\S*)?", url) and re.fullmatch(r"[\w.-]{1,64}", name) and name != TARGET:
-            writers[name] = [url.rstrip("/").removesuffix("/v1")]
-        elif writers and "://" not in part and len(last := [*writers.values()][-1]) < 3:
+        place = re.fullmatch(r"([\w.-]{1,64})=(https?://[^/\s@]+(?:/\S*)?)", part)
+        if place is not None and place[1] != TARGET:
+            last = writers[place[1]] = [place[2].rstrip("/").removesuffix("/v1")]
+        elif len(last) < 3 and "://" not in part:
             last.append(part)
         else:
             raise ValueError(f"{without_password(part)!r}; allowed: NAME=URL[,MODEL[,KEYFILE]], NAME not {TARGET}")
-    return {
-        name: WriterAddress(url, *more[:1], *([Path(more[1])] if more[1:] else []))
-        for name, (url, *more) in writers.items()
-    }
+    return {name: WriterAddress(*parts) for name, parts in writers.items()}
 
 
 OWN_CLUSTER = "local"

@@ -80,7 +80,7 @@ def services_of(context: Context, sources: Sources, tokenizer: Tokenizer, intake
     output = OutputPolicies(sources.output, OutputMetrics(context.registry))
     corpora = Corpora(context, tokenizer, intake, lambda: control.policies.learning)
     decode = partial(tokenizer.decode, skip_special_tokens=False)
-    writers = Writers(context)
+    writers = Writers(config.writers)
     swaps = heads.feature(context, partial(named("lab.measure.prompts:shipped_token_ids"), tokenizer))
     features: tuple[Feature, ...] = (
         *(replicas, service, gate, buckets, idempotency, stored, *control.features),

@@ -20,7 +20,6 @@ from prolepsis.server.front.listener import check_exposure
 from prolepsis.server.known import KNOWN
 from prolepsis.server.output.file import read_output_policies
 from prolepsis.server.output.pipeline import LoadedPolicy
-from prolepsis.server.writers import check_writers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +50,5 @@ def read_sources(config: ServerConfig) -> Sources:
     check_exposure(config, sources.keys)
     check_traces(config)
     check_alertmanager(config.alertmanager)
-    check_writers(config)
     Limits(config.requests_per_minute, config.tokens_per_minute).check()
     return sources

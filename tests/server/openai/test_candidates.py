@@ -10,7 +10,7 @@ import httpx2
 import pytest
 
 from prolepsis.core.config import LimitTerms, ServerConfig
-from prolepsis.core.events import Event, Finished, TokenLogprobs, Tokens
+from prolepsis.core.events import Event, TokenLogprobs
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.server.output.built_in import Patterns
 from prolepsis.server.output.pipeline import LoadedPolicy
@@ -102,35 +102,6 @@ async def test_all_texts_may_be_dropped() -> None:
         assert (body["candidates"], body["choice"], body["why"]) == ([], None, "all_dropped")
 
 
-async def test_the_target_samples_where_no_writer_is_named() -> None:
-    class Sampling(FakeEngine):
-        def _say(self, request: GenerateRequest) -> Iterable[Event | float | Exception]:
-            for index, (text, logprob) in enumerate((("b", -2.0), ("a", -0.1), ("a", -0.1))):
-                logprobs = (TokenLogprobs(logprob),)
-                yield Tokens(request.request_id, index, tuple(text.encode()), 0, logprobs, "length")
-            yield Finished(request.request_id, self._stats(request, 1))
-
-    engine = Sampling()
-    with writing("never asked") as writer:
-        body = (await candidates(writer, engine, writer=None, n=3, k=2)).json()
-        assert [(one["text"], one["score"]) for one in body["candidates"]] == [
-            ("a", pytest.approx(math.exp(-0.1))),
-            ("b", pytest.approx(math.exp(-2.0))),
-        ]
-        assert (body["writer"], body["num_dropped"], writer.asked) == ("target", {"duplicate": 1}, [])
-    [request] = engine.requests  # nothing is scored a second time
-    assert (request.n, request.params.logprobs) == (3, 0)
-
-
-async def test_a_prompt_is_continued() -> None:
-    engine = Scoring()
-    with writing("a") as writer:
-        reply = await candidates(writer, engine, messages=None, prompt="Hi", n=1, k=1)
-        assert [one["text"] for one in reply.json()["candidates"]] == ["a"]
-        assert writer.asked == [("/v1/completions", {"prompt": "Hi", "n": 1})]
-    assert bytes(engine.requests[0].prompt_token_ids) == b"Hia"
-
-
 async def test_output_policies_rewrite_and_stop_the_texts_of_a_writer() -> None:
     rewriting = [LoadedPolicy("secret", Patterns(patterns={"***": "a{3}"}), "closed", 1000.0, 64)]
     stopping = [LoadedPolicy("secret", Patterns(patterns={"***": "a{3}"}, stops=True), "closed", 1000.0, 64)]
@@ -186,7 +157,8 @@ async def test_a_rule_keeps_texts_from_writers(tmp_path: Path) -> None:
     [
         ({"k": 5}, "'k' is 5; allowed: 1 to n (4)"),
         ({"n": 17}, "n"),
-        ({"prompt": "Hi"}, "needs either"),
+        ({"logprobs": True}, "not for candidates"),
+        ({"structured_outputs": {"regex": "a"}}, "a regex is given with a writer; allowed: a choice"),
         ({"writer": "large"}, "allowed here, by the setting writers and the policy's rule: small"),
         ({"at_least": 2}, "at_least"),
     ],
