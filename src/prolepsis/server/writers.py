@@ -20,7 +20,7 @@ from prolepsis.core.files import read_text
 
 DEVICE_MS = "x-device-ms"
 """Header of a whole answer: milliseconds of the device that it took, on all of its prompts and samples."""
-_ROUTE = "/v1/chat/completions"
+CHAT_ROUTE = "/v1/chat/completions"
 CONNECT_S, REPLY_S = 5.0, 300.0
 MOST_AT_ONCE = 16
 """Calls of one writer; others wait."""
@@ -64,7 +64,7 @@ class TextWriter:
             begun = time.monotonic()
             try:
                 reply = await self._http.post(
-                    f"{self._address.url}{_ROUTE}", json={**body, **model}, headers=self._headers
+                    f"{self._address.url}{CHAT_ROUTE}", json={**body, **model}, headers=self._headers
                 )
             except httpx2.HTTPError as error:
                 raise UpstreamUnavailable(f"writer {self.name!r} does not answer ({type(error).__name__})") from error

@@ -111,7 +111,7 @@ def _shown(fact: object) -> str:
 
 
 Emit = Literal["block", "token"]
-PresetName = Literal["chat", "code", "summarise", "retrieval", "tools", "batch"]
+PresetName = Literal["chat", "code", "summarise", "retrieval", "tools", "batch", "search-rewrite"]
 
 
 class Terms(Part):
@@ -177,6 +177,7 @@ PRESETS: dict[PresetName, Terms] = {
     "retrieval": _FROM_TEXT,
     "tools": Terms(mode="on", num_speculative_tokens=24),
     "batch": Terms(mode="on", proposers=_FREE, num_speculative_tokens=4),
+    "search-rewrite": Terms(mode="on", proposers=_FREE, num_speculative_tokens=8),
 }
 
 DEFAULT_RULE = "default"  # the name of the default terms; no rule has this name

@@ -47,6 +47,7 @@ class BatchLine:
     start: int
     length: int
     lease: str = ""
+    written: str | None = None  # of a result that was given up: who wrote it
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +55,13 @@ class LineResult:
     state: Literal["completed", "failed"]
     text: str  # line of the output file, or of the file of errors
     usage: Sequence[int] = (0, 0, 0, 0)  # as `USAGE` names them
+    written: str | None = None  # who wrote it, where a writer was asked; JSON
 
     @property
     def row(self) -> dict[str, object]:
         size = len(self.text.encode()) + 1
         usage = dict(zip(USAGE, self.usage, strict=True))
-        return {"state": self.state, "result": self.text, "result_bytes": size, **usage}
+        return {"state": self.state, "result": self.text, "result_bytes": size, "written": self.written, **usage}
 
 
 class BatchTable(StoreTable):
@@ -129,7 +131,7 @@ class BatchTable(StoreTable):
     def claim(self, batch_id: str, most: int) -> list[BatchLine]:
         """Lease the next lines that nobody runs, in the order of their prefixes; replicas get different ones."""
         of, lease = batch_lines.c, uuid4().hex
-        fields = (of.batch_id, of.number, of.custom_id, of.prefix, of.start, of.length)
+        fields = (of.batch_id, of.number, of.custom_id, of.prefix, of.start, of.length, of.written)
         with self._database.write() as connection:
             now = self._now(connection)
             is_next = (of.batch_id == batch_id) & (of.state == "open") & (of.leased_until <= now)
@@ -184,10 +186,34 @@ class BatchTable(StoreTable):
         with self._database.read() as connection:
             return _counts(connection, batch_id)
 
-    def finish(self, batch_id: str, status: Status, expected: Status, retention_s: float) -> bool:
+    def written(self, batch_id: str) -> Mapping[int, str] | None:
+        """Return who wrote the lines of a batch, by number, as far as a writer was asked; None while lines are open."""
+        of = batch_lines.c
+        with self._database.read() as connection:
+            if connection.execute(_is_open(batch_id)).first() is not None:
+                return None
+            query = select(of.number, of.written).where(of.batch_id == batch_id, of.written.is_not(None))
+            return {row.number: row.written for row in connection.execute(query)}
+
+    def reopen(self, batch_id: str, numbers: Sequence[int], *, agreement: Mapping[str, object]) -> bool:
+        """State the agreement of a batch, once, and let lines run again; returns whether this call did."""
+        of = batch_lines.c
+        with self._database.write() as connection:
+            held = _held(connection, batch_id, ["in_progress"])
+            if held is None or "agreement" in held.document:
+                return False
+            began = {"in_progress_at": held.document["in_progress_at"]}
+            _update(connection, held, "in_progress", {"agreement": agreement, **began})
+            again = {"state": "open", "leased_until": 0.0, "result": None, "result_bytes": 0}
+            for start in range(0, len(numbers), _CHUNK):
+                which = (of.batch_id == batch_id) & of.number.in_(numbers[start : start + _CHUNK])
+                connection.execute(update(batch_lines).where(which).values(again))
+        return True
+
+    def finish(self, batch_id: str, status: Status, expected: Status, retention_s: float, **document: object) -> bool:
         """End a batch all of whose lines are settled, with its files; returns whether this call did."""
         of = batch_lines.c
-        is_open = select(of.number).where(of.batch_id == batch_id, of.state == "open").limit(1)
+        is_open = _is_open(batch_id)
         with self._database.read() as connection:  # most calls end here, and no writer waits
             if connection.execute(is_open).first() is not None:
                 return False
@@ -195,7 +221,7 @@ class BatchTable(StoreTable):
             held = _held(connection, batch_id, [expected])
             if held is None or connection.execute(is_open).first() is not None:
                 return False
-            after = {"finalizing_at": int(time.time()), **_counts(connection, batch_id)}
+            after = {"finalizing_at": int(time.time()), **_counts(connection, batch_id), **document}
             for kind, state in (("output", "completed"), ("error", "failed")):
                 size = select(func.sum(of.result_bytes)).where(of.batch_id == batch_id, of.state == state)
                 if num_bytes := connection.scalar(size):
@@ -251,6 +277,13 @@ def _leased(line: BatchLine) -> ColumnElement[bool]:
     of = batch_lines.c
     is_it = (of.batch_id == line.batch_id) & (of.number == line.number)
     return is_it & (of.lease == line.lease) & (of.state == "open")
+
+
+def _is_open(batch_id: str) -> Select[int]:
+    """Return the query for a line of a batch that is not settled."""
+    return (
+        select(batch_lines.c.number).where(batch_lines.c.batch_id == batch_id, batch_lines.c.state == "open").limit(1)
+    )
 
 
 def _held(connection: Connection, batch_id: str, expected: Sequence[Status]) -> StoredBatch | None:

@@ -1,0 +1,146 @@
+"""Batches whose lines a writer writes: the target checks a random share, and writes lines that it would not have.
+
+Lines that the target writes for another reason, such as an output policy, are no part of the agreement that is stated.
+"""
+
+import json
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from functools import partial
+from typing import Any
+from uuid import uuid4
+
+import structlog
+from fastapi import Request
+from fastapi.responses import Response
+from msgspec.json import encode
+
+from prolepsis.control.statistics.finite import share_interval
+from prolepsis.control.store.batches import BatchLine, StoredBatch
+from prolepsis.core.config import TARGET
+from prolepsis.core.errors import InvalidParameter, UpstreamInvalid, UpstreamUnavailable
+from prolepsis.core.facts import position
+from prolepsis.server.answering.usage import Json
+from prolepsis.server.batches.bodies import VerifyBody
+from prolepsis.server.openai.scoring import scored_texts
+from prolepsis.server.openai.written import SiftedTexts, written
+from prolepsis.server.preparing.bodies import ChatBody
+from prolepsis.server.preparing.prepare import prepare_chat
+from prolepsis.server.preparing.prepared import PreparedRequest, context_of
+from prolepsis.server.services import Services
+from prolepsis.server.writers import DEVICE_MS
+
+_LONG = 1000
+"""Characters from which on texts are compared by words."""
+Serve = Callable[[Any, Request, Services], Awaitable[Response]]
+log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class WrittenLine:
+    """Who wrote a line's text, and at what cost; kept with its result."""
+
+    stratum: str
+    writer: str = TARGET
+    agrees: bool | None = None
+    """Whether the writer's text is one that the target would have written; None: not known, or not counted."""
+    writer_s: float = 0.0
+    target_s: float = 0.0
+
+    @property
+    def shown(self) -> Json:
+        """Fields of the line's result."""
+        is_verified = self.writer == TARGET or self.agrees is not None
+        return {"writer": self.writer, "verified": is_verified, "agrees": self.agrees}
+
+
+async def answer_line(
+    batch: StoredBatch, line: BatchLine, body: ChatBody, request: Request, services: Services, *, serve: Serve
+) -> tuple[bytes, WrittenLine]:
+    """Return the answer to a line: a writer's, or the target's by `serve`, which alone writes lines for a second time.
+
+    A text that has not the form asked for, or that output policies would change, is no writer's answer.
+    """
+    verify, prepared = VerifyBody(**batch.document["verify"]), await prepare_chat(body, context_of(request), services)
+    found, text = WrittenLine((body.metadata or {}).get("stratum", "all")), None
+    if line.written:
+        found = WrittenLine(**{**json.loads(line.written), "writer": TARGET})
+    elif (left := await _written(verify, body, prepared, services)) is not None:
+        found.writer_s = left.seconds
+        if left.texts and not left.num_rewritten:
+            text = left.texts[0].text
+            is_shown = position(batch.batch_id, line.custom_id) >= 100 * verify.share
+            if not is_shown and verify.by == "score":
+                [tokens], stats = await scored_texts(request, prepared, [text], services, "verify.by")
+                found.target_s = stats.device.total
+                found.agrees = is_shown = sum(token.rank == 1 for token in tokens) >= verify.similarity * len(tokens)
+            if is_shown:
+                found.writer = left.writer
+                return encode(_reply(left, body)), found
+    response = await serve(body, request, services)
+    found.target_s += float(response.headers[DEVICE_MS]) / 1e3
+    if text is not None and found.agrees is None:
+        own = json.loads(bytes(response.body))["choices"][0]["message"]["content"] or ""
+        likeness = await services.intake.large_work.off_loop(batch.tenant, partial(_likeness, text, own))
+        found.agrees = likeness >= verify.similarity
+    return bytes(response.body), found
+
+
+async def _written(
+    verify: VerifyBody, body: ChatBody, prepared: PreparedRequest, services: Services
+) -> SiftedTexts | None:
+    """Return what a writer writes for a line, None where the target has to write it."""
+    if body.tools or body.logprobs or body.prompt_logprobs is not None or (body.n or 1) > 1:
+        return None
+    try:
+        return await written(verify.writer, body, 1, prepared, services)
+    except (InvalidParameter, UpstreamUnavailable, UpstreamInvalid) as error:
+        log.warning("writer_failed", error=str(error))
+        return None
+
+
+def _reply(left: SiftedTexts, body: ChatBody) -> Json:
+    message = {"role": "assistant", "content": left.texts[0].text}
+    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": left.texts[0].finish_reason}
+    counts = {name: int(left.usage.get(name) or 0) for name in ("prompt_tokens", "completion_tokens")}
+    usage = {**counts, "total_tokens": sum(counts.values())}
+    shown = {"id": f"chatcmpl-{uuid4().hex}", "object": "chat.completion", "created": int(time.time())}
+    return {**shown, "model": body.model, "choices": [choice], "usage": usage}
+
+
+def _likeness(text: str, other: str) -> float:
+    """Return how much of two texts is equal, whatever the case and the white space; 1: all of it."""
+    parts = [" ".join(given.casefold().split()).strip(" .!") for given in (text, other)]
+    if max(map(len, parts)) > _LONG:
+        return SequenceMatcher(None, parts[0].split(), parts[1].split(), autojunk=False).ratio()
+    return SequenceMatcher(None, *parts, autojunk=False).ratio()
+
+
+def agreement(lines: Mapping[int, str], at_least: float | None) -> tuple[Json, list[int]]:
+    """Return what is known of each stratum, and the lines to be written by the target as too few of theirs agree.
+
+    `lines`: `WrittenLine` by number, as JSON. The bounds hold the share of lines that agree, in 95 of 100 batches.
+    """
+    found = {number: WrittenLine(**json.loads(text)) for number, text in lines.items()}
+    counted = {number: line for number, line in found.items() if line.writer != TARGET or line.agrees is not None}
+    stated, again = Json(), list[int]()
+    for name in dict.fromkeys(line.stratum for line in counted.values()):
+        of = {number: line for number, line in counted.items() if line.stratum == name}
+        checked = [line.agrees for line in of.values() if line.agrees is not None]
+        low, high = share_interval(len(of), len(checked), sum(checked))
+        stated[name] = {"lines": len(of), "checked": len(checked), "agree": sum(checked), "low": low, "high": high}
+        if at_least is not None and sum(checked) < at_least * max(1, len(checked)):
+            again += [number for number, line in of.items() if line.agrees is None]
+    return stated, again
+
+
+def cost(lines: Iterable[str]) -> Json:
+    """Return the seconds that a batch took, and what the target would have taken by those that it wrote as a check."""
+    found = [WrittenLine(**json.loads(text)) for text in lines]
+    writer_s, target_s = sum(line.writer_s for line in found), sum(line.target_s for line in found)
+    own = [line.target_s for line in found if line.writer == TARGET and line.agrees is not None]
+    every_s = len(found) * sum(own) / len(own) if own else None
+    ratio = (writer_s + target_s) / every_s if every_s else None
+    return {"writer_s": writer_s, "target_s": target_s, "against_all_s": every_s, "ratio": ratio}
