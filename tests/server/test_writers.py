@@ -7,16 +7,16 @@ import pytest
 
 from prolepsis.core.config import ServerConfig, WriterAddress, writers_by_name
 from prolepsis.core.errors import ConfigError, InvalidParameter, ProlepsisError, UpstreamInvalid, UpstreamUnavailable
-from prolepsis.server.writers import WriterAnswer, Writers, WriterText
+from prolepsis.server.writers import Writers, WriterText, WriterTexts
 from tests.server.fake_writer import FakeWriter, writing
 
 CHAT = "/v1/chat/completions"
 
 
-async def written(writer: FakeWriter, **body: object) -> WriterAnswer:
+async def written(writer: FakeWriter, **body: object) -> WriterTexts:
     writers = Writers([f"small={writer.url}/v1"])
     try:
-        return await writers.named(None, None).write(body)
+        return await writers.write(writers.allowed(None, None), body)
     finally:
         await writers.close()
 
@@ -75,7 +75,7 @@ async def test_a_key_goes_to_its_writer_alone(tmp_path: Path) -> None:
     with writing("a") as with_key, writing("b") as without:
         writers = Writers([f"first={with_key.url},model-of-it,{key}", f"second={without.url}"])
         for name in ("first", "second"):
-            await writers.named(name, None).write({})
+            await writers.write(name, {})
         await writers.close()
         assert (with_key.keys, without.keys) == (["Bearer sk-1"], [None])
         assert with_key.asked[0][1] == {"model": "model-of-it"}
@@ -116,7 +116,7 @@ async def test_a_writer_that_is_gone_is_unavailable() -> None:
 
 def test_a_rule_allows_writers_by_name() -> None:
     writers = Writers(["a=http://h:1", "b=http://h:2"])
-    assert [writers.named(None, allowed).name for allowed in (None, ("b",))] == ["a", "b"]
+    assert [writers.allowed(None, allowed) for allowed in (None, ("b",))] == ["a", "b"]
     for name, allowed in (("a", ("b",)), ("c", None), (None, ()), ("a", ())):
         with pytest.raises(InvalidParameter, match="writer is"):
-            writers.named(name, allowed)
+            writers.allowed(name, allowed)

@@ -24,7 +24,6 @@ from prolepsis.server.front.browsers import MethodsMiddleware, OtherOriginsMiddl
 from prolepsis.server.front.listener import check_exposure
 from prolepsis.server.front.sign_in import AuthMiddleware, RouteRules, check_local
 from prolepsis.server.front.tracing import RequestIdMiddleware, TraceMiddleware
-from prolepsis.server.openai.candidates import candidate_routes
 from prolepsis.server.openai.decisions import decision_routes
 from prolepsis.server.openai.explain import explain_routes
 from prolepsis.server.openai.routes import openai_routes
@@ -56,7 +55,6 @@ def build(
     routes = (
         *openai_routes(models),
         *decision_routes(models),
-        *candidate_routes(models),
         *messages_routes(models),
         *ollama_routes(models),
         *llamacpp_routes(models),

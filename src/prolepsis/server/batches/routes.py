@@ -233,7 +233,7 @@ def _batch_routes(context: Context, runner: BatchRunner, models: Models) -> Sequ
             if body.endpoint != CHAT_ROUTE:
                 message = f"endpoint is {body.endpoint!r} with verify; allowed: {CHAT_ROUTE}"
                 raise InvalidParameter(message, param="endpoint")
-            models.of(None, caller).writers.named(body.verify.writer, None)
+            models.of(None, caller).writers.allowed(body.verify.writer, None)
         now, after = time.time(), body.output_expires_after
         batch = StoredBatch(
             batch_id=f"batch_{uuid4().hex}",

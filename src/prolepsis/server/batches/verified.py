@@ -24,16 +24,14 @@ from prolepsis.core.errors import InvalidParameter, UpstreamInvalid, UpstreamUna
 from prolepsis.core.facts import position
 from prolepsis.server.answering.usage import Json
 from prolepsis.server.batches.bodies import VerifyBody
-from prolepsis.server.openai.scoring import scored_texts
-from prolepsis.server.openai.written import SiftedTexts, written
+from prolepsis.server.openai.decisions import scored_texts
+from prolepsis.server.openai.written import written
 from prolepsis.server.preparing.bodies import ChatBody
 from prolepsis.server.preparing.prepare import prepare_chat
 from prolepsis.server.preparing.prepared import PreparedRequest, context_of
 from prolepsis.server.services import Services
-from prolepsis.server.writers import DEVICE_MS
+from prolepsis.server.writers import DEVICE_MS, WriterTexts
 
-_LONG = 1000
-"""Characters from which on texts are compared by words."""
 Serve = Callable[[Any, Request, Services], Awaitable[Response]]
 log = structlog.get_logger(__name__)
 
@@ -73,7 +71,7 @@ async def answer_line(
             text = left.texts[0].text
             is_shown = position(batch.batch_id, line.custom_id) >= 100 * verify.share
             if not is_shown and verify.by == "score":
-                [tokens], stats = await scored_texts(request, prepared, [text], services, "verify.by")
+                [tokens], stats = await scored_texts(request, prepared, [text], services)
                 found.target_s = stats.device.total
                 found.agrees = is_shown = sum(token.rank == 1 for token in tokens) >= verify.similarity * len(tokens)
             if is_shown:
@@ -90,7 +88,7 @@ async def answer_line(
 
 async def _written(
     verify: VerifyBody, body: ChatBody, prepared: PreparedRequest, services: Services
-) -> SiftedTexts | None:
+) -> WriterTexts | None:
     """Return what a writer writes for a line, None where the target has to write it."""
     if body.tools or body.logprobs or body.prompt_logprobs is not None or (body.n or 1) > 1:
         return None
@@ -101,7 +99,7 @@ async def _written(
         return None
 
 
-def _reply(left: SiftedTexts, body: ChatBody) -> Json:
+def _reply(left: WriterTexts, body: ChatBody) -> Json:
     message = {"role": "assistant", "content": left.texts[0].text}
     choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": left.texts[0].finish_reason}
     counts = {name: int(left.usage.get(name) or 0) for name in ("prompt_tokens", "completion_tokens")}
@@ -111,11 +109,9 @@ def _reply(left: SiftedTexts, body: ChatBody) -> Json:
 
 
 def _likeness(text: str, other: str) -> float:
-    """Return how much of two texts is equal, whatever the case and the white space; 1: all of it."""
-    parts = [" ".join(given.casefold().split()).strip(" .!") for given in (text, other)]
-    if max(map(len, parts)) > _LONG:
-        return SequenceMatcher(None, parts[0].split(), parts[1].split(), autojunk=False).ratio()
-    return SequenceMatcher(None, *parts, autojunk=False).ratio()
+    """Return the share of words that two texts have in common in their order, whatever the case; 1: they are equal."""
+    words = [given.casefold().strip().rstrip(".!").split() for given in (text, other)]
+    return SequenceMatcher(None, *words, autojunk=False).ratio()
 
 
 def agreement(lines: Mapping[int, str], at_least: float | None) -> tuple[Json, list[int]]:

@@ -1,7 +1,13 @@
-"""POST /v1/decisions: which of several texts the model would go on with, by the log-probabilities of their tokens."""
+"""POST /v1/decisions and /v1/candidates: given texts, and those of a writer, by the log-probabilities of their tokens.
+
+Both ask which of several texts the model would go on with. An answer of a writer is not what the target alone would
+have written, so `x-exactness` says `lossy` there.
+"""
 
 import math
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import fields, replace
 from functools import partial
 from typing import Annotated, Self
 
@@ -14,19 +20,29 @@ from prolepsis.control.web.caller import caller_of
 from prolepsis.control.web.fields import Metadata, Priority, Reply
 from prolepsis.control.web.routes import CLIENTS, Route, Routes
 from prolepsis.core.errors import InvalidParameter
+from prolepsis.core.events import TokenLogprobs
 from prolepsis.core.given_text import given
 from prolepsis.core.stats import RequestStats
+from prolepsis.core.validation import Number
 from prolepsis.engine.text.tokenizer import Tokenizer
+from prolepsis.server.answering.answer import answer
+from prolepsis.server.answering.stream import NAMED_SSE
 from prolepsis.server.answering.usage import Json, usage
-from prolepsis.server.known import DECISIONS_ROUTE
-from prolepsis.server.openai.routes import whole_reply
-from prolepsis.server.openai.scoring import prepare_scoring, scored
+from prolepsis.server.known import CANDIDATES_ROUTE, DECISIONS_ROUTE
+from prolepsis.server.openai.completions import consumed
+from prolepsis.server.openai.routes import EXACTNESS, HEADERS, named, streamed, whole_reply
 from prolepsis.server.openai.tokenization import TemplatedBody, templated
-from prolepsis.server.preparing.prepared import PreparedRequest, context_of
+from prolepsis.server.openai.written import written
+from prolepsis.server.preparing.bodies import ChatBody, CompletionBody
+from prolepsis.server.preparing.prepare import prepare_chat, prepare_completion
+from prolepsis.server.preparing.prepared import PreparedRequest, RequestContext, context_of
 from prolepsis.server.services import Models, Services
+from prolepsis.server.text.deltas import Delta
 from prolepsis.server.text.shown_tokens import LOWEST_LOGPROB
 
 MAX_CANDIDATES = 64
+_MAX_WRITTEN = 16
+TextLogprobs = list[Sequence[TokenLogprobs]]
 
 
 class DecisionsBody(TemplatedBody):
@@ -63,6 +79,43 @@ class DecisionReply(Reply):
     usage: Json
 
 
+class CandidatesBody(ChatBody):
+    """A conversation, and how many answers are wanted of how many."""
+
+    n: Annotated[int, Field(ge=1, le=_MAX_WRITTEN)] = 4
+    k: Annotated[int, Field(ge=1, le=_MAX_WRITTEN)] = 1
+    writer: str | None = None  # by name; None: the first one
+    at_least: Annotated[Number, Field(ge=0, le=1)] = 0.0  # the least score of a choice
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.k > self.n:
+            raise ValueError(f"'k' is {self.k}; allowed: 1 to n ({self.n})")
+        if self.tools or self.logprobs or self.prompt_logprobs is not None:
+            raise ValueError("'tools', 'logprobs' and 'prompt_logprobs' are not for candidates; allowed: none of them")
+        return self
+
+
+class CandidateText(Reply):
+    text: str
+    score: float  # geometric mean of the probabilities that the target gives its tokens
+    num_tokens: int  # of the target
+
+
+class CandidatesReply(Reply):
+    id: str
+    object: str
+    model: str
+    writer: str
+    verified: float  # share of the texts that the target scored
+    num_dropped: dict[str, int]  # texts without a score, by why
+    candidates: list[CandidateText]  # the best ones, the best first
+    choice: int | None  # index of the best one, if it is good enough
+    why: str | None  # why there is no choice
+    usage: Json  # of the target
+    metrics: Json
+
+
 def decision_routes(models: Models) -> Sequence[Route]:
     routes = Routes()
 
@@ -73,6 +126,14 @@ def decision_routes(models: Models) -> Sequence[Route]:
         services = models.of(body.model, caller_of(request))
         return await services.idempotency.once(request, body, partial(_decided, body, services))
 
+    post = partial(routes.post, roles=CLIENTS, errors=(409, 502, 504), streams="text/event-stream", headers=HEADERS)
+
+    @post(CANDIDATES_ROUTE, summary="Let a writer write answers, and score them", reply=CandidatesReply)
+    async def candidates(request: Request, body: Annotated[CandidatesBody, read_body(CandidatesBody)]) -> Response:
+        body = named(body, models, request)
+        services = models.of(body.model, caller_of(request))
+        return await services.idempotency.once(request, body, partial(_candidates, body, services))
+
     return routes.all
 
 
@@ -80,8 +141,8 @@ async def _decided(body: DecisionsBody, services: Services, request: Request) ->
     context = context_of(request)
     turn = partial(services.intake.large_work.run, context.caller.tenant, context.num_bytes)
     begin, texts = await turn(lambda: _tokens(body, services.tokenizer))
-    prepared = await prepare_scoring(begin, texts, body, context, services)
-    return await whole_reply(request, prepared, services, _scored(request, body, prepared, services))
+    prepared = await _prepared(begin, texts, body, context, services)
+    return await whole_reply(request, prepared, services, _decision(request, body, prepared, services))
 
 
 def _tokens(body: DecisionsBody, tokenizer: Tokenizer) -> tuple[list[int], list[list[int]]]:
@@ -91,10 +152,52 @@ def _tokens(body: DecisionsBody, tokenizer: Tokenizer) -> tuple[list[int], list[
     return begin, [tokenizer.encode(given(text), add_special_tokens=False) for text in body.candidates]
 
 
+async def _prepared(
+    begin: Sequence[int], texts: Sequence[Sequence[int]], body: object, context: RequestContext, services: Services
+) -> PreparedRequest:
+    """Prepare the scoring of `texts` behind `begin`, both tokens, for a client's body."""
+    shared = {name: getattr(body, name) for name in ("model", "priority", "cache_salt", "metadata")}
+    prompts = [[*begin, *tokens] for tokens in texts]
+    completion = CompletionBody.model_construct(prompt=prompts, max_tokens=0, **shared)
+    prepared = await prepare_completion(completion, context, services)
+    requests = [
+        replace(generate, params=replace(generate.params, prompt_logprobs=0, scored_from=len(begin)))
+        for generate in prepared.requests
+    ]
+    return replace(prepared, requests=tuple(requests), one_prefix=True)
+
+
 async def _scored(
+    request: Request, prepared: PreparedRequest, services: Services, param: str = "candidates"
+) -> tuple[TextLogprobs, RequestStats]:
+    found: TextLogprobs = [()] * len(prepared.requests)
+
+    def take(delta: Delta) -> None:
+        found[delta.index] = delta.prompt.logprobs if delta.prompt else ()
+        if not found[delta.index]:
+            message = f"{param} is given, and this engine does not score prompts; allowed: routes that generate"
+            raise InvalidParameter(message, param=param)
+
+    return found, await consumed(answer(request, prepared, services), take)
+
+
+async def scored_texts(
+    request: Request, prepared: PreparedRequest, texts: Sequence[str], services: Services
+) -> tuple[TextLogprobs, RequestStats]:
+    """Return the log-probabilities of the tokens of a writer's texts, as answers to a prepared request.
+
+    Raises `InvalidParameter` where the engine scores none.
+    """
+    tokens = [services.tokenizer.encode(given(text), add_special_tokens=False) for text in texts]
+    begin = prepared.requests[0].prompt_token_ids
+    scoring = await _prepared(begin, tokens, prepared.body, prepared.context, services)
+    return await _scored(request, replace(scoring, lossy=True), services, "writer")
+
+
+async def _decision(
     request: Request, body: DecisionsBody, prepared: PreparedRequest, services: Services
 ) -> tuple[Json, RequestStats]:
-    logprobs, stats = await scored(request, prepared, services, "candidates")
+    logprobs, stats = await _scored(request, prepared, services)
     scores = [max(LOWEST_LOGPROB, math.fsum(token.logprob for token in tokens)) for tokens in logprobs]
     rows = zip(body.candidates, map(len, logprobs), scores, shares(scores), strict=True)
     candidates = [
@@ -111,3 +214,54 @@ def shares(logprobs: Sequence[float]) -> Sequence[float]:
     most = max(logprobs)
     weights = [math.exp(logprob - most) for logprob in logprobs]
     return [weight / math.fsum(weights) for weight in weights]
+
+
+async def _candidates(body: CandidatesBody, services: Services, request: Request) -> Response:
+    prepared = await prepare_chat(body.model_copy(update={"n": 1}), context_of(request), services)
+    stats = RequestStats()
+    events = _candidate_events(request, body, prepared, services, stats)
+
+    async def whole() -> tuple[Json, RequestStats]:
+        async with aclosing(events):
+            *_, shown = [event async for event in events]
+        return {name: value for name, value in shown.items() if name != "type"}, stats
+
+    if body.stream:
+        response = streamed(events, prepared, services, NAMED_SSE)
+    else:
+        response = await whole_reply(request, prepared, services, whole())
+    response.headers[EXACTNESS] = "lossy"
+    return response
+
+
+async def _candidate_events(
+    request: Request, body: CandidatesBody, prepared: PreparedRequest, services: Services, stats: RequestStats
+) -> AsyncGenerator[Json, None]:
+    """Yield what is written, then the reply, whose counts are in `stats` from then on."""
+    left, logprobs = await written(body.writer, body, body.n, prepared, services), TextLogprobs()
+    yield {"type": "candidates.written", "num_left": len(left.texts), "num_dropped": left.dropped}
+    texts = [text.text for text in left.texts]
+    if texts:
+        logprobs, found = await scored_texts(request, prepared, texts, services)
+        for field in fields(found):
+            setattr(stats, field.name, getattr(found, field.name))
+    scores = [math.exp(math.fsum(token.logprob for token in tokens) / len(tokens)) for tokens in logprobs]
+    rows = [
+        {"text": text, "score": score, "num_tokens": len(tokens)}
+        for score, text, tokens in sorted(zip(scores, texts, logprobs, strict=True), key=lambda row: -row[0])
+    ]
+    is_good = bool(rows) and max(scores) >= body.at_least
+    yield {
+        "type": "candidates.done",
+        "id": prepared.answer_id.replace("chatcmpl-", "candidates-", 1),
+        "object": "candidates",
+        "model": body.model,
+        "writer": left.writer,
+        "verified": 1.0,
+        "num_dropped": left.dropped,
+        "candidates": rows[: body.k],
+        "choice": 0 if is_good else None,
+        "why": None if is_good else "none_good_enough" if rows else "all_dropped",
+        "usage": usage(stats),
+        "metrics": {"writer_ms": 1e3 * left.seconds, "target_ms": 1e3 * stats.device.total},
+    }

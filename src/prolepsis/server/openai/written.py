@@ -2,10 +2,8 @@
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.engine.text.grammar.validation import broken
@@ -14,7 +12,7 @@ from prolepsis.server.output.pipeline import SourceSpan, text_of
 from prolepsis.server.preparing.bodies import ChatBody
 from prolepsis.server.preparing.prepared import PreparedRequest
 from prolepsis.server.services import Services
-from prolepsis.server.writers import WriterText
+from prolepsis.server.writers import WriterText, WriterTexts
 
 _FIELDS = {
     *("messages", "max_tokens", "max_completion_tokens", "temperature", "top_p", "seed", "stop"),
@@ -23,30 +21,18 @@ _FIELDS = {
 """Fields that every OpenAI endpoint knows, and those that ask for a form: what else a body has stays here."""
 
 
-@dataclass(frozen=True, slots=True)
-class SiftedTexts:
-    """What a writer wrote, as far as the target's answers would be shown too: each text once."""
-
-    writer: str
-    texts: Sequence[WriterText]
-    dropped: Mapping[str, int]  # number of the other texts, by why: empty, duplicate, form, policy
-    num_rewritten: int  # by output policies
-    num_written: int
-    usage: Mapping[str, Any]
-    seconds: float
-
-
 async def written(
     name: str | None, body: ChatBody, num: int, prepared: PreparedRequest, services: Services
-) -> SiftedTexts:
+) -> WriterTexts:
     """Let a writer that the request's rule allows write `num` texts; without a name the first one.
 
-    Raises `InvalidParameter` where none is allowed or a form cannot be checked, and what `TextWriter.write` raises.
+    Texts are left out that the target's answers could not be (empty, duplicate, form, policy). Raises
+    `InvalidParameter` where no writer is allowed or a form cannot be checked, and what `Writers.write` raises.
     """
     terms, tenant, work = prepared.speculation.terms, prepared.context.caller.tenant, services.intake.large_work
-    writer = services.writers.named(name, terms.writers if terms else None)
+    writer = services.writers.allowed(name, terms.writers if terms else None)
     asked = body.model_dump(mode="json", include=_FIELDS, exclude_none=True, by_alias=True)
-    answer = await writer.write({**asked, "n": num})
+    answer = await services.writers.write(writer, {**asked, "n": num})
     left, dropped, num_rewritten = dict[str, WriterText](), Counter[str](), 0
     for index, found in enumerate(answer.texts):
         text = found.text
@@ -61,8 +47,7 @@ async def written(
         else:
             num_rewritten += shown != text
             left[shown] = WriterText(shown, found.finish_reason)
-    texts = list(left.values())
-    return SiftedTexts(writer.name, texts, dropped, num_rewritten, len(answer.texts), answer.usage, answer.seconds)
+    return replace(answer, texts=list(left.values()), dropped=dropped, num_rewritten=num_rewritten)
 
 
 def _has_form(text: str, prepared: PreparedRequest) -> bool:
