@@ -22,9 +22,7 @@ DEVICE_MS = "x-device-ms"
 """Header of a whole answer: milliseconds of the device that it took, on all of its prompts and samples."""
 CHAT_ROUTE = "/v1/chat/completions"
 CONNECT_S, REPLY_S = 5.0, 300.0
-MOST_AT_ONCE = 16
-"""Calls of one writer; others wait."""
-_BUSY = (429, 500, 503, 504)
+MOST_AT_ONCE = 16  # calls of one writer; others wait
 
 
 class WriterText(NamedTuple):
@@ -53,10 +51,11 @@ class Writers(Feature):
         """Raises `ConfigError` for a key file that cannot be read."""
         self._places = writers_by_name(given)
         self._turns = {name: asyncio.Semaphore(MOST_AT_ONCE) for name in self._places}
-        self._headers: dict[str, Mapping[str, str]] = {}
-        for name, place in self._places.items():
-            key = place.key_file and read_text(Path(place.key_file), "key file of a writer").strip()
-            self._headers[name] = {"authorization": f"Bearer {key}"} if key else {}
+        keys = {
+            name: place.key_file and read_text(Path(place.key_file), "key file of a writer").strip()
+            for name, place in self._places.items()
+        }
+        self._headers = {name: {"authorization": f"Bearer {key}"} if key else {} for name, key in keys.items()}
         timeout = httpx2.Timeout(CONNECT_S, read=REPLY_S)
         self._http = httpx2.AsyncClient(timeout=timeout, headers=PLAIN, event_hooks=async_hooks())
 
@@ -86,22 +85,17 @@ class Writers(Feature):
                 raise UpstreamUnavailable(f"writer {name!r} does not answer ({type(error).__name__})") from error
             seconds = time.monotonic() - begun
         if reply.status_code != httpx2.codes.OK:
-            kind = UpstreamUnavailable if reply.status_code in _BUSY else UpstreamInvalid
+            kind = UpstreamUnavailable if reply.status_code in (429, 500, 503, 504) else UpstreamInvalid
             raise kind(f"writer {name!r} answers with status {reply.status_code}")
         try:
             shown, seconds = reply.json(), float(reply.headers.get(DEVICE_MS, 1e3 * seconds)) / 1e3
-            texts = [_text(choice) for choice in shown["choices"]]
+            texts = [
+                WriterText(str(choice["message"]["content"] or ""), str(choice.get("finish_reason") or "stop"))
+                for choice in shown["choices"]
+            ]
             return WriterTexts(writer=name, texts=texts, usage=shown.get("usage") or {}, seconds=seconds)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise UpstreamInvalid(f"writer {name!r} answers with what is no completion") from error
 
     async def close(self) -> None:
         await self._http.aclose()
-
-
-def _text(choice: Mapping[str, Any]) -> WriterText:
-    """Return the text of a choice; raises `TypeError` where it is none."""
-    text = choice["message"]["content"] or ""
-    if not isinstance(text, str):
-        raise TypeError("the text is no string")
-    return WriterText(text, str(choice.get("finish_reason") or "stop"))

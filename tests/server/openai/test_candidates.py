@@ -1,6 +1,5 @@
 """POST /v1/candidates: texts of a writer or of the target, what is left of them, and their order."""
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -113,16 +112,6 @@ async def test_output_policies_rewrite_and_stop_the_texts_of_a_writer() -> None:
         assert body["num_dropped"] == {"policy": 1}
 
 
-async def test_a_stream_says_what_is_written_and_ends_with_the_reply() -> None:
-    with writing("ab", "ab") as writer:
-        reply = await candidates(writer, n=2, k=1, stream=True)
-        events = [json.loads(line[6:]) for line in reply.text.splitlines() if line.startswith("data: ")]
-        assert [event["type"] for event in events] == ["candidates.written", "candidates.done"]
-        assert events[0]["num_dropped"] == {"duplicate": 1}
-        assert events[1]["candidates"][0]["text"] == "ab"
-        assert reply.headers["x-exactness"] == "lossy"
-
-
 def test_the_end_of_a_connection_ends_the_scoring() -> None:
     class Held(FakeEngine):
         def _say(self, request: GenerateRequest) -> Iterable[Event | float | Exception]:
@@ -157,7 +146,8 @@ async def test_a_rule_keeps_texts_from_writers(tmp_path: Path) -> None:
     [
         ({"k": 5}, "'k' is 5; allowed: 1 to n (4)"),
         ({"n": 17}, "n"),
-        ({"logprobs": True}, "not for candidates"),
+        ({"logprobs": True}, "allowed: none of them"),
+        ({"stream": True}, "allowed: none of them"),
         ({"structured_outputs": {"regex": "a"}}, "a regex is given with a writer; allowed: a choice"),
         ({"writer": "large"}, "allowed here, by the setting writers and the policy's rule: small"),
         ({"at_least": 2}, "at_least"),

@@ -19,6 +19,7 @@ from prolepsis.control.store.tenant_files import RUNNING, FileTable, TenantFile,
 Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
 LEASE_S = 6.0  # a line whose server has not renewed its lease for so long is run by another one
 USAGE = ("input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens")
+Judge = Callable[[Mapping[int, str]], tuple[Mapping[str, object], Sequence[int]]]
 _CHUNK = 1000
 
 
@@ -186,29 +187,27 @@ class BatchTable(StoreTable):
         with self._database.read() as connection:
             return _counts(connection, batch_id)
 
-    def written(self, batch_id: str) -> Mapping[int, str] | None:
-        """Return who wrote the lines of a batch, by number, as far as a writer was asked; None while lines are open."""
-        of = batch_lines.c
-        with self._database.read() as connection:
-            if connection.execute(_is_open(batch_id)).first() is not None:
-                return None
-            query = select(of.number, of.written).where(of.batch_id == batch_id, of.written.is_not(None))
-            return {row.number: row.written for row in connection.execute(query)}
+    def judge(self, batch_id: str, judge: Judge) -> Mapping[int, str] | None:
+        """State the agreement of a batch all of whose lines are settled, once, and let those run again that it names.
 
-    def reopen(self, batch_id: str, numbers: Sequence[int], *, agreement: Mapping[str, object]) -> bool:
-        """State the agreement of a batch, once, and let lines run again; returns whether this call did."""
+        Returns who wrote its lines, by number, where a writer was asked; None while lines are open.
+        """
         of = batch_lines.c
+        query = select(of.number, of.written).where(of.batch_id == batch_id, of.written.is_not(None))
         with self._database.write() as connection:
             held = _held(connection, batch_id, ["in_progress"])
-            if held is None or "agreement" in held.document:
-                return False
+            if held is None or connection.execute(_is_open(batch_id)).first() is not None:
+                return None
+            lines = {row.number: row.written for row in connection.execute(query)}
+            if "agreement" in held.document:
+                return lines
+            agreement, numbers = judge(lines)
             began = {"in_progress_at": held.document["in_progress_at"]}
             _update(connection, held, "in_progress", {"agreement": agreement, **began})
-            again = {"state": "open", "leased_until": 0.0, "result": None, "result_bytes": 0}
-            for start in range(0, len(numbers), _CHUNK):
-                which = (of.batch_id == batch_id) & of.number.in_(numbers[start : start + _CHUNK])
-                connection.execute(update(batch_lines).where(which).values(again))
-        return True
+            again = update(batch_lines).values(state="open", leased_until=0.0, result=None, result_bytes=0)
+            for number in numbers:
+                connection.execute(again.where(of.batch_id == batch_id, of.number == number))
+        return None if numbers else lines
 
     def finish(self, batch_id: str, status: Status, expected: Status, retention_s: float, **document: object) -> bool:
         """End a batch all of whose lines are settled, with its files; returns whether this call did."""
@@ -281,9 +280,8 @@ def _leased(line: BatchLine) -> ColumnElement[bool]:
 
 def _is_open(batch_id: str) -> Select[int]:
     """Return the query for a line of a batch that is not settled."""
-    return (
-        select(batch_lines.c.number).where(batch_lines.c.batch_id == batch_id, batch_lines.c.state == "open").limit(1)
-    )
+    of = batch_lines.c
+    return select(of.number).where(of.batch_id == batch_id, of.state == "open").limit(1)
 
 
 def _held(connection: Connection, batch_id: str, expected: Sequence[Status]) -> StoredBatch | None:

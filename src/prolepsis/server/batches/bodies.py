@@ -1,6 +1,7 @@
 """Bodies, queries and replies of the routes for files and batches, in OpenAI's shapes."""
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from fastapi import UploadFile
@@ -34,7 +35,7 @@ class UploadForm(Body):
 
 
 VerifyPreset = Literal["translate", "label", "moderate", "variants", "search-rewrite"]
-VERIFY_PRESETS: Mapping[VerifyPreset, Mapping[str, object]] = {
+VERIFY_PRESETS: Mapping[object, Mapping[str, object]] = {
     "translate": {"by": "score", "similarity": 0.8},
     "label": {"by": "rewrite", "at_least": 0.95},
     "moderate": {"by": "rewrite", "at_least": 0.98, "share": 0.2},
@@ -58,8 +59,7 @@ class VerifyBody(Body):
     @model_validator(mode="before")
     @classmethod
     def _preset(cls, given: Any) -> Any:
-        use = given.get("use") if isinstance(given, dict) else None
-        return {**VERIFY_PRESETS[use], **given} if use in VERIFY_PRESETS else given
+        return {**VERIFY_PRESETS.get(str(given.get("use")), {}), **given} if isinstance(given, dict) else given
 
 
 class BatchBody(Body):
@@ -83,7 +83,7 @@ class FilesQuery(Body):
     purpose: str | None = None
 
 
-class FileReply(Reply):
+class FileReply(Reply, extra="ignore"):
     id: str
     object: Literal["file"] = "file"
     bytes: int
@@ -160,21 +160,15 @@ def page(items: list[Item], limit: int) -> PageReply[Item]:
 
 
 def shown_file(file: TenantFile) -> FileReply:
-    times = {"created_at": int(file.created_at), "expires_at": int(file.expires_at)}
-    return FileReply(id=file.file_id, bytes=file.num_bytes, filename=file.filename, purpose=file.purpose, **times)
+    return FileReply.model_validate({**_whole(asdict(file)), "id": file.file_id, "bytes": file.num_bytes})
 
 
 def shown_batch(batch: StoredBatch, counts: Mapping[str, object]) -> BatchReply:
     """Return a batch as clients see it; `counts`: of one that runs, as its lines stand now."""
-    return BatchReply.model_validate(
-        {
-            **batch.document,
-            **counts,
-            "id": batch.batch_id,
-            "model": batch.model or None,
-            "input_file_id": batch.input_file_id,
-            "status": batch.status,
-            "created_at": int(batch.created_at),
-            "expires_at": int(batch.expires_at),
-        }
-    )
+    own = {**_whole(asdict(batch)), "id": batch.batch_id, "model": batch.model or None}
+    return BatchReply.model_validate({**batch.document, **counts, **own})
+
+
+def _whole(fields: Mapping[str, object]) -> Mapping[str, object]:
+    """Return fields with their times in whole seconds."""
+    return {name: int(value) if isinstance(value, float) else value for name, value in fields.items()}

@@ -208,10 +208,7 @@ class BatchRunner(Feature):
         status: Status = "cancelled" if batch.status == "cancelling" else "expired" if is_late else "completed"
         document: dict[str, object] = {}
         if status == "completed" and (verify := batch.document.get("verify")):
-            if (lines := self.table.written(batch.batch_id)) is None:
-                return
-            stated, again = agreement(lines, verify["at_least"])
-            if self.table.reopen(batch.batch_id, again, agreement=stated) and again:
+            if (lines := self.table.judge(batch.batch_id, partial(agreement, at_least=verify["at_least"]))) is None:
                 return
             document["cost"] = cost(lines.values())
         if status != "completed":

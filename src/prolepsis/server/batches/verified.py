@@ -19,6 +19,7 @@ from msgspec.json import encode
 
 from prolepsis.control.statistics.finite import share_interval
 from prolepsis.control.store.batches import BatchLine, StoredBatch
+from prolepsis.control.web.fields import Body
 from prolepsis.core.config import TARGET
 from prolepsis.core.errors import InvalidParameter, UpstreamInvalid, UpstreamUnavailable
 from prolepsis.core.facts import position
@@ -55,12 +56,13 @@ class WrittenLine:
 
 
 async def answer_line(
-    batch: StoredBatch, line: BatchLine, body: ChatBody, request: Request, services: Services, *, serve: Serve
+    batch: StoredBatch, line: BatchLine, body: Body, request: Request, services: Services, *, serve: Serve
 ) -> tuple[bytes, WrittenLine]:
     """Return the answer to a line: a writer's, or the target's by `serve`, which alone writes lines for a second time.
 
     A text that has not the form asked for, or that output policies would change, is no writer's answer.
     """
+    assert isinstance(body, ChatBody), "other batches are not verified"
     verify, prepared = VerifyBody(**batch.document["verify"]), await prepare_chat(body, context_of(request), services)
     found, text = WrittenLine((body.metadata or {}).get("stratum", "all")), None
     if line.written:
@@ -110,8 +112,8 @@ def _reply(left: WriterTexts, body: ChatBody) -> Json:
 
 def _likeness(text: str, other: str) -> float:
     """Return the share of words that two texts have in common in their order, whatever the case; 1: they are equal."""
-    words = [given.casefold().strip().rstrip(".!").split() for given in (text, other)]
-    return SequenceMatcher(None, *words, autojunk=False).ratio()
+    mine, own = (given.casefold().strip().rstrip(".!").split() for given in (text, other))
+    return SequenceMatcher(None, mine, own, autojunk=False).ratio()
 
 
 def agreement(lines: Mapping[int, str], at_least: float | None) -> tuple[Json, list[int]]:

@@ -5,11 +5,10 @@ have written, so `x-exactness` says `lossy` there.
 """
 
 import math
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
-from dataclasses import fields, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 from fastapi import Request
 from fastapi.responses import Response
@@ -26,11 +25,10 @@ from prolepsis.core.stats import RequestStats
 from prolepsis.core.validation import Number
 from prolepsis.engine.text.tokenizer import Tokenizer
 from prolepsis.server.answering.answer import answer
-from prolepsis.server.answering.stream import NAMED_SSE
 from prolepsis.server.answering.usage import Json, usage
 from prolepsis.server.known import CANDIDATES_ROUTE, DECISIONS_ROUTE
 from prolepsis.server.openai.completions import consumed
-from prolepsis.server.openai.routes import EXACTNESS, HEADERS, named, streamed, whole_reply
+from prolepsis.server.openai.routes import EXACTNESS, named, whole_reply
 from prolepsis.server.openai.tokenization import TemplatedBody, templated
 from prolepsis.server.openai.written import written
 from prolepsis.server.preparing.bodies import ChatBody, CompletionBody
@@ -91,28 +89,22 @@ class CandidatesBody(ChatBody):
     def _fits(self) -> Self:
         if self.k > self.n:
             raise ValueError(f"'k' is {self.k}; allowed: 1 to n ({self.n})")
-        if self.tools or self.logprobs or self.prompt_logprobs is not None:
-            raise ValueError("'tools', 'logprobs' and 'prompt_logprobs' are not for candidates; allowed: none of them")
+        if self.stream or self.tools or self.logprobs or self.prompt_logprobs is not None:
+            raise ValueError("has 'stream', 'tools', 'logprobs' or 'prompt_logprobs'; allowed: none of them")
         return self
 
 
-class CandidateText(Reply):
-    text: str
+class WrittenScore(CandidateScore):
     score: float  # geometric mean of the probabilities that the target gives its tokens
-    num_tokens: int  # of the target
 
 
-class CandidatesReply(Reply):
-    id: str
-    object: str
-    model: str
+class CandidatesReply(DecisionReply):
     writer: str
     verified: float  # share of the texts that the target scored
     num_dropped: dict[str, int]  # texts without a score, by why
-    candidates: list[CandidateText]  # the best ones, the best first
+    candidates: list[WrittenScore]  # the best ones, the best first
     choice: int | None  # index of the best one, if it is good enough
     why: str | None  # why there is no choice
-    usage: Json  # of the target
     metrics: Json
 
 
@@ -126,9 +118,9 @@ def decision_routes(models: Models) -> Sequence[Route]:
         services = models.of(body.model, caller_of(request))
         return await services.idempotency.once(request, body, partial(_decided, body, services))
 
-    post = partial(routes.post, roles=CLIENTS, errors=(409, 502, 504), streams="text/event-stream", headers=HEADERS)
-
-    @post(CANDIDATES_ROUTE, summary="Let a writer write answers, and score them", reply=CandidatesReply)
+    @routes.post(
+        CANDIDATES_ROUTE, roles=CLIENTS, summary="Let a writer answer", reply=CandidatesReply, errors=(409, 502, 504)
+    )
     async def candidates(request: Request, body: Annotated[CandidatesBody, read_body(CandidatesBody)]) -> Response:
         body = named(body, models, request)
         services = models.of(body.model, caller_of(request))
@@ -167,16 +159,14 @@ async def _prepared(
     return replace(prepared, requests=tuple(requests), one_prefix=True)
 
 
-async def _scored(
-    request: Request, prepared: PreparedRequest, services: Services, param: str = "candidates"
-) -> tuple[TextLogprobs, RequestStats]:
+async def _scored(request: Request, prepared: PreparedRequest, services: Services) -> tuple[TextLogprobs, RequestStats]:
     found: TextLogprobs = [()] * len(prepared.requests)
 
     def take(delta: Delta) -> None:
         found[delta.index] = delta.prompt.logprobs if delta.prompt else ()
         if not found[delta.index]:
-            message = f"{param} is given, and this engine does not score prompts; allowed: routes that generate"
-            raise InvalidParameter(message, param=param)
+            message = "texts are to be scored, and this engine scores no prompts; allowed: routes that generate"
+            raise InvalidParameter(message, param="candidates")
 
     return found, await consumed(answer(request, prepared, services), take)
 
@@ -191,77 +181,61 @@ async def scored_texts(
     tokens = [services.tokenizer.encode(given(text), add_special_tokens=False) for text in texts]
     begin = prepared.requests[0].prompt_token_ids
     scoring = await _prepared(begin, tokens, prepared.body, prepared.context, services)
-    return await _scored(request, replace(scoring, lossy=True), services, "writer")
+    return await _scored(request, replace(scoring, lossy=True), services)
 
 
 async def _decision(
     request: Request, body: DecisionsBody, prepared: PreparedRequest, services: Services
 ) -> tuple[Json, RequestStats]:
     logprobs, stats = await _scored(request, prepared, services)
-    scores = [max(LOWEST_LOGPROB, math.fsum(token.logprob for token in tokens)) for tokens in logprobs]
-    rows = zip(body.candidates, map(len, logprobs), scores, shares(scores), strict=True)
-    candidates = [
-        {"index": i, "text": text, "num_tokens": number, "logprob": logprob, "probability": share}
-        for i, (text, number, logprob, share) in enumerate(rows)
-    ]
-    choice = scores.index(max(scores))
+    candidates = _rows(body.candidates, logprobs)
+    choice = max(range(len(candidates)), key=lambda i: candidates[i]["logprob"])
     shown: Json = {"id": prepared.answer_id.replace("cmpl-", "decision-", 1), "object": "decision", "model": body.model}
     return {**shown, "choice": choice, "candidates": candidates, "usage": usage(stats)}, stats
 
 
+def _rows(texts: Sequence[str], logprobs: TextLogprobs) -> list[dict[str, Any]]:
+    sums = [max(LOWEST_LOGPROB, math.fsum(token.logprob for token in tokens)) for tokens in logprobs]
+    return [
+        {"index": i, "text": text, "num_tokens": len(tokens), "logprob": logprob, "probability": share}
+        for i, (text, tokens, logprob, share) in enumerate(zip(texts, logprobs, sums, shares(sums), strict=True))
+    ]
+
+
 def shares(logprobs: Sequence[float]) -> Sequence[float]:
     """Return the probabilities that add up to 1 and have the ratios of these."""
-    most = max(logprobs)
+    most = max(logprobs, default=0.0)
     weights = [math.exp(logprob - most) for logprob in logprobs]
     return [weight / math.fsum(weights) for weight in weights]
 
 
 async def _candidates(body: CandidatesBody, services: Services, request: Request) -> Response:
     prepared = await prepare_chat(body.model_copy(update={"n": 1}), context_of(request), services)
-    stats = RequestStats()
-    events = _candidate_events(request, body, prepared, services, stats)
-
-    async def whole() -> tuple[Json, RequestStats]:
-        async with aclosing(events):
-            *_, shown = [event async for event in events]
-        return {name: value for name, value in shown.items() if name != "type"}, stats
-
-    if body.stream:
-        response = streamed(events, prepared, services, NAMED_SSE)
-    else:
-        response = await whole_reply(request, prepared, services, whole())
+    response = await whole_reply(request, prepared, services, _best(request, body, prepared, services))
     response.headers[EXACTNESS] = "lossy"
     return response
 
 
-async def _candidate_events(
-    request: Request, body: CandidatesBody, prepared: PreparedRequest, services: Services, stats: RequestStats
-) -> AsyncGenerator[Json, None]:
-    """Yield what is written, then the reply, whose counts are in `stats` from then on."""
-    left, logprobs = await written(body.writer, body, body.n, prepared, services), TextLogprobs()
-    yield {"type": "candidates.written", "num_left": len(left.texts), "num_dropped": left.dropped}
-    texts = [text.text for text in left.texts]
-    if texts:
-        logprobs, found = await scored_texts(request, prepared, texts, services)
-        for field in fields(found):
-            setattr(stats, field.name, getattr(found, field.name))
-    scores = [math.exp(math.fsum(token.logprob for token in tokens) / len(tokens)) for tokens in logprobs]
-    rows = [
-        {"text": text, "score": score, "num_tokens": len(tokens)}
-        for score, text, tokens in sorted(zip(scores, texts, logprobs, strict=True), key=lambda row: -row[0])
-    ]
-    is_good = bool(rows) and max(scores) >= body.at_least
-    yield {
-        "type": "candidates.done",
+async def _best(
+    request: Request, body: CandidatesBody, prepared: PreparedRequest, services: Services
+) -> tuple[Json, RequestStats]:
+    left, logprobs, stats = await written(body.writer, body, body.n, prepared, services), TextLogprobs(), RequestStats()
+    if texts := [text.text for text in left.texts]:
+        logprobs, stats = await scored_texts(request, prepared, texts, services)
+    rows = [{**row, "score": math.exp(row["logprob"] / row["num_tokens"])} for row in _rows(texts, logprobs)]
+    best = sorted(rows, key=lambda row: -row["score"])[: body.k]
+    is_good = bool(best) and best[0]["score"] >= body.at_least
+    shown: Json = {
         "id": prepared.answer_id.replace("chatcmpl-", "candidates-", 1),
         "object": "candidates",
         "model": body.model,
         "writer": left.writer,
         "verified": 1.0,
         "num_dropped": left.dropped,
-        "candidates": rows[: body.k],
+        "candidates": [{**row, "index": index} for index, row in enumerate(best)],
         "choice": 0 if is_good else None,
-        "why": None if is_good else "none_good_enough" if rows else "all_dropped",
+        "why": None if is_good else "none_good_enough" if best else "all_dropped",
         "usage": usage(stats),
         "metrics": {"writer_ms": 1e3 * left.seconds, "target_ms": 1e3 * stats.device.total},
     }
+    return shown, stats

@@ -9,6 +9,7 @@ from prolepsis.core.errors import InvalidParameter
 from prolepsis.engine.text.grammar.validation import broken
 from prolepsis.server.answering.answer import answer_facts
 from prolepsis.server.output.pipeline import SourceSpan, text_of
+from prolepsis.server.output.policy import AnswerFacts
 from prolepsis.server.preparing.bodies import ChatBody
 from prolepsis.server.preparing.prepared import PreparedRequest
 from prolepsis.server.services import Services
@@ -40,7 +41,7 @@ async def written(
             dropped["empty"] += 1
         elif not await work.off_loop(tenant, partial(_has_form, text, prepared)):
             dropped["form"] += 1
-        elif not (shown := await _shown(text, index, prepared, services)):
+        elif not (shown := await _shown(text, answer_facts(prepared, prepared.requests[0], index), services)):
             dropped["policy"] += 1
         elif shown in left:
             dropped["duplicate"] += 1
@@ -48,6 +49,14 @@ async def written(
             num_rewritten += shown != text
             left[shown] = WriterText(shown, found.finish_reason)
     return replace(answer, texts=list(left.values()), dropped=dropped, num_rewritten=num_rewritten)
+
+
+async def _shown(text: str, facts: AnswerFacts, services: Services) -> str:
+    """Return what output policies leave of a text; empty: they stop it."""
+    if (pipeline := services.output.pipeline(facts)) is None:
+        return text
+    passed = await pipeline.take([[SourceSpan(text, 0, len(text))]], ended=True)
+    return "" if passed.stopped_by is not None else text_of([span for spans in passed.tokens for span in spans])
 
 
 def _has_form(text: str, prepared: PreparedRequest) -> bool:
@@ -60,12 +69,3 @@ def _has_form(text: str, prepared: PreparedRequest) -> bool:
         return broken(prepared.checked_schema or json.loads(grammar.source), text) is None
     message = f"a {grammar.kind} is given with a writer; allowed: a choice, a JSON schema, or no form"
     raise InvalidParameter(message, param=prepared.grammar_field)
-
-
-async def _shown(text: str, index: int, prepared: PreparedRequest, services: Services) -> str:
-    """Return what output policies leave of a text; empty: they stop it."""
-    pipeline = services.output.pipeline(answer_facts(prepared, prepared.requests[0], index))
-    if pipeline is None:
-        return text
-    passed = await pipeline.take([[SourceSpan(text, 0, len(text))]], ended=True)
-    return "" if passed.stopped_by is not None else text_of([span for spans in passed.tokens for span in spans])
