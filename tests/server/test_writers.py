@@ -82,7 +82,7 @@ async def test_a_key_goes_to_its_writer_alone(tmp_path: Path) -> None:
 
 
 def test_a_key_file_that_is_missing_ends_the_start(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="key file of a writer"):
+    with pytest.raises(ConfigError, match="writer's key"):
         Writers([f"a=http://h,,{tmp_path / 'none'}"])
 
 

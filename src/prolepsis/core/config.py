@@ -306,8 +306,7 @@ def days_by_tenant(given: Iterable[str]) -> Mapping[str, float]:
     return days
 
 
-TARGET = "target"
-"""Who wrote a text where no writer did; no writer has this name."""
+TARGET = "target"  # who wrote a text where no writer did; no writer has this name
 
 
 class WriterAddress(NamedTuple):
@@ -317,12 +316,8 @@ class WriterAddress(NamedTuple):
 
 
 def writers_by_name(given: Iterable[str]) -> Mapping[str, WriterAddress]:
-    """Return the writers of NAME=URL[,MODEL[,KEYFILE]] texts, whose parts may be texts of their own.
-
-    Raises ValueError naming the wrong one.
-    """
-    writers: dict[str, list[str]] = {}
-    last: list[str] = [""] * 3
+    """Return the writers of NAME=URL[,MODEL[,KEYFILE]] texts, or of their parts; raises ValueError for other parts."""
+    writers, last = dict[str, list[str]](), [""] * 3
     for part in [part.strip() for text in given for part in text.split(",")]:
         place = re.fullmatch(r"([\w.-]{1,64})=(https?://[^/\s@]+(?:/\S*)?)", part)
         if place is not None and place[1] != TARGET:
@@ -584,16 +579,10 @@ class ServerConfig(BaseModel):
             raise ValueError(f"allowed: {least} or more, as replicas is {least}")
         return most
 
-    @field_validator("audit_text_days_by_tenant")
+    @field_validator("audit_text_days_by_tenant", "writers")
     @classmethod
-    def _days(cls, given: tuple[str, ...]) -> tuple[str, ...]:
-        days_by_tenant(given)
-        return given
-
-    @field_validator("writers")
-    @classmethod
-    def _writers(cls, given: tuple[str, ...]) -> tuple[str, ...]:
-        writers_by_name(given)
+    def _by_name(cls, given: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        (writers_by_name if info.field_name == "writers" else days_by_tenant)(given)
         return given
 
     @field_validator("shed_after_s")

@@ -1,7 +1,4 @@
-"""Writers: cheap models behind other OpenAI endpoints, which write whole texts that the target then checks.
-
-What they write is not what the target would have written, so only the routes that say so ask them.
-"""
+"""Writers: cheap models behind other OpenAI endpoints, which write whole texts for the target to check."""
 
 import asyncio
 import time
@@ -18,8 +15,7 @@ from prolepsis.core.config import writers_by_name
 from prolepsis.core.errors import InvalidParameter, UpstreamInvalid, UpstreamUnavailable
 from prolepsis.core.files import read_text
 
-DEVICE_MS = "x-device-ms"
-"""Header of a whole answer: milliseconds of the device that it took, on all of its prompts and samples."""
+DEVICE_MS = "x-device-ms"  # header of a whole answer: milliseconds of the device that it took
 CHAT_ROUTE = "/v1/chat/completions"
 CONNECT_S, REPLY_S = 5.0, 300.0
 MOST_AT_ONCE = 16  # calls of one writer; others wait
@@ -51,19 +47,14 @@ class Writers(Feature):
         """Raises `ConfigError` for a key file that cannot be read."""
         self._places = writers_by_name(given)
         self._turns = {name: asyncio.Semaphore(MOST_AT_ONCE) for name in self._places}
-        keys = {
-            name: place.key_file and read_text(Path(place.key_file), "key file of a writer").strip()
-            for name, place in self._places.items()
-        }
-        self._headers = {name: {"authorization": f"Bearer {key}"} if key else {} for name, key in keys.items()}
+        files = {name: place.key_file for name, place in self._places.items()}
+        keys = {name: read_text(Path(file), "writer's key").strip() for name, file in files.items() if file}
+        self._headers = {name: {"authorization": f"Bearer {key}"} for name, key in keys.items()}
         timeout = httpx2.Timeout(CONNECT_S, read=REPLY_S)
         self._http = httpx2.AsyncClient(timeout=timeout, headers=PLAIN, event_hooks=async_hooks())
 
     def allowed(self, name: str | None, names: Sequence[str] | None) -> str:
-        """Return the writer of a request whose rule allows `names`, None: all; without a name the first one.
-
-        Raises `InvalidParameter` where there is none.
-        """
+        """Return the named writer, or the first, of those that a rule allows, None: all; raises `InvalidParameter`."""
         known = [writer for writer in self._places if names is None or writer in names]
         if not known or (name is not None and name not in known):
             message = f"writer is {name!r}; allowed here, by the setting writers and the policy's rule: "
@@ -71,12 +62,9 @@ class Writers(Feature):
         return name or known[0]
 
     async def write(self, name: str, body: Mapping[str, Any]) -> WriterTexts:
-        """Return what a writer answers to a body of /v1/chat/completions.
-
-        Raises `UpstreamUnavailable` where it cannot be reached or has no room, `UpstreamInvalid` for other answers.
-        """
-        place, headers = self._places[name], self._headers[name]
-        asked = {**body, **({"model": place.model} if place.model else {})}
+        """Return a writer's answers to a chat; raises `UpstreamUnavailable` or `UpstreamInvalid`."""
+        place, headers = self._places[name], self._headers.get(name)
+        asked = {**body, "model": place.model} if place.model else body
         async with self._turns[name]:
             begun = time.monotonic()
             try:
@@ -93,7 +81,7 @@ class Writers(Feature):
                 WriterText(str(choice["message"]["content"] or ""), str(choice.get("finish_reason") or "stop"))
                 for choice in shown["choices"]
             ]
-            return WriterTexts(writer=name, texts=texts, usage=shown.get("usage") or {}, seconds=seconds)
+            return WriterTexts(writer=name, texts=texts, usage=dict(shown.get("usage") or {}), seconds=seconds)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise UpstreamInvalid(f"writer {name!r} answers with what is no completion") from error
 

@@ -7,8 +7,7 @@ from math import exp, fsum, lgamma
 def share_interval(num: int, num_drawn: int, num_right: int, error: float = 0.05) -> tuple[float, float]:
     """Return bounds of the share of right ones among `num`, of which `num_right` of `num_drawn` were right.
 
-    They miss the share in at most `error` of all draws: those numbers of right ones are between them of which neither
-    tail of the hypergeometric distribution is below half of that (the exact test of Fisher, inverted).
+    They miss it in at most `error` of all draws: an exact test, inverted, by hypergeometric tails of half of that.
     """
     if not num_drawn:
         return 0.0, 1.0

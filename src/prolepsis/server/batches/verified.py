@@ -5,10 +5,10 @@ Lines that the target writes for another reason, such as an output policy, are n
 
 import json
 import time
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -34,6 +34,7 @@ from prolepsis.server.services import Services
 from prolepsis.server.writers import DEVICE_MS, WriterTexts
 
 Serve = Callable[[Any, Request, Services], Awaitable[Response]]
+_MAX_STRATA = 32  # of a batch; further ones are one, other
 log = structlog.get_logger(__name__)
 
 
@@ -58,33 +59,30 @@ class WrittenLine:
 async def answer_line(
     batch: StoredBatch, line: BatchLine, body: Body, request: Request, services: Services, *, serve: Serve
 ) -> tuple[bytes, WrittenLine]:
-    """Return the answer to a line: a writer's, or the target's by `serve`, which alone writes lines for a second time.
-
-    A text that has not the form asked for, or that output policies would change, is no writer's answer.
-    """
+    """Return the answer to a line: a writer's, or by `serve` the target's, which alone answers for a second time."""
     assert isinstance(body, ChatBody), "other batches are not verified"
     verify, prepared = VerifyBody(**batch.document["verify"]), await prepare_chat(body, context_of(request), services)
-    found, text = WrittenLine((body.metadata or {}).get("stratum", "all")), None
+    found, text = WrittenLine((body.metadata or {}).get("stratum", "all")), ""
     if line.written:
         found = WrittenLine(**{**json.loads(line.written), "writer": TARGET})
     elif (left := await _written(verify, body, prepared, services)) is not None:
         found.writer_s = left.seconds
-        if left.texts and not left.num_rewritten:
-            text = left.texts[0].text
-            is_shown = position(batch.batch_id, line.custom_id) >= 100 * verify.share
-            if not is_shown and verify.by == "score":
-                [tokens], stats = await scored_texts(request, prepared, [text], services)
-                found.target_s = stats.device.total
-                found.agrees = is_shown = sum(token.rank == 1 for token in tokens) >= verify.similarity * len(tokens)
-            if is_shown:
-                found.writer = left.writer
-                return encode(_reply(left, body)), found
+        text = left.texts[0].text if left.texts and not left.num_rewritten else ""
+        is_shown = bool(text) and position(batch.batch_id, line.custom_id) >= 100 * verify.share
+        if text and not is_shown and verify.by == "score":
+            [tokens], stats = await scored_texts(request, prepared, [text], services)
+            found.target_s = stats.device.total
+            found.agrees = is_shown = sum(token.rank == 1 for token in tokens) >= verify.similarity * len(tokens)
+        if is_shown:
+            found.writer = left.writer
+            return encode(_reply(left, body)), found
     response = await serve(body, request, services)
     found.target_s += float(response.headers[DEVICE_MS]) / 1e3
-    if text is not None and found.agrees is None:
+    if text and found.agrees is None:
         own = json.loads(bytes(response.body))["choices"][0]["message"]["content"] or ""
-        likeness = await services.intake.large_work.off_loop(batch.tenant, partial(_likeness, text, own))
-        found.agrees = likeness >= verify.similarity
+        words = [given.casefold().strip().rstrip(".!").split() for given in (text, own)]
+        work = SequenceMatcher[str](None, *words, autojunk=False).ratio
+        found.agrees = await services.intake.large_work.off_loop(batch.tenant, work) >= verify.similarity
     return bytes(response.body), found
 
 
@@ -92,13 +90,12 @@ async def _written(
     verify: VerifyBody, body: ChatBody, prepared: PreparedRequest, services: Services
 ) -> WriterTexts | None:
     """Return what a writer writes for a line, None where the target has to write it."""
-    if body.tools or body.logprobs or body.prompt_logprobs is not None or (body.n or 1) > 1:
-        return None
     try:
-        return await written(verify.writer, body, 1, prepared, services)
+        if not (body.tools or body.logprobs or body.prompt_logprobs is not None or (body.n or 1) > 1):
+            return await written(verify.writer, body, 1, prepared, services)
     except (InvalidParameter, UpstreamUnavailable, UpstreamInvalid) as error:
         log.warning("writer_failed", error=str(error))
-        return None
+    return None
 
 
 def _reply(left: WriterTexts, body: ChatBody) -> Json:
@@ -110,22 +107,15 @@ def _reply(left: WriterTexts, body: ChatBody) -> Json:
     return {**shown, "model": body.model, "choices": [choice], "usage": usage}
 
 
-def _likeness(text: str, other: str) -> float:
-    """Return the share of words that two texts have in common in their order, whatever the case; 1: they are equal."""
-    mine, own = (given.casefold().strip().rstrip(".!").split() for given in (text, other))
-    return SequenceMatcher(None, mine, own, autojunk=False).ratio()
-
-
 def agreement(lines: Mapping[int, str], at_least: float | None) -> tuple[Json, list[int]]:
-    """Return what is known of each stratum, and the lines to be written by the target as too few of theirs agree.
-
-    `lines`: `WrittenLine` by number, as JSON. The bounds hold the share of lines that agree, in 95 of 100 batches.
-    """
-    found = {number: WrittenLine(**json.loads(text)) for number, text in lines.items()}
-    counted = {number: line for number, line in found.items() if line.writer != TARGET or line.agrees is not None}
-    stated, again = Json(), list[int]()
-    for name in dict.fromkeys(line.stratum for line in counted.values()):
-        of = {number: line for number, line in counted.items() if line.stratum == name}
+    """Return what is known of each stratum, with bounds of 95 percent, and the lines to be written by the target."""
+    strata, stated, again = defaultdict[str, dict[int, WrittenLine]](dict), Json(), list[int]()
+    for number, text in lines.items():
+        line = WrittenLine(**json.loads(text))
+        if line.writer != TARGET or line.agrees is not None:
+            name = line.stratum if line.stratum in strata or len(strata) < _MAX_STRATA else "other"
+            strata[name][number] = line
+    for name, of in strata.items():
         checked = [line.agrees for line in of.values() if line.agrees is not None]
         low, high = share_interval(len(of), len(checked), sum(checked))
         stated[name] = {"lines": len(of), "checked": len(checked), "agree": sum(checked), "low": low, "high": high}

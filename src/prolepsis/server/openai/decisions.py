@@ -1,8 +1,5 @@
-"""POST /v1/decisions and /v1/candidates: given texts, and those of a writer, by the log-probabilities of their tokens.
-
-Both ask which of several texts the model would go on with. An answer of a writer is not what the target alone would
-have written, so `x-exactness` says `lossy` there.
-"""
+"""POST /v1/decisions and /v1/candidates: which of several texts, given ones or those of a writer, the model would go on
+with, by the log-probabilities of their tokens."""
 
 import math
 from collections.abc import Sequence
@@ -174,10 +171,7 @@ async def _scored(request: Request, prepared: PreparedRequest, services: Service
 async def scored_texts(
     request: Request, prepared: PreparedRequest, texts: Sequence[str], services: Services
 ) -> tuple[TextLogprobs, RequestStats]:
-    """Return the log-probabilities of the tokens of a writer's texts, as answers to a prepared request.
-
-    Raises `InvalidParameter` where the engine scores none.
-    """
+    """Return the log-probabilities of a writer's texts, as answers; raises `InvalidParameter` where there are none."""
     tokens = [services.tokenizer.encode(given(text), add_special_tokens=False) for text in texts]
     begin = prepared.requests[0].prompt_token_ids
     scoring = await _prepared(begin, tokens, prepared.body, prepared.context, services)
@@ -212,7 +206,7 @@ def shares(logprobs: Sequence[float]) -> Sequence[float]:
 async def _candidates(body: CandidatesBody, services: Services, request: Request) -> Response:
     prepared = await prepare_chat(body.model_copy(update={"n": 1}), context_of(request), services)
     response = await whole_reply(request, prepared, services, _best(request, body, prepared, services))
-    response.headers[EXACTNESS] = "lossy"
+    response.headers[EXACTNESS] = "lossy"  # the target alone would have written something else
     return response
 
 

@@ -25,10 +25,9 @@ _FIELDS = {
 async def written(
     name: str | None, body: ChatBody, num: int, prepared: PreparedRequest, services: Services
 ) -> WriterTexts:
-    """Let a writer that the request's rule allows write `num` texts; without a name the first one.
+    """Let a writer that the request's rule allows write `num` texts, but those that no answer of the target could be.
 
-    Texts are left out that the target's answers could not be (empty, duplicate, form, policy). Raises
-    `InvalidParameter` where no writer is allowed or a form cannot be checked, and what `Writers.write` raises.
+    Raises `InvalidParameter` where none is allowed or a form cannot be checked, and what `Writers.write` raises.
     """
     terms, tenant, work = prepared.speculation.terms, prepared.context.caller.tenant, services.intake.large_work
     writer = services.writers.allowed(name, terms.writers if terms else None)

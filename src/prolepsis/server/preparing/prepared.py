@@ -74,8 +74,7 @@ class PreparedRequest:
     grammar_field: str | None = None  # field of the body that asks for the answer's form
     one_prefix: bool = False
     """The prompts begin alike: the first one runs alone, so that the others find that begin in the cache."""
-    lossy: bool = False
-    """Its texts are a writer's: they are no evidence, nothing is learnt from them, and no answer is stored."""
+    lossy: bool = False  # its texts are a writer's: no evidence, nothing to learn from, and no answer to store
     predict_s: float | None = None  # seconds behind the first text after which an answer ends with its line
 
     @property
