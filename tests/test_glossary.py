@@ -22,7 +22,7 @@ admin against assign audit batch bench call chat check close console correctness
 eligible emit entry explain fail files generate harm incident inconclusive keep keys kill known learning learnt load
 monitoring open overview percentage pilot playground profile propose rehearse replicas requests resume review route
 runbooks samples serve server session show sign start static status stop stopped store switch that train tune
-version what while workload
+version what while workload writer
 """
 """English, and words that every operator knows: they mean here what they mean elsewhere."""
 

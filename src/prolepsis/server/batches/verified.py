@@ -80,8 +80,8 @@ async def answer_line(
     found.target_s += float(response.headers[DEVICE_MS]) / 1e3
     if text and found.agrees is None:
         own = json.loads(bytes(response.body))["choices"][0]["message"]["content"] or ""
-        words = [given.casefold().strip().rstrip(".!").split() for given in (text, own)]
-        work = SequenceMatcher[str](None, *words, autojunk=False).ratio
+        first, second = (given.casefold().strip().rstrip(".!").split() for given in (text, str(own)))
+        work = SequenceMatcher(None, first, second, autojunk=False).ratio
         found.agrees = await services.intake.large_work.off_loop(batch.tenant, work) >= verify.similarity
     return bytes(response.body), found
 

@@ -99,8 +99,8 @@ class CandidatesReply(DecisionReply):
     writer: str
     verified: float  # share of the texts that the target scored
     num_dropped: dict[str, int]  # texts without a score, by why
-    candidates: list[WrittenScore]  # the best ones, the best first
-    choice: int | None  # index of the best one, if it is good enough
+    candidates: list[WrittenScore]  # type: ignore[assignment]  # the best ones, the best first; they are only read
+    choice: int | None  # type: ignore[assignment]  # index of the best one, if it is good enough
     why: str | None  # why there is no choice
     metrics: Json
 
