@@ -17,7 +17,6 @@ from prolepsis.core.files import read_text
 
 DEVICE_MS = "x-device-ms"  # header of a whole answer: milliseconds of the device that it took
 CHAT_ROUTE = "/v1/chat/completions"
-CONNECT_S, REPLY_S = 5.0, 300.0
 MOST_AT_ONCE = 16  # calls of one writer; others wait
 
 
@@ -50,7 +49,7 @@ class Writers(Feature):
         files = {name: place.key_file for name, place in self._places.items()}
         keys = {name: read_text(Path(file), "writer's key").strip() for name, file in files.items() if file}
         self._headers = {name: {"authorization": f"Bearer {key}"} for name, key in keys.items()}
-        timeout = httpx2.Timeout(CONNECT_S, read=REPLY_S)
+        timeout = httpx2.Timeout(5.0, read=300.0)  # seconds to connect, and for an answer
         self._http = httpx2.AsyncClient(timeout=timeout, headers=PLAIN, event_hooks=async_hooks())
 
     def allowed(self, name: str | None, names: Sequence[str] | None) -> str:

@@ -137,6 +137,14 @@ def test_a_stratum_that_agrees_too_seldom_is_written_by_the_target(serve: Serve,
     assert len(writer.asked) == NUM  # and it is not asked again
 
 
+def test_servers_that_share_a_batch_draw_the_same_sample(serve: Serve, writer: FakeWriter) -> None:
+    targets = [Target(delay_s=0.01) for _ in range(2)]
+    client, _ = (serve(target, **of(writer)).openai() for target in targets)
+    batch, found = run(client, lines("good"))
+    assert [result["verified"] for result in found] == sampled(batch["id"])
+    assert sum(target.num_written for target in targets) == sum(sampled(batch["id"]))
+
+
 def test_the_target_writes_where_a_policy_would_change_the_text(serve: Serve, writer: FakeWriter) -> None:
     policy = [LoadedPolicy("worse", Patterns(patterns={"*": "worse"}), "closed", 1000.0, 64)]
     batch, found = run(serve(Target(), output=policy, **of(writer)).openai(), lines("good", "bad"))

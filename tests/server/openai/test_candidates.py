@@ -8,7 +8,9 @@ from typing import Any
 import httpx2
 import pytest
 
+from prolepsis.control.traffic.feature import TrafficFeature
 from prolepsis.core.config import LimitTerms, ServerConfig
+from prolepsis.core.ended import RequestEnded
 from prolepsis.core.events import Event, TokenLogprobs
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.server.output.built_in import Patterns
@@ -122,6 +124,21 @@ def test_the_end_of_a_connection_ends_the_scoring() -> None:
         with pytest.raises(httpx2.ReadTimeout):
             httpx2.post(f"{running.url}/v1/candidates", json=BODY, timeout=1.0)
         wait_for(lambda: engine.aborted)
+
+
+async def test_texts_of_a_writer_are_no_evidence_and_nothing_of_them_is_kept() -> None:
+    heard, engine = list[RequestEnded](), Scoring()
+    with writing("ab") as writer:
+        site = Site(engine, config(writer).model_copy(update={"response_cache_bytes": 2**20}))
+        site.feature(TrafficFeature).on_request_end = heard.append  # type: ignore[method-assign]
+        async with site.running() as http:
+            for _ in range(2):
+                reply = await http.post(
+                    "/v1/candidates", json={**BODY, "temperature": 0}, headers={"x-spec-learn": "yes"}
+                )
+                assert "x-response-cache" not in reply.headers
+    assert [(ended.about.is_evidence, ended.about.learns) for ended in heard] == [(False, ""), (False, "")]
+    assert len(engine.requests) == 2
 
 
 async def test_a_writer_that_is_gone_is_named() -> None:

@@ -83,7 +83,7 @@ class FilesQuery(Body):
     purpose: str | None = None
 
 
-class FileReply(Reply, extra="ignore"):
+class FileReply(Reply):
     id: str
     object: Literal["file"] = "file"
     bytes: int
@@ -160,7 +160,8 @@ def page(items: list[Item], limit: int) -> PageReply[Item]:
 
 
 def shown_file(file: TenantFile) -> FileReply:
-    return FileReply.model_validate({**_whole(asdict(file)), "id": file.file_id, "bytes": file.num_bytes})
+    own = {name: value for name, value in _whole(asdict(file)).items() if name in FileReply.model_fields}
+    return FileReply.model_validate({**own, "id": file.file_id, "bytes": file.num_bytes})
 
 
 def shown_batch(batch: StoredBatch, counts: Mapping[str, object]) -> BatchReply:
@@ -170,5 +171,4 @@ def shown_batch(batch: StoredBatch, counts: Mapping[str, object]) -> BatchReply:
 
 
 def _whole(fields: Mapping[str, object]) -> Mapping[str, object]:
-    """Return fields with their times in whole seconds."""
     return {name: int(value) if isinstance(value, float) else value for name, value in fields.items()}

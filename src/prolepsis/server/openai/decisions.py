@@ -172,9 +172,11 @@ async def scored_texts(
     request: Request, prepared: PreparedRequest, texts: Sequence[str], services: Services
 ) -> tuple[TextLogprobs, RequestStats]:
     """Return the log-probabilities of a writer's texts, as answers; raises `InvalidParameter` where there are none."""
-    tokens = [services.tokenizer.encode(given(text), add_special_tokens=False) for text in texts]
-    begin = prepared.requests[0].prompt_token_ids
-    scoring = await _prepared(begin, tokens, prepared.body, prepared.context, services)
+    tokens = await services.intake.large_work.off_loop(
+        prepared.context.caller.tenant,
+        lambda: [services.tokenizer.encode(given(text), add_special_tokens=False) for text in texts],
+    )
+    scoring = await _prepared(prepared.requests[0].prompt_token_ids, tokens, prepared.body, prepared.context, services)
     return await _scored(request, replace(scoring, lossy=True), services)
 
 
