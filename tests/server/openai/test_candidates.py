@@ -126,11 +126,11 @@ def test_the_end_of_a_connection_ends_the_scoring() -> None:
         wait_for(lambda: engine.aborted)
 
 
-async def test_texts_of_a_writer_are_no_evidence_and_nothing_of_them_is_kept() -> None:
+async def test_texts_of_a_writer_are_no_evidence_and_nothing_of_them_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     heard, engine = list[RequestEnded](), Scoring()
     with writing("ab") as writer:
         site = Site(engine, config(writer).model_copy(update={"response_cache_bytes": 2**20}))
-        site.feature(TrafficFeature).on_request_end = heard.append  # type: ignore[method-assign]
+        monkeypatch.setattr(site.feature(TrafficFeature), "on_request_end", heard.append)
         async with site.running() as http:
             for _ in range(2):
                 reply = await http.post(
