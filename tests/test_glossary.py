@@ -22,7 +22,7 @@ admin against assign audit batch bench call chat check close console correctness
 edit eligible emit entry explain fail files generate harm incident inconclusive inside keep keys kill known language
 learning learnt load monitoring open overview percentage pilot playground profile propose rehearse replicas requests
 resume review route runbooks samples serve server session show sign start static status stop stopped store switch that
-train tune version what while workload
+train tune version what while workload writer
 """
 """English, and words that every operator knows: they mean here what they mean elsewhere."""
 

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal, NamedTuple, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationInfo, field_validator
 
@@ -308,6 +308,29 @@ def days_by_tenant(given: Iterable[str]) -> Mapping[str, float]:
     return days
 
 
+TARGET = "target"  # who wrote a text where no writer did; no writer has this name
+
+
+class WriterAddress(NamedTuple):
+    url: str  # without /v1
+    model: str = ""  # empty: the endpoint's own
+    key_file: str = ""
+
+
+def writers_by_name(given: Iterable[str]) -> Mapping[str, WriterAddress]:
+    """Return the writers of NAME=URL[,MODEL[,KEYFILE]] texts, or of their parts; raises ValueError for other parts."""
+    writers, last = dict[str, list[str]](), [""] * 3
+    for part in [part.strip() for text in given for part in text.split(",")]:
+        place = re.fullmatch(r"([\w.-]{1,64})=(https?://[^/\s@]+(?:/\S*)?)", part)
+        if place is not None and place[1] != TARGET:
+            last = writers[place[1]] = [place[2].rstrip("/").removesuffix("/v1")]
+        elif len(last) < 3 and "://" not in part:
+            last.append(part)
+        else:
+            raise ValueError(f"{without_password(part)!r}; allowed: NAME=URL[,MODEL[,KEYFILE]], NAME not {TARGET}")
+    return {name: WriterAddress(*parts) for name, parts in writers.items()}
+
+
 OWN_CLUSTER = "local"
 """`ray_address` of a server that starts Ray itself."""
 
@@ -404,6 +427,11 @@ class ServerConfig(BaseModel):
     )
     output_policies: Path | None = Field(
         default=None, description="file of the output policies, which filter every answer before the client gets it"
+    )
+    writers: tuple[str, ...] = Field(
+        default=(),
+        description="cheap models at other OpenAI endpoints, which write whole texts that the target checks, as "
+        "NAME=URL[,MODEL[,KEYFILE]]; only /v1/candidates and batches with verify ask them",
     )
     traces: Annotated[str, PlainSerializer(without_password, when_used="json")] = Field(
         default="auto",
@@ -553,10 +581,10 @@ class ServerConfig(BaseModel):
             raise ValueError(f"allowed: {least} or more, as replicas is {least}")
         return most
 
-    @field_validator("audit_text_days_by_tenant")
+    @field_validator("audit_text_days_by_tenant", "writers")
     @classmethod
-    def _days(cls, given: tuple[str, ...]) -> tuple[str, ...]:
-        days_by_tenant(given)
+    def _by_name(cls, given: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        (writers_by_name if info.field_name == "writers" else days_by_tenant)(given)
         return given
 
     @field_validator("shed_after_s")

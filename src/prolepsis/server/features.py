@@ -37,6 +37,7 @@ from prolepsis.server.sources import Sources
 from prolepsis.server.speculation_control import speculation_control
 from prolepsis.server.status import recorder, service_health
 from prolepsis.server.status.metrics import MetricsFeature
+from prolepsis.server.writers import Writers
 
 FEATURES: Sequence[Callable[[Context], Feature]] = (
     audit.waiting_acts,
@@ -79,6 +80,7 @@ def services_of(context: Context, sources: Sources, tokenizer: Tokenizer, intake
     output = OutputPolicies(sources.output, OutputMetrics(context.registry))
     corpora = Corpora(context, tokenizer, intake, lambda: control.policies.learning)
     decode = partial(tokenizer.decode, skip_special_tokens=False)
+    writers = Writers(config.writers)
     swaps = heads.feature(context, partial(named("lab.measure.prompts:shipped_token_ids"), tokenizer))
     features: tuple[Feature, ...] = (
         *(replicas, service, gate, buckets, idempotency, stored, *control.features),
@@ -98,6 +100,7 @@ def services_of(context: Context, sources: Sources, tokenizer: Tokenizer, intake
         MetricsFeature(context.metrics, config, client, policy=lambda: control.policies.version, health=gate.health),
         TrafficFeature(gate.health, context.wall),
         corpora,
+        writers,
         swaps,
         learning(context, control, swaps, replicas),
         cast(Feature, named("lab.drills.feature:Drills")(context, gate)),
@@ -119,5 +122,6 @@ def services_of(context: Context, sources: Sources, tokenizer: Tokenizer, intake
         service_health=service,
         tracing=traces,
         corpora=corpora,
+        writers=writers,
         features=features,
     )

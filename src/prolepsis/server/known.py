@@ -15,9 +15,10 @@ MESSAGES_ROUTE = "/v1/messages"
 OLLAMA_ROUTES = ("/api/chat", "/api/generate")
 FILL_ROUTE = "/v1/fim/completions"
 DECISIONS_ROUTE = "/v1/decisions"
+CANDIDATES_ROUTE = "/v1/candidates"
 LLAMACPP_ROUTES = ("/completion", "/completions", "/infill")
 """Routes of other APIs (`server.dialects`)."""
 _FOREIGN = (MESSAGES_ROUTE, *OLLAMA_ROUTES, *LLAMACPP_ROUTES)
-_ROUTES = (*GENERATION_ROUTES, FILL_ROUTE, DECISIONS_ROUTE, *VERIFY_ROUTES, *_FOREIGN)
+_ROUTES = (*GENERATION_ROUTES, FILL_ROUTE, DECISIONS_ROUTE, CANDIDATES_ROUTE, *VERIFY_ROUTES, *_FOREIGN)
 KNOWN = Known(proposers=PROPOSER_NAMES, tier=tuple(TIERS), roles=ROLES, route=_ROUTES)
 """Names that a policy may use on every server."""

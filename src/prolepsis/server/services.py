@@ -15,6 +15,7 @@ from prolepsis.server.front.keys import Keys
 from prolepsis.server.preparing.prepare import ModelParts
 from prolepsis.server.status.recorder import Recorder
 from prolepsis.server.status.service_health import ServiceHealth
+from prolepsis.server.writers import Writers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +29,7 @@ class Services(ModelParts):
     service_health: ServiceHealth
     tracing: Traces
     corpora: Corpora
+    writers: Writers
     started: int = field(default_factory=lambda: int(time.time()))  # Unix time in seconds
 
     @property

@@ -68,10 +68,19 @@ def serving(setting: str) -> Iterator[Serve]:
     """Give what starts servers of one store, until the block ends."""
     with ExitStack() as stack:
 
-        def start(engine: FakeEngine | None = None, keys: Keys | None = None, **changes: Any) -> Served:
+        def start(
+            engine: FakeEngine | None = None,
+            keys: Keys | None = None,
+            *,
+            output: Any = (),
+            rules: Any = None,
+            **changes: Any,
+        ) -> Served:
+            """`output`: output policies; `rules`: a policy file; `changes`: settings."""
             store: Store = open_store(setting, CollectorRegistry())
             stack.callback(store.close)
             config = ServerConfig(store=setting, **{"max_body_bytes": 65536, "limits": {"start_drafts": 0}, **changes})
-            return stack.enter_context(served(engine or FakeEngine(), config, store=store, keys=keys))
+            parts = {"store": store, "keys": keys, "output": output, "policy": rules}
+            return stack.enter_context(served(engine or FakeEngine(), config, **parts))
 
         yield start

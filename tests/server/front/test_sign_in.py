@@ -52,7 +52,7 @@ BY_ROLES: dict[Roles | None, str] = {
         GET /v1/batches/{batch_id}, POST /v1/batches/{batch_id}/cancel, POST /v1/chat/completions,
         POST /v1/completions, POST /v1/responses, POST /v1/responses/input_tokens,
         GET/DELETE /v1/responses/{response_id}, GET /v1/responses/{response_id}/input_items,
-        POST /v1/responses/{response_id}/cancel, POST /v1/fim/completions, POST /v1/decisions,
+        POST /v1/responses/{response_id}/cancel, POST /v1/fim/completions, POST /v1/decisions, POST /v1/candidates,
         POST /v1/verify/chat/completions, POST /v1/verify/completions, POST /v1/verify/{stream_id}/drafts,
         POST /v1/messages, POST /v1/messages/count_tokens, GET/POST/DELETE /v1/messages/{rest:path}, POST /api/chat,
         POST /api/generate, GET/POST/DELETE /api/{rest:path}, POST /api/pull, POST /completion, POST /completions,

@@ -134,7 +134,7 @@ class TrafficClassTerms(Part):
 
 
 Emit = Literal["block", "token"]
-PresetName = Literal["chat", "code", "summarise", "retrieval", "tools", "batch"]
+PresetName = Literal["chat", "code", "summarise", "retrieval", "tools", "batch", "search-rewrite"]
 
 
 class PartTerms(Part):
@@ -175,9 +175,12 @@ class Terms(Part):
     """Short drafts for a traffic class of which few drafts were seen; None leaves it to the server's settings."""
     learning: LearningTerms | None = None
     """Heads that learn from the rule's requests; None: nothing is kept of them."""
+    writers: Annotated[tuple[str, ...], BeforeValidator(one_or_more)] | None = None
+    """Writers that may be asked for whole texts, by name, where a client asks for that; None: all; none: no text
+    leaves for one."""
 
 
-_OPTIONAL = ("inside", "audit", "eligible_while", "start", "learning")
+_OPTIONAL = ("inside", "audit", "eligible_while", "start", "learning", "writers")
 """Terms that are not part of a policy's content unless they are given."""
 
 
@@ -212,6 +215,7 @@ PRESETS: dict[PresetName, Terms] = {
     "retrieval": _FROM_TEXT,
     "tools": Terms(mode="on", num_speculative_tokens=24),
     "batch": Terms(mode="on", proposers=_FREE, num_speculative_tokens=4),
+    "search-rewrite": Terms(mode="on", proposers=_FREE, num_speculative_tokens=8),
 }
 
 DEFAULT_RULE = "default"  # the name of the default terms; no rule has this name

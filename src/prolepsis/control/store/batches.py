@@ -19,6 +19,7 @@ from prolepsis.control.store.tenant_files import RUNNING, FileTable, TenantFile,
 Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
 LEASE_S = 6.0  # a line whose server has not renewed its lease for so long is run by another one
 USAGE = ("input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens")
+Judge = Callable[[Mapping[int, str]], tuple[Mapping[str, object], Sequence[int]]]
 _CHUNK = 1000
 
 
@@ -47,6 +48,7 @@ class BatchLine:
     start: int
     length: int
     lease: str = ""
+    written: str | None = None  # of a result that was given up: who wrote it
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +56,13 @@ class LineResult:
     state: Literal["completed", "failed"]
     text: str  # line of the output file, or of the file of errors
     usage: Sequence[int] = (0, 0, 0, 0)  # as `USAGE` names them
+    written: str | None = None  # who wrote it, where a writer was asked; JSON
 
     @property
     def row(self) -> dict[str, object]:
         size = len(self.text.encode()) + 1
         usage = dict(zip(USAGE, self.usage, strict=True))
-        return {"state": self.state, "result": self.text, "result_bytes": size, **usage}
+        return {"state": self.state, "result": self.text, "result_bytes": size, "written": self.written, **usage}
 
 
 class BatchTable(StoreTable):
@@ -129,7 +132,7 @@ class BatchTable(StoreTable):
     def claim(self, batch_id: str, most: int) -> list[BatchLine]:
         """Lease the next lines that nobody runs, in the order of their prefixes; replicas get different ones."""
         of, lease = batch_lines.c, uuid4().hex
-        fields = (of.batch_id, of.number, of.custom_id, of.prefix, of.start, of.length)
+        fields = (of.batch_id, of.number, of.custom_id, of.prefix, of.start, of.length, of.written)
         with self._database.write() as connection:
             now = self._now(connection)
             is_next = (of.batch_id == batch_id) & (of.state == "open") & (of.leased_until <= now)
@@ -184,10 +187,32 @@ class BatchTable(StoreTable):
         with self._database.read() as connection:
             return _counts(connection, batch_id)
 
-    def finish(self, batch_id: str, status: Status, expected: Status, retention_s: float) -> bool:
+    def judge(self, batch_id: str, judge: Judge) -> Mapping[int, str] | None:
+        """State the agreement of a batch all of whose lines are settled, once, and let those run again that it names.
+
+        Returns who wrote its lines, by number, where a writer was asked; None while lines are open.
+        """
+        of = batch_lines.c
+        query = select(of.number, of.written).where(of.batch_id == batch_id, of.written.is_not(None))
+        with self._database.write() as connection:
+            held = _held(connection, batch_id, ["in_progress"])
+            if held is None or connection.execute(_is_open(batch_id)).first() is not None:
+                return None
+            lines = {row.number: row.written for row in connection.execute(query)}
+            if "agreement" in held.document:
+                return lines
+            agreement, numbers = judge(lines)
+            began = {"in_progress_at": held.document["in_progress_at"]}
+            _update(connection, held, "in_progress", {"agreement": agreement, **began})
+            again = update(batch_lines).values(state="open", leased_until=0.0, result=None, result_bytes=0)
+            for number in numbers:
+                connection.execute(again.where(of.batch_id == batch_id, of.number == number))
+        return None if numbers else lines
+
+    def finish(self, batch_id: str, status: Status, expected: Status, retention_s: float, **document: object) -> bool:
         """End a batch all of whose lines are settled, with its files; returns whether this call did."""
         of = batch_lines.c
-        is_open = select(of.number).where(of.batch_id == batch_id, of.state == "open").limit(1)
+        is_open = _is_open(batch_id)
         with self._database.read() as connection:  # most calls end here, and no writer waits
             if connection.execute(is_open).first() is not None:
                 return False
@@ -195,7 +220,7 @@ class BatchTable(StoreTable):
             held = _held(connection, batch_id, [expected])
             if held is None or connection.execute(is_open).first() is not None:
                 return False
-            after = {"finalizing_at": int(time.time()), **_counts(connection, batch_id)}
+            after = {"finalizing_at": int(time.time()), **_counts(connection, batch_id), **document}
             for kind, state in (("output", "completed"), ("error", "failed")):
                 size = select(func.sum(of.result_bytes)).where(of.batch_id == batch_id, of.state == state)
                 if num_bytes := connection.scalar(size):
@@ -251,6 +276,12 @@ def _leased(line: BatchLine) -> ColumnElement[bool]:
     of = batch_lines.c
     is_it = (of.batch_id == line.batch_id) & (of.number == line.number)
     return is_it & (of.lease == line.lease) & (of.state == "open")
+
+
+def _is_open(batch_id: str) -> Select[int]:
+    """Return the query for a line of a batch that is not settled."""
+    of = batch_lines.c
+    return select(of.number).where(of.batch_id == batch_id, of.state == "open").limit(1)
 
 
 def _held(connection: Connection, batch_id: str, expected: Sequence[Status]) -> StoredBatch | None:

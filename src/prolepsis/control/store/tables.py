@@ -190,11 +190,12 @@ batch_lines = Table(
     *_columns(Integer, "length result_bytes input_tokens cached_tokens output_tokens reasoning_tokens"),
     Column("state", StoredString(16), nullable=False),
     Column("leased_until", Double, nullable=False),
-    Column("result", StoredText),
+    *_columns(StoredText, "result written", nullable=True),
     Index("ix_batch_lines_next", "batch_id", "state", "prefix", "number"),
 )
 """Lines of a batch's file, where they are in it, and their results. `state`: open, completed or failed.
 
+`written`: who wrote the result and whether the target agrees, as JSON, where a writer was asked.
 `prefix` sorts lines that begin alike next to each other. `lease`: of the server that runs it until `leased_until`.
 """
 

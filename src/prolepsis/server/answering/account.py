@@ -202,7 +202,7 @@ def about(prepared: PreparedRequest) -> RequestAbout:
         policy_rule=decision.rule,
         policy_version=decision.policy_version,
         assignment=decision.assignment,
-        is_evidence=decision.is_evidence,
+        is_evidence=decision.is_evidence and not prepared.lossy,
         flags={flag.key: {"variant": flag.variant, "reason": flag.reason} for flag in decision.flags},
         audit_share=audit.percentage / 100.0 if audit else None,
         audit_content=audit.content if audit else None,

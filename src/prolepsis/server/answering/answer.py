@@ -136,7 +136,9 @@ class _Answering:
             shown = ShownPrompt(request.prompt_token_ids, model.tokenizer, has_text=has_text, skip_special_tokens=skips)
         stop = StopStrings.of(request.params.stop)
         for index in range(first, first + request.n):
-            pipeline = model.output.pipeline(self._facts(request, index)) if model.output.loaded else None
+            pipeline = (
+                model.output.pipeline(answer_facts(self.prepared, request, index)) if model.output.loaded else None
+            )
             filtered = FilteredSample(pipeline, prompt.delivery.lost)
             choice = ChoiceText(
                 index,
@@ -151,19 +153,6 @@ class _Answering:
             samples.append(_Sample(choice, filtered))
         return samples
 
-    def _facts(self, request: GenerateRequest, index: int) -> AnswerFacts:
-        about = self.account.about
-        return AnswerFacts(
-            request_id=request.request_id,
-            index=index,
-            route=about.route,
-            tenant=about.tenant,
-            tier=about.tier,
-            key_id=about.key_id,
-            model=about.model,
-            structured=request.grammar is not None or bool(self.prepared.tools.callable),
-        )
-
     def _events(self, request: GenerateRequest, prompt: PromptAccount) -> AsyncIterator[Event]:
         """Return the engine's events, or the stored answer's; paced events are observed when they arrive."""
         stored, model = prompt.progress.stored, self.model
@@ -172,6 +161,21 @@ class _Answering:
         else:
             events = model.client.generate(prompt.keep(most_kept(model.features, self.account.about, request)))
         return paced(events, prompt.see) if request.paced else events
+
+
+def answer_facts(prepared: PreparedRequest, request: GenerateRequest, index: int) -> AnswerFacts:
+    """Return what output policies are told of one sample of a prepared request."""
+    caller = prepared.context.caller
+    return AnswerFacts(
+        request_id=request.request_id,
+        index=index,
+        route=prepared.context.route,
+        tenant=caller.tenant,
+        tier=caller.tier,
+        key_id=caller.key_id,
+        model=prepared.body.model,
+        structured=request.grammar is not None or bool(prepared.tools.callable),
+    )
 
 
 async def _stored(answer: CachedAnswer, request_id: str) -> AsyncGenerator[Event, None]:

@@ -1,15 +1,17 @@
 """Bodies, queries and replies of the routes for files and batches, in OpenAI's shapes."""
 
 from collections.abc import Mapping
-from typing import Annotated, Generic, Literal, TypeVar
+from dataclasses import asdict
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from fastapi import UploadFile
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from prolepsis.control.store.batches import Status as BatchStatus
 from prolepsis.control.store.batches import StoredBatch
 from prolepsis.control.store.tenant_files import TenantFile
 from prolepsis.control.web.fields import Body, JsonObject, Metadata, Reply
+from prolepsis.core.validation import Number
 from prolepsis.server.batches.lines import LineFault
 from prolepsis.server.known import GenerationRoute
 
@@ -32,12 +34,41 @@ class UploadForm(Body):
     seconds: Annotated[Seconds | None, Field(alias="expires_after[seconds]")] = None
 
 
+VerifyPreset = Literal["translate", "label", "moderate", "variants", "search-rewrite"]
+VERIFY_PRESETS: Mapping[object, Mapping[str, object]] = {
+    "translate": {"by": "score", "similarity": 0.8},
+    "label": {"by": "rewrite", "at_least": 0.95},
+    "moderate": {"by": "rewrite", "at_least": 0.98, "share": 0.2},
+    "variants": {"by": "score", "similarity": 0.6},
+    "search-rewrite": {"by": "score", "similarity": 0.7},
+}
+
+
+class VerifyBody(Body):
+    """A writer writes the lines, and the target checks some."""
+
+    use: VerifyPreset | None = None  # in place of the defaults
+    writer: str | None = None  # by name; None: the first one
+    share: Annotated[Number, Field(gt=0, le=1)] = 0.1  # of the lines, drawn at random
+    by: Literal["score", "rewrite"] = "rewrite"
+    similarity: Annotated[Number, Field(ge=0, le=1)] = 1.0
+    """A line agrees with so much of the target's text, or of whose tokens so many are the target's first choice."""
+    at_least: Annotated[Number, Field(ge=0, le=1)] | None = None
+    """Share of lines that agree in a stratum, below which the target writes all of it; None: it is only stated."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _preset(cls, given: Any) -> Any:
+        return {**VERIFY_PRESETS.get(str(given.get("use")), {}), **given} if isinstance(given, dict) else given
+
+
 class BatchBody(Body):
     input_file_id: str
     endpoint: GenerationRoute
     completion_window: Literal["24h"]
     metadata: Metadata | None = None
     output_expires_after: ExpiresAfter | None = None
+    verify: VerifyBody | None = None
 
 
 class BatchesQuery(Body):
@@ -103,6 +134,9 @@ class BatchReply(Reply, extra="ignore"):
     request_counts: LineCounts = LineCounts()
     usage: JsonObject | None = None
     metadata: Metadata | None = None
+    verify: VerifyBody | None = None
+    agreement: JsonObject | None = None  # by stratum, before lines were written again
+    cost: JsonObject | None = None
 
 
 Item = TypeVar("Item", FileReply, BatchReply)
@@ -126,27 +160,15 @@ def page(items: list[Item], limit: int) -> PageReply[Item]:
 
 
 def shown_file(file: TenantFile) -> FileReply:
-    return FileReply(
-        id=file.file_id,
-        bytes=file.num_bytes,
-        created_at=int(file.created_at),
-        expires_at=int(file.expires_at),
-        filename=file.filename,
-        purpose=file.purpose,
-    )
+    own = {name: value for name, value in _whole(asdict(file)).items() if name in FileReply.model_fields}
+    return FileReply.model_validate({**own, "id": file.file_id, "bytes": file.num_bytes})
 
 
 def shown_batch(batch: StoredBatch, counts: Mapping[str, object]) -> BatchReply:
     """Return a batch as clients see it; `counts`: of one that runs, as its lines stand now."""
-    return BatchReply.model_validate(
-        {
-            **batch.document,
-            **counts,
-            "id": batch.batch_id,
-            "model": batch.model or None,
-            "input_file_id": batch.input_file_id,
-            "status": batch.status,
-            "created_at": int(batch.created_at),
-            "expires_at": int(batch.expires_at),
-        }
-    )
+    own = {**_whole(asdict(batch)), "id": batch.batch_id, "model": batch.model or None}
+    return BatchReply.model_validate({**batch.document, **counts, **own})
+
+
+def _whole(fields: Mapping[str, object]) -> Mapping[str, object]:
+    return {name: int(value) if isinstance(value, float) else value for name, value in fields.items()}

@@ -21,6 +21,7 @@ from prolepsis.control.web.context import Context
 from prolepsis.control.web.errors import RequestRefused
 from prolepsis.control.web.refusals import too_large
 from prolepsis.control.web.routes import CLIENTS, Route, Routes
+from prolepsis.core.errors import InvalidParameter
 from prolepsis.server.batches.bodies import (
     BatchBody,
     BatchesQuery,
@@ -38,6 +39,7 @@ from prolepsis.server.batches.lines import MOST_BYTES, parse_line
 from prolepsis.server.batches.runner import WINDOW_S, BatchRunner
 from prolepsis.server.corpora import PURPOSE, Corpora, is_corpus, purpose_of
 from prolepsis.server.services import Models
+from prolepsis.server.writers import CHAT_ROUTE
 
 MOST_RUNNING = 100
 """Batches of a tenant that have not ended."""
@@ -227,6 +229,11 @@ def _batch_routes(context: Context, runner: BatchRunner, models: Models) -> Sequ
         if await asyncio.to_thread(runner.files.get, caller.tenant, body.input_file_id) is None:
             _not_found(f"No such File object: {body.input_file_id[:64]}", "input_file_id")
         await _check_model(runner, body.input_file_id, caller, models)
+        if body.verify is not None:
+            if body.endpoint != CHAT_ROUTE:
+                message = f"endpoint is {body.endpoint!r} with verify; allowed: {CHAT_ROUTE}"
+                raise InvalidParameter(message, param="endpoint")
+            models.of(None, caller).writers.allowed(body.verify.writer, None)
         now, after = time.time(), body.output_expires_after
         batch = StoredBatch(
             batch_id=f"batch_{uuid4().hex}",
@@ -235,7 +242,7 @@ def _batch_routes(context: Context, runner: BatchRunner, models: Models) -> Sequ
             model="",
             input_file_id=body.input_file_id,
             document={
-                **body.model_dump(include={"endpoint", "completion_window", "metadata"}),
+                **body.model_dump(include={"endpoint", "completion_window", "metadata", "verify"}),
                 "output_expires_s": after and after.seconds,
             },
             status="validating",

@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 from uuid import uuid4
@@ -12,7 +12,7 @@ from jiter import from_json
 from starlette.requests import Request
 from starlette.types import Message
 
-from prolepsis.control.store.batches import LineResult
+from prolepsis.control.store.batches import BatchLine, LineResult, StoredBatch
 from prolepsis.control.web.body_reader import BodyReader
 from prolepsis.control.web.caller import Caller, caller_of
 from prolepsis.control.web.errors import describe_error
@@ -21,6 +21,7 @@ from prolepsis.control.web.reply_headers import WARNING, reply_headers
 from prolepsis.server.admission.load_shedding import BACKGROUND_TIER
 from prolepsis.server.answering.stream import never
 from prolepsis.server.batches.lines import LineBody, parse_line
+from prolepsis.server.batches.verified import WrittenLine, answer_line
 from prolepsis.server.front.tracing import ARRIVED, HTTP_REQUEST_ID, TRACE
 from prolepsis.server.openai.routes import GENERATING
 from prolepsis.server.services import Models
@@ -39,19 +40,20 @@ class NotNow(Exception):
         self.wait_s = wait_s
 
 
-async def run_line(raw: bytes, custom_id: str, caller: Caller, models: Models) -> LineResult:
+async def run_line(raw: bytes, batch: StoredBatch, place: BatchLine, caller: Caller, models: Models) -> LineResult:
     """Return the result of a line of a file, which runs in the tier behind all others.
 
     Raises `NotNow` where the server refuses it for want of room.
     """
     name, status, answer, bodies = f"batch_req_{uuid4().hex}", 200, b"", list[bytes]()
+    custom_id, found = place.custom_id, None
     request, intake = _request(name, bodies, caller), next(iter(models.by_name.values())).intake
     work = partial(intake.large_work.run, caller.tenant)
     try:
         line, content = await work(len(raw), partial(_parsed, raw, intake), gives_way=False)
         bodies.append(content)
         request.scope["path"] = line.url
-        answer = await _answer(line, request, models)
+        answer, found = await _answer(line, request, models, batch, place)
         body: Mapping[str, Any] = await work(len(answer), partial(from_json, answer))
     except Exception as error:  # the edge of a request: every failure becomes its result
         refused = describe_error(error)
@@ -60,12 +62,14 @@ async def run_line(raw: bytes, custom_id: str, caller: Caller, models: Models) -
         body, status = refused.body, refused.status
     warning = reply_headers(request).get(WARNING)
     response = {"status_code": status, "request_id": name, "body": body}
-    write = partial(_text, name, custom_id, response, None, **({"warning": warning} if warning else {}))
+    more = {**(found.shown if found else {}), **({"warning": warning} if warning else {})}
+    write = partial(_text, name, custom_id, response, None, **more)
     text = await work(len(answer), write)
     if len(text) > MOST_RESULT:
         message = f"The result has {len(text)} characters; allowed: {MOST_RESULT}, with fewer tokens or top_logprobs."
         return not_run("result_too_large", message, custom_id)
-    return LineResult("completed", text, _usage(body)) if status == 200 else LineResult("failed", text)
+    kept = json.dumps(asdict(found)) if found else None
+    return LineResult("completed", text, _usage(body), kept) if status == 200 else LineResult("failed", text)
 
 
 def _parsed(raw: bytes, intake: Intake) -> tuple[LineBody, bytes]:
@@ -79,19 +83,23 @@ def not_run(code: str, message: str, custom_id: str) -> LineResult:
     return LineResult("failed", _text(f"batch_req_{uuid4().hex}", custom_id, None, error))
 
 
-def _text(name: str, custom_id: str, response: object, error: object, **more: str) -> str:
+def _text(name: str, custom_id: str, response: object, error: object, **more: object) -> str:
     result = {"id": name, "custom_id": custom_id, "response": response, "error": error, **more}
     return json.dumps(result, ensure_ascii=False, separators=(",", ":"))
 
 
-async def _answer(line: LineBody, request: Request, models: Models) -> bytes:
-    """Return the JSON that a client would get; raises what it would be refused with."""
+async def _answer(
+    line: LineBody, request: Request, models: Models, batch: StoredBatch, place: BatchLine
+) -> tuple[bytes, WrittenLine | None]:
+    """Return the JSON that a client would get, and who wrote it; raises what it would be refused with."""
     kind, serve = GENERATING[line.url]
     services = models.of(str(line.body.get("model")), caller_of(request))
     if (trace := services.tracing.begin(None)) is not None:
         request.scope["state"][TRACE] = trace
     body = await BodyReader(kind).read(request, services.intake)
-    return bytes((await serve(body, request, services)).body)
+    if batch.document.get("verify"):
+        return await answer_line(batch, place, body, request, services, serve=serve)
+    return bytes((await serve(body, request, services)).body), None
 
 
 def _request(name: str, body: list[bytes], caller: Caller) -> Request:

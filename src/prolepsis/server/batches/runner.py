@@ -22,6 +22,7 @@ from prolepsis.core.errors import StoreUnavailable
 from prolepsis.core.telemetry.declare import counter, gauge
 from prolepsis.server.batches.lines import LineReader
 from prolepsis.server.batches.run_line import NotNow, not_run, run_line
+from prolepsis.server.batches.verified import agreement, cost
 from prolepsis.server.front.keys import Keys
 from prolepsis.server.services import Models
 
@@ -158,7 +159,7 @@ class BatchRunner(Feature):
         except RequestRefused as error:  # its key was revoked, has expired or is no client's
             return not_run(error.code, str(error), line.custom_id)
         raw = await asyncio.to_thread(self.files.bytes_of, batch.input_file_id, line.start, line.length)
-        return await run_line(raw, line.custom_id, caller, self._models)
+        return await run_line(raw, batch, line, caller, self._models)
 
     def _ran(self, task: "asyncio.Task[LineResult]") -> None:
         batch, line = self._running.pop(task)
@@ -205,9 +206,14 @@ class BatchRunner(Feature):
         """End a batch that is due: all lines have run, its time is over, or it is cancelled. Waits for the database."""
         is_late = batch.expires_at <= time.time()
         status: Status = "cancelled" if batch.status == "cancelling" else "expired" if is_late else "completed"
+        document: dict[str, object] = {}
+        if status == "completed" and (verify := batch.document.get("verify")):
+            if (lines := self.table.judge(batch.batch_id, partial(agreement, at_least=verify["at_least"]))) is None:
+                return
+            document["cost"] = cost(lines.values())
         if status != "completed":
             self.table.write_off(batch.batch_id, partial(not_run, *_NOT_RUN[status]), running=is_late)
-        if self.table.finish(batch.batch_id, status, batch.status, self.retention_s):
+        if self.table.finish(batch.batch_id, status, batch.status, self.retention_s, **document):
             event = AuditEvent(actor=SERVER, action=f"batch.{status}", subject=batch.batch_id, tenant=batch.tenant)
             self._emit(event)
 

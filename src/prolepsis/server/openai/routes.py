@@ -48,6 +48,7 @@ from prolepsis.server.preparing.prepare import prepare, prepare_completion
 from prolepsis.server.preparing.prepared import SPEC_HEADERS, PreparedRequest, context_of
 from prolepsis.server.preparing.speculation import decided_by, mode_at_start
 from prolepsis.server.services import Models, Services
+from prolepsis.server.writers import DEVICE_MS
 
 CLIENT_CLOSED_REQUEST = 499
 """For logs and counters only: the client is gone and reads no status."""
@@ -191,7 +192,8 @@ async def whole_reply(
     effective = f"mode={mode.mode};reason={mode.reason};plan={mode.plan_version}{decided_by(prepared.speculation)}"
     size, tenant = prepared.reply_bytes(stats.num_output_tokens), prepared.context.caller.tenant
     content = await services.intake.large_work.run(tenant, size, partial(encode, reply))
-    return Response(content, headers=_headers(prepared, services, effective), media_type="application/json")
+    headers = {**_headers(prepared, services, effective), DEVICE_MS: f"{1e3 * stats.device.total:.3f}"}
+    return Response(content, headers=headers, media_type="application/json")
 
 
 def _headers(prepared: PreparedRequest, services: Services, effective: str = "") -> dict[str, str]:

@@ -73,6 +73,7 @@ class PreparedRequest:
     fits: Fits | None = None  # what decides whether fenced JSON is a call; None: it is none
     one_prefix: bool = False
     """The prompts begin alike: the first one runs alone, so that the others find that begin in the cache."""
+    lossy: bool = False  # its texts are a writer's: no evidence, nothing to learn from, and no answer to store
     predict_s: float | None = None  # seconds behind the first text after which an answer ends with its line
 
     @property
@@ -91,7 +92,7 @@ class PreparedRequest:
     @property
     def may_be_stored(self) -> bool:
         """A stored answer may stand for it. A caller who says how to draft wants to see that done."""
-        return self.deterministic and self.speculation.requested.leaves_drafts_open
+        return self.deterministic and self.speculation.requested.leaves_drafts_open and not self.lossy
 
     @property
     def learns(self) -> str:
@@ -101,7 +102,7 @@ class PreparedRequest:
         """
         terms = self.speculation.terms.learning if self.speculation.terms else None
         is_agreed = terms is not None and self.context.caller.tenant in terms.tenants
-        is_alone = self.body.cache_salt is None and self.requests[0].n == 1
+        is_alone = self.body.cache_salt is None and self.requests[0].n == 1 and not self.lossy
         return self.speculation.rule or "" if self.speculation.requested.learn and is_agreed and is_alone else ""
 
     @property
