@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from prolepsis.adapters.vllm.build import PlaneFacts, VllmEngineClient, assemble
+from prolepsis.adapters.vllm.build import VllmEngineClient, assemble
 from prolepsis.core.client_draft import ClientDraft
 from prolepsis.core.engine_client import EngineClient
 from prolepsis.core.errors import ContextTooLong, DeadlineExceeded, EngineDead, InvalidParameter
@@ -77,8 +77,8 @@ async def replicas() -> AsyncIterator[Subject]:
 @asynccontextmanager
 async def vllm() -> AsyncIterator[Subject]:
     plane = TablePlane(num_blocks=128)
-    facts = PlaneFacts(replace(INFO, max_model_len=1024), (EOS,), plane.num_blocks, plane.block_size)
-    yield Subject(client := VllmEngineClient(assemble(config(), plane, facts, tokenizer=Letters()), plane))
+    info = replace(INFO, max_model_len=1024)
+    yield Subject(client := VllmEngineClient(assemble(config(), plane, info, (EOS,), tokenizer=Letters()), plane))
     await client.close()
     assert plane.closed
 

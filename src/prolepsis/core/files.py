@@ -88,13 +88,13 @@ def write_output(path: Path, content: bytes, what: str = "output") -> None:
 
 
 @contextmanager
-def exclusive(lock: Path, *, wait: bool = True) -> Iterator[None]:
+def exclusive(lock: Path, *, wait: bool = True, mode: int = 0o666) -> Iterator[None]:
     """Hold the file `lock` against other processes. The kernel frees it with its process.
 
-    Waits until it is free, or raises `BlockingIOError`.
+    Waits until it is free, or raises `BlockingIOError`. `mode`: permissions of a new one.
     """
     lock.parent.mkdir(parents=True, exist_ok=True)
-    with lock.open("w") as file:
+    with open(lock, "w", opener=lambda path, flags: os.open(path, flags, mode)) as file:
         fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
 
@@ -214,7 +214,8 @@ class JsonFile(Generic[Value]):
         """Hold the file against others that lock it, from reading to writing; where that fails, `write` says why."""
         with ExitStack() as held:
             with suppress(OSError):
-                held.enter_context(exclusive(self.path.with_name(f"{self.path.name}.lock")))
+                self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                held.enter_context(exclusive(self.path.with_name(f"{self.path.name}.lock"), mode=0o600))
             yield
 
     def changed(self) -> bool:

@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.engine_client import EngineClient
@@ -57,8 +56,7 @@ class EngineSpawn:
         """Return the client of another engine; the process of the last one has ended."""
         process, connection = _process()
         try:
-            load = partial(self._load, process, connection)
-            return (await asyncio.get_running_loop().run_in_executor(None, load)).client
+            return (await asyncio.to_thread(self._load, process, connection)).client
         except asyncio.CancelledError:
             process.kill()  # the thread that waits for it ends with it, and so does a server that stops
             raise

@@ -97,7 +97,14 @@ async def read_events(lines: AsyncIterable[str]) -> AsyncGenerator[VerifyEvent, 
     async for line in lines:
         name, _, data = line.partition(":")
         if name == "data":
-            event = _event(data)
+            try:
+                event: VerifyEvent = _EVENTS.decode(data)
+            except msgspec.MsgspecError as error:
+                try:
+                    fault = _ERRORS.decode(data).error
+                except msgspec.MsgspecError:
+                    raise ServerError(f"an event that is none of /v1/verify: {error}", code="invalid_event") from None
+                raise ServerError(fault.message, code=fault.code) from None
             yield event
             if isinstance(event, Done):
                 return
@@ -112,15 +119,3 @@ def refusal_of(response: httpx2.Response) -> ServerError:
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return ServerError(f"refused with status {status} {response.reason_phrase}", code="refused", status=status)
     return ServerError(fault.message, code=fault.code, status=status)
-
-
-def _event(data: str) -> VerifyEvent:
-    try:
-        event: VerifyEvent = _EVENTS.decode(data)
-    except msgspec.MsgspecError as error:
-        try:
-            fault = _ERRORS.decode(data).error
-        except msgspec.MsgspecError:
-            raise ServerError(f"an event that is none of /v1/verify: {error}", code="invalid_event") from None
-        raise ServerError(fault.message, code=fault.code) from None
-    return event

@@ -23,7 +23,7 @@ from prolepsis.server.features import services_of
 from prolepsis.server.front.browsers import MethodsMiddleware, OtherOriginsMiddleware, check_origins
 from prolepsis.server.front.listener import check_exposure
 from prolepsis.server.front.sign_in import AuthMiddleware, RouteRules, check_local
-from prolepsis.server.front.tracing import RequestIdMiddleware, TraceMiddleware
+from prolepsis.server.front.tracing import RequestMiddleware
 from prolepsis.server.openai.decisions import decision_routes
 from prolepsis.server.openai.explain import explain_routes
 from prolepsis.server.openai.routes import openai_routes
@@ -80,8 +80,7 @@ def build(
         AuthMiddleware, keys=sources.keys, config=config, metrics=admission.metrics, intake=intake, rules=rules
     )
     app.add_middleware(MethodsMiddleware, rules=rules)
-    app.add_middleware(RequestIdMiddleware, metrics=metrics)
-    app.add_middleware(TraceMiddleware, tracing=services.tracing)
+    app.add_middleware(RequestMiddleware, metrics=metrics, tracing=services.tracing)
     if config.allow_origin:
         app.add_middleware(OtherOriginsMiddleware, origins=config.allow_origin)
     return app

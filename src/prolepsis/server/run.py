@@ -123,7 +123,11 @@ def application(
     options, upkeep = {OPTION: usable_keys(config)}, text_upkeep(config)
     with opened_store(config, metrics.registry, options=options, upkeep=upkeep) as store:
         began = time.monotonic()
-        engine = _with_failover(start_engine(engine_config, metrics), config, metrics)
+        engine = start_engine(engine_config, metrics)
+        if engine.restart is not None and config.engine_restarts:  # a client that restarts it and goes on with requests
+            settings = FailoverSettings(max_restarts=config.engine_restarts)
+            members = [Member(engine.client, engine.restart)]
+            engine = replace(engine, client=Engines(members, metrics.registry, settings))
         metrics.startup.loaded(time.monotonic() - began, engine.compile_seconds)
         if (phases := watched_phases()) is not None:
             metrics.startup.took(phases.seconds)
@@ -143,15 +147,6 @@ def application(
             engine.follow(lambda: admission.demand)
         yield app
         context.emit(AuditEvent(actor=SERVER, action="server.stopped"))
-
-
-def _with_failover(engine: StartedEngine, config: ServerConfig, metrics: Metrics) -> StartedEngine:
-    """Return the engine behind a client that restarts it and continues its requests, if that is configured."""
-    if engine.restart is None or not config.engine_restarts:
-        return engine
-    settings = FailoverSettings(max_restarts=config.engine_restarts)
-    members = [Member(engine.client, engine.restart)]
-    return replace(engine, client=Engines(members, metrics.registry, settings))
 
 
 def _started(info: EngineInfo, engine: EngineConfig, server: ServerConfig) -> AuditEvent:

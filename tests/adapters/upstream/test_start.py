@@ -50,7 +50,7 @@ class Shifted(ByteTokenizer):
 def test_another_vocabulary_is_found() -> None:
     with serving(FakeUpstream()) as url:
         pool = pool_at(url, "plain")
-        pool._vocabulary = Shifted()
+        pool._tokenizer = Shifted()
         with pytest.raises(VocabularyMismatch, match="'there was' for token ids that are 'uifsf"):
             pool.check()
 

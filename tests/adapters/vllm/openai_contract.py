@@ -17,7 +17,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
-from prolepsis.adapters.vllm.build import PlaneFacts, VllmEngineClient, assemble
+from prolepsis.adapters.vllm.build import VllmEngineClient, assemble
 from prolepsis.adapters.vllm.data_plane import ComputedPass
 from prolepsis.adapters.vllm.v0_32 import VllmDataPlane, VllmSettings
 from prolepsis.core.config import EngineConfig
@@ -81,14 +81,9 @@ class Voice:
             more={},
         )
         self._plane = SpokenPlane(settings)
-        facts = PlaneFacts(
-            replace(INFO, vocab_size=VOCAB, max_model_len=LONGEST),
-            (END,),
-            self._plane.num_blocks,
-            self._plane.block_size,
-        )
+        info = replace(INFO, vocab_size=VOCAB, max_model_len=LONGEST)
         grammars = Grammars(tokenizer_json, VOCAB, (END,))
-        engine = assemble(config, self._plane, facts, tokenizer=ByteTokenizer(), grammars=grammars)
+        engine = assemble(config, self._plane, info, (END,), tokenizer=ByteTokenizer(), grammars=grammars)
         self._client = VllmEngineClient(engine, self._plane)
         self._client.send(ApplyPlan(SpecPlan(num_speculative_tokens=DEPTH, fixed_depth=DEPTH)))
         self._loop = asyncio.new_event_loop()

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from prolepsis.adapters.vllm.build import PlaneFacts, assemble
+from prolepsis.adapters.vllm.build import assemble
 from prolepsis.adapters.vllm.data_plane import ComputedPass, ComputedRow
 from prolepsis.adapters.vllm.start import EXACTNESS
 from prolepsis.core.config import EngineConfig
@@ -111,5 +111,4 @@ def config(**settings: object) -> EngineConfig:
 
 def build(plane: TablePlane, settings: EngineConfig | None = None, grammars: Grammars | None = None) -> Engine:
     """Return an engine whose passes run in `plane`."""
-    facts = PlaneFacts(INFO, (EOS,), plane.num_blocks, plane.block_size)
-    return assemble(settings or config(), plane, facts, tokenizer=Letters(), grammars=grammars)
+    return assemble(settings or config(), plane, INFO, (EOS,), tokenizer=Letters(), grammars=grammars)

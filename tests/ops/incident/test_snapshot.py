@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 from prolepsis.core.errors import ConfigError
 from prolepsis.ops.incident.period import Period
-from prolepsis.ops.incident.snapshot import Source, archive, made, read_all
+from prolepsis.ops.incident.snapshot import Source, archive, made, read_part
 
 NOW = datetime(2026, 11, 22, 18, 30, tzinfo=UTC)
 PERIOD = Period(NOW - timedelta(minutes=15), NOW)
@@ -21,9 +21,8 @@ def broken() -> object:
 
 
 def test_a_broken_source_is_named_and_the_others_are_there() -> None:
-    parts = read_all(
-        [Source("a.json", "one", lambda: {"n": 1}), Source("b.txt", "two", refused), Source("c.txt", "three", broken)]
-    )
+    one = Source("a.json", "one", lambda: {"n": 1})
+    parts = [*map(read_part, (one, Source("b.txt", "two", refused), Source("c.txt", "three", broken)))]
     with tarfile.open(fileobj=io.BytesIO(archive(parts, PERIOD, NOW))) as tar:
         assert tar.getnames() == ["incident/index.md", "incident/a.json"]
         assert {entry.mode for entry in tar} == {0o600}

@@ -7,7 +7,7 @@ from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.extras import Extra
 from prolepsis.ops.tracing import start
-from prolepsis.ops.tracing.start import TraceDestination, destination
+from prolepsis.ops.tracing.start import destination
 
 ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318"}
 
@@ -21,7 +21,7 @@ ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318"}
     ],
 )
 def test_an_address(given: str, endpoint: str) -> None:
-    assert destination(ServerConfig(traces=given), {}) == TraceDestination(endpoint)
+    assert destination(ServerConfig(traces=given), {}) == endpoint
 
 
 @pytest.mark.parametrize(
@@ -36,13 +36,13 @@ def test_an_invalid_address_is_refused(given: str) -> None:
     ("environment", "found"),
     [
         ({}, None),
-        (ENDPOINT, TraceDestination(None)),
-        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://collector:4318/v1/traces"}, TraceDestination(None)),
+        (ENDPOINT, ""),
+        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://collector:4318/v1/traces"}, ""),
         ({**ENDPOINT, "OTEL_SDK_DISABLED": "TRUE"}, None),
         ({**ENDPOINT, "OTEL_TRACES_EXPORTER": "none"}, None),
     ],
 )
-def test_the_environment_decides_for_auto(environment: Mapping[str, str], found: TraceDestination | None) -> None:
+def test_the_environment_decides_for_auto(environment: Mapping[str, str], found: str | None) -> None:
     assert destination(ServerConfig(), environment) == found
     assert destination(ServerConfig(traces="none"), environment) is None
 

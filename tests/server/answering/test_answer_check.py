@@ -13,7 +13,7 @@ from prolepsis.control.web.reply_headers import WARNING
 from prolepsis.engine.text.answer_formats.formats import AnswerFormats
 from prolepsis.engine.text.answer_formats.table import TOOL_FORMATS
 from prolepsis.server.answering.answer_check import AnswerCheck
-from prolepsis.server.preparing.asked import ToolUse
+from prolepsis.server.preparing.asked import Asked, AskedForm, ToolUse
 from prolepsis.server.preparing.bodies import ChatBody, FunctionBody
 from prolepsis.server.preparing.prepared import PreparedRequest, RequestContext
 from prolepsis.server.text.deltas import Delta
@@ -32,7 +32,7 @@ def checked(form: str, *texts: str) -> bool | None:
         requests=(),
         answer_id="a",
         speculation=decide_alone(SpeculationRequest()),
-        tools=ToolUse((WEATHER,), (WEATHER,), required=False, parallel=True),
+        asked=Asked(AskedForm(), ToolUse((WEATHER,), (WEATHER,), required=False, parallel=True), None),
         formats=AnswerFormats(TOOL_FORMATS[form]),
     )
     check = AnswerCheck(prepared)

@@ -6,7 +6,7 @@ import pytest
 from prolepsis.core.errors import EngineError
 from prolepsis.core.events import Event, Finished, TokenLogprobs, Tokens
 from prolepsis.core.stats import RequestStats
-from prolepsis.server.answering.pacing import MAX_STEP_S, Paced, Pacer, split
+from prolepsis.server.answering.pacing import MAX_STEP_S, Pacer, paced, split
 from tests.virtual_time import virtual_time
 
 END = Finished("r", RequestStats())
@@ -58,7 +58,7 @@ async def test_a_stream_leaves_token_by_token_in_order() -> None:
     seen: list[Event] = []
     arrived: list[Event] = []
     times: list[float] = []
-    async for event in Paced(source, arrived.append):
+    async for event in paced(source, arrived.append):
         seen.append(event)
         times.append(clock())
     tokens = [event for event in seen if isinstance(event, Tokens)]
@@ -72,7 +72,7 @@ async def test_a_stream_leaves_token_by_token_in_order() -> None:
 
 @virtual_time
 async def test_failures_come_after_the_tokens_before_them() -> None:
-    stream = Paced(events(step(1), 0.01, step(2, 3), EngineError("down")), lambda _: None)
+    stream = paced(events(step(1), 0.01, step(2, 3), EngineError("down")), lambda _: None)
     tokens = [await anext(stream) for _ in range(3)]
     assert [event.token_ids for event in tokens if isinstance(event, Tokens)] == [(1,), (2,), (3,)]
     with pytest.raises(EngineError):
@@ -91,7 +91,7 @@ async def test_leaving_early_closes_the_source() -> None:
         finally:
             closed.set()
 
-    stream = Paced(endless(), lambda _: None)
+    stream = paced(endless(), lambda _: None)
     await anext(stream)
     await stream.aclose()
     assert closed.is_set()

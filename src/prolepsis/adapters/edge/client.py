@@ -141,38 +141,26 @@ class _EdgeAnswer:
 
     async def follow(self, events: AsyncIterator[VerifyEvent]) -> VerifiedAnswer:
         """Return the answer when its last event has come."""
+        event: VerifyEvent | None = None
         sending = asyncio.create_task(self._send_drafts())
         try:
             self._show(corrected=False)
-            done = await self._last_of(events)
+            async for event in events:
+                if isinstance(event, Done):
+                    break
+                assert isinstance(event, Emitted), "a stream begins once"
+                self._first_token_s = self._first_token_s or time.monotonic() - self._began
+                self._show(corrected=self._answer.take(event))
         finally:
             self._answer.finish()
             sending.cancel()
             await asyncio.gather(sending, return_exceptions=True)
+        assert isinstance(event, Done), "events end with the last one or with an error"
         self._show(corrected=False)
-        return self._complete(done)
-
-    async def _last_of(self, events: AsyncIterator[VerifyEvent]) -> Done:
-        async for event in events:
-            if isinstance(event, Done):
-                return event
-            assert isinstance(event, Emitted), "a stream begins once"
-            self._first_token_s = self._first_token_s or time.monotonic() - self._began
-            self._show(corrected=self._answer.take(event))
-        raise AssertionError("events end with the last one or with an error")
-
-    def _show(self, *, corrected: bool) -> None:
-        answer = self._answer
-        if answer.provisional and self._first_provisional_s is None:
-            self._first_provisional_s = time.monotonic() - self._began
-        self._changed.set()
-        self._on_change(Shown(answer.text, answer.provisional_text, corrected))
-
-    def _complete(self, done: Done) -> VerifiedAnswer:
         return VerifiedAnswer(
             text=self._answer.text,
             token_ids=self._answer.token_ids,
-            finish_reason=done.finish_reason,
+            finish_reason=event.finish_reason,
             seed=self._started.seed,
             refusal=self._started.drafts.reason,
             counts=self._answer.counts,
@@ -180,8 +168,15 @@ class _EdgeAnswer:
             first_provisional_s=self._first_provisional_s,
             first_token_s=self._first_token_s,
             total_s=time.monotonic() - self._began,
-            document=to_builtins(done),
+            document=to_builtins(event),
         )
+
+    def _show(self, *, corrected: bool) -> None:
+        answer = self._answer
+        if answer.provisional and self._first_provisional_s is None:
+            self._first_provisional_s = time.monotonic() - self._began
+        self._changed.set()
+        self._on_change(Shown(answer.text, answer.provisional_text, corrected))
 
     async def _send_drafts(self) -> None:
         """Send one draft after the other, until the server takes none."""

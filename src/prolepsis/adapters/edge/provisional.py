@@ -70,7 +70,8 @@ class ProvisionalAnswer:
 
     def take(self, event: Emitted) -> bool:
         """Process verified tokens and draft on; return whether they correct provisional ones."""
-        num_right = _num_equal(event.token_ids, self.provisional)
+        pairs = zip(event.token_ids, self.provisional, strict=False)
+        num_right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         is_corrected = num_right < min(len(event.token_ids), len(self.provisional))
         self.counts.num_confirmed += num_right
         self.provisional = self.provisional[num_right:]
@@ -126,8 +127,3 @@ class ProvisionalAnswer:
 
     def _learn_texts(self, token_ids: Sequence[int], texts: Iterable[str]) -> None:
         self._texts.update(zip(token_ids, texts, strict=False))
-
-
-def _num_equal(left: Sequence[int], right: Sequence[int]) -> int:
-    """Return how many tokens both begin with."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(left, right, strict=False)))

@@ -125,9 +125,21 @@ def replicas_of(
 
     A replica that is to end has `drain_s` for its requests; those that take longer go on in another.
     """
+    number: dict[str, Any] = {"num_replicas": scaling.most}
+    if not scaling.is_fixed:
+        autoscaling = AutoscalingConfig(
+            min_replicas=scaling.least,
+            max_replicas=scaling.most,
+            target_ongoing_requests=scaling.samples_per_replica,
+            upscale_delay_s=scaling.grow_after_s,
+            downscale_delay_s=scaling.shrink_after_s,
+            look_back_period_s=_LOOK_BACK_S,
+            policy=AutoscalingPolicy(policy_function=POLICY),
+        )
+        number = {"autoscaling_config": autoscaling}
     deploy = serve.deployment(
         name=name,
-        **_number(scaling),
+        **number,
         max_ongoing_requests=256,  # asked for addresses only; generation does not pass through Ray
         health_check_period_s=2.0,
         health_check_timeout_s=5.0,  # three in a row, and the replica is killed: its requests go on in another
@@ -136,22 +148,6 @@ def replicas_of(
         logging_config=LoggingConfig(log_level="WARNING", enable_access_log=False),
     )
     return deploy(kind)
-
-
-def _number(scaling: Scaling) -> dict[str, Any]:
-    """Return the options of a deployment that say how many replicas it has."""
-    if scaling.is_fixed:
-        return {"num_replicas": scaling.most}
-    autoscaling = AutoscalingConfig(
-        min_replicas=scaling.least,
-        max_replicas=scaling.most,
-        target_ongoing_requests=scaling.samples_per_replica,
-        upscale_delay_s=scaling.grow_after_s,
-        downscale_delay_s=scaling.shrink_after_s,
-        look_back_period_s=_LOOK_BACK_S,
-        policy=AutoscalingPolicy(policy_function=POLICY),
-    )
-    return {"autoscaling_config": autoscaling}
 
 
 @dataclass(frozen=True, slots=True)

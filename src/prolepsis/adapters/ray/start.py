@@ -2,7 +2,6 @@
 
 import asyncio
 import sys
-from collections.abc import Callable
 from functools import partial
 
 from prolepsis.adapters.ray.autoscaling import Scaling
@@ -49,7 +48,7 @@ def start_replicas(
             local = started_aside(start, nothing if cluster.is_own else end)
     except (ConnectionError, ValueError) as error:
         raise ConfigError(f"ray_address is {address!r}: {error}", param="ray_address") from error
-    hosts = RayHosts(local.handle, metrics, end=partial(_in_thread, end))
+    hosts = RayHosts(local.handle, metrics, end=partial(asyncio.to_thread, end))
     return StartedEngine(engines_at(hosts, local.info, metrics), local.tokenizer, follow=hosts.follow)
 
 
@@ -66,7 +65,3 @@ def check(config: EngineConfig) -> None:
 def engines_at(hosts: RayHosts, info: EngineInfo, metrics: Metrics) -> Engines:
     """Return the client of all replicas; `info` is of one of them."""
     return Engines((), metrics.registry, _SETTINGS, directory=hosts, info=info)
-
-
-async def _in_thread(work: Callable[[], None]) -> None:
-    await asyncio.get_running_loop().run_in_executor(None, work)

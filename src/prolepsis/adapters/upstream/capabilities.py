@@ -139,20 +139,13 @@ USED = (
 """The settings of an engine that mean something here; the others are those of the pools' own servers."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Fixed:
-    """A setting of the server that has one value here, and why."""
-
-    value: object
-    why: str
-
-
-SERVER: Mapping[str, _Fixed] = {
-    "replicas": _Fixed(1, "the pools are replicas of their own"),
-    "max_replicas": _Fixed(None, "the pools are replicas of their own"),
-    "engine_process": _Fixed("off", "the engines are in other processes already"),
-    "replay_sample": _Fixed(0.0, "no pool gives the same answer twice"),
+SERVER: Mapping[str, tuple[object, str]] = {
+    "replicas": (1, "the pools are replicas of their own"),
+    "max_replicas": (None, "the pools are replicas of their own"),
+    "engine_process": ("off", "the engines are in other processes already"),
+    "replay_sample": (0.0, "no pool gives the same answer twice"),
 }
+"""Settings of the server that have one value here, and why."""
 
 
 def check_config(config: EngineConfig) -> None:
@@ -172,10 +165,10 @@ def server_config(config: ServerConfig, given: Mapping[str, object]) -> ServerCo
 
     Raises `ConfigError` for the first one that these engines cannot follow.
     """
-    for name, fixed in SERVER.items():
+    for name, (fixed, why) in SERVER.items():
         value = getattr(config, name)
-        if name in given and value != fixed.value:
-            message = f"{name} is {value!r}; allowed with engine upstream: {fixed.value} ({fixed.why})"
+        if name in given and value != fixed:
+            message = f"{name} is {value!r}; allowed with engine upstream: {fixed} ({why})"
             raise ConfigError(message, param=name)
     limits = config.limits.model_copy(update={"start_drafts": 0})  # a pool drafts as far as its own settings say
-    return config.model_copy(update={**{name: fixed.value for name, fixed in SERVER.items()}, "limits": limits})
+    return config.model_copy(update={**{name: fixed for name, (fixed, _) in SERVER.items()}, "limits": limits})

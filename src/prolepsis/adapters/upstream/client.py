@@ -4,7 +4,7 @@ import asyncio
 import json
 import math
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
 from itertools import count
@@ -16,7 +16,7 @@ from prolepsis.adapters.upstream.answer import UpstreamAnswer
 from prolepsis.adapters.upstream.api import Chunk
 from prolepsis.adapters.upstream.capabilities import check_request
 from prolepsis.adapters.upstream.metrics import UpstreamMetrics
-from prolepsis.adapters.upstream.pool import Pool, PoolBusy, PoolFacts, PoolFault, PoolLost, PoolMalformed
+from prolepsis.adapters.upstream.pool import Pool, PoolBusy, PoolFault, PoolLost, PoolMalformed
 from prolepsis.adapters.upstream.route import route_of
 from prolepsis.adapters.upstream.sample import UpstreamSample
 from prolepsis.core.config import DRAFT_HEAD, HeadProposerName, UpstreamApi
@@ -266,7 +266,8 @@ class UpstreamClient:
                 if isinstance(lost, PoolFault) and pool.is_up:
                     await self.look(pool)
                 else:
-                    self._down(pool, str(lost))
+                    pool.down(str(lost))
+                    self._metrics.up(pool.name, is_up=False)
                 if sample.ended:
                     return
                 lost_at = sample.told_at or None
@@ -343,25 +344,16 @@ class UpstreamClient:
         """Ask a pool that is up for its health, and check one that is down."""
         if pool.is_up:
             if not await pool.is_alive():
-                self._down(pool, "its /health does not answer, or says no")
+                pool.down("its /health does not answer, or says no")
         else:
-            await self._try(pool, pool.check)
+            try:
+                facts = await asyncio.to_thread(pool.check)
+                if facts.max_model_len < self.info.max_model_len:
+                    raise PoolLost(f"its context has {facts.max_model_len} tokens; needed: {self.info.max_model_len}")
+                pool.up(facts)
+            except (PoolLost, VocabularyMismatch) as error:
+                pool.down(str(error))
         self._metrics.up(pool.name, is_up=pool.is_up)
-
-    async def _try(self, pool: Pool, check: Callable[[], PoolFacts]) -> None:
-        try:
-            facts = await asyncio.to_thread(check)
-        except (PoolLost, VocabularyMismatch) as error:
-            pool.down(str(error))
-            return
-        if facts.max_model_len < self.info.max_model_len:
-            pool.down(f"its context has {facts.max_model_len} tokens; needed: {self.info.max_model_len}")
-        else:
-            pool.up(facts)
-
-    def _down(self, pool: Pool, detail: str) -> None:
-        pool.down(detail)
-        self._metrics.up(pool.name, is_up=False)
 
 
 async def _chunks(pool: Pool, sample: UpstreamSample, model: str) -> AsyncGenerator[Chunk, None]:

@@ -64,12 +64,16 @@ class LlamacppReader:
         said, text = tuple(data.get("tokens") or ()), data.get("content") or ""
         timings = data.get("timings") or {}
         ended = bool(data.get("stop"))
+        # tokens are said, and not in how many drafts; nothing is said where there were none
+        counts = ProposerCounts(
+            num_draft_tokens=timings.get("draft_n", 0), num_accepted=timings.get("draft_n_accepted", 0)
+        )
         tokens = said if ended else self._whole(said, text, data.get("tokens_predicted", 0))
         return Chunk(
             token_ids=tokens,
             text=text,
             finish=None if not ended else "length" if data.get("stop_type") == "limit" else "stop",
-            drafts=_drafts(timings) if ended else None,
+            drafts=counts if ended else None,
             num_cached_tokens=timings.get("cache_n", 0) if ended else 0,
         )
 
@@ -83,8 +87,3 @@ class LlamacppReader:
         if not tokens:
             raise UpstreamMalformed(f"left out {missing} tokens without text")
         return tokens
-
-
-def _drafts(timings: Json) -> ProposerCounts:
-    """Return what is said: tokens, and not in how many drafts; nothing is said where there were none."""
-    return ProposerCounts(num_draft_tokens=timings.get("draft_n", 0), num_accepted=timings.get("draft_n_accepted", 0))

@@ -4,11 +4,10 @@ import asyncio
 import json
 import math
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from http.cookiejar import CookieJar, DefaultCookiePolicy
-from typing import Protocol
 
 import httpx2
 import structlog
@@ -16,10 +15,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from prolepsis.adapters.upstream.api import Api, Chunk, UpstreamCall, UpstreamFault, UpstreamMalformed, error_message
 from prolepsis.adapters.upstream.metrics import DRAFT_COUNTERS
-from prolepsis.adapters.upstream.reading import METRICS_BYTES, PLAIN_ENCODING, chunks_of, start_of
+from prolepsis.adapters.upstream.reading import METRICS_BYTES, chunks_of, start_of
 from prolepsis.adapters.upstream.route import PoolName
+from prolepsis.core.bounded_replies import PLAIN
 from prolepsis.core.errors import InvalidParameter, VocabularyMismatch
 from prolepsis.core.requests import SamplingParams
+from prolepsis.engine.text.tokenizer import Tokenizer
 
 CONNECT_S = 5.0
 CHECK_S = 30.0
@@ -32,14 +33,6 @@ _BUSY = (429, 503)
 _CALLERS_FAULT = (400, 413, 422)
 
 log = structlog.get_logger(__name__)
-
-
-class Vocabulary(Protocol):
-    """The model's tokenizer."""
-
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
-
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
 
 
 class PoolLost(Exception):
@@ -107,7 +100,7 @@ class Pool:
         name: PoolName,
         url: str,
         api: Api,
-        vocabulary: Vocabulary,
+        tokenizer: Tokenizer,
         *,
         headers: Mapping[str, str],
         silent_s: float | None,
@@ -122,8 +115,8 @@ class Pool:
         """Why it is down."""
         self.time = SharedTime(clock)
         self._api = api
-        self._vocabulary = vocabulary
-        self._headers = {**headers, **PLAIN_ENCODING}
+        self._tokenizer = tokenizer
+        self._headers = {**headers, **PLAIN}
         self.silent_s = silent_s
         self._http = self._client(silent_s)
 
@@ -214,7 +207,7 @@ class Pool:
     async def _check_vocabulary(self, http: httpx2.AsyncClient, facts: PoolFacts) -> None:
         reader = self._api.reader()
         params = SamplingParams(temperature=0.0, max_tokens=_CHECKED_TOKENS, ignore_eos=True)
-        ask = UpstreamCall(facts.model, tuple(self._vocabulary.encode(_CHECKED_TEXT)), params)
+        ask = UpstreamCall(facts.model, tuple(self._tokenizer.encode(_CHECKED_TEXT)), params)
         chunks: list[Chunk] = []
         async with http.stream("POST", f"{self.url}{self._api.path}", json=self._api.body(ask)) as response:
             if response.status_code != httpx2.codes.OK:
@@ -227,7 +220,7 @@ class Pool:
         token_ids = [token for chunk in chunks for token in chunk.token_ids]
         if not token_ids:
             raise UpstreamFault("says no token ids: it is of another kind than upstream.api says, or too old")
-        theirs, ours = "".join(chunk.text for chunk in chunks), self._vocabulary.decode(token_ids)
+        theirs, ours = "".join(chunk.text for chunk in chunks), self._tokenizer.decode(token_ids)
         # but for spaces around them and a character at the end that is not whole
         their_text, our_text = (text.rstrip("\ufffd").strip() for text in (theirs, ours))
         if not (their_text.startswith(our_text) or our_text.startswith(their_text)):

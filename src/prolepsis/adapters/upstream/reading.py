@@ -20,8 +20,6 @@ THREAD_BYTES = 2**16
 """A longer event is parsed in a thread."""
 MOST_MEMBERS = 2**16
 """Fields, lists and objects of such an event; a few bytes of them take long to read, and much memory."""
-PLAIN_ENCODING = {"accept-encoding": "identity"}
-"""A header of each request: a few compressed bytes may be very many."""
 _MOST = 2**31
 
 
@@ -66,16 +64,12 @@ async def chunks_of(response: httpx2.Response, reader: ChunkReader) -> AsyncGene
 
 
 async def _read(reader: ChunkReader, line: str) -> Chunk | None:
-    if len(line) > THREAD_BYTES:
-        return await asyncio.to_thread(_read_long, reader, line)
-    return read_line(reader, line)
-
-
-def _read_long(reader: ChunkReader, line: str) -> Chunk | None:
-    members, _ = size_of(line.encode())
+    if len(line) <= THREAD_BYTES:
+        return read_line(reader, line)
+    members, _ = await asyncio.to_thread(size_of, line.encode())
     if members > MOST_MEMBERS:
         raise UpstreamMalformed(f"said an event of {members} fields, lists and objects; allowed: {MOST_MEMBERS}")
-    return read_line(reader, line)
+    return await asyncio.to_thread(read_line, reader, line)
 
 
 def read_line(reader: ChunkReader, line: str) -> Chunk | None:

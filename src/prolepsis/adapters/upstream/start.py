@@ -39,7 +39,9 @@ def start_upstream(config: EngineConfig, observer: Metrics | None = None) -> Sta
     pool answers, `VocabularyMismatch` if a pool serves a model of another vocabulary.
     """
     check_config(config)
-    urls, headers = _urls(config), _headers(config)
+    urls, key_file = _urls(config), config.upstream.key_file
+    key = read_text(key_file, "upstream.key_file").strip() if key_file is not None else None
+    headers = {} if key is None else {"authorization": f"Bearer {key}"}
     path = resolve(config.model, config.model_dir)
     source = open_model(path)
     tokenizer = load_tokenizer(source, config)
@@ -92,12 +94,6 @@ def _urls(config: EngineConfig) -> Mapping[PoolName, str]:
         message = "upstream.plain is unset; engine upstream needs engines that do not speculate, for what must be plain"
         raise ConfigError(message, param="upstream")
     return urls
-
-
-def _headers(config: EngineConfig) -> Mapping[str, str]:
-    if config.upstream.key_file is None:
-        return {}
-    return {"authorization": f"Bearer {read_text(config.upstream.key_file, 'upstream.key_file').strip()}"}
 
 
 def _api(config: EngineConfig, tokenizer: ModelTokenizer) -> Api:

@@ -1,7 +1,7 @@
 """Puts an engine of ours around a data plane: our scheduler, drafts and sampler, its passes and K/V."""
 
 import asyncio
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from prolepsis.adapters.vllm.chains import ChainProposer
 from prolepsis.adapters.vllm.data_plane import DataPlane
@@ -30,31 +30,22 @@ from prolepsis.engine.thread import ThreadEngineClient
 from prolepsis.engine.verification import Verification
 
 
-@dataclass(frozen=True, slots=True)
-class PlaneFacts:
-    """What the engine must know of a data plane."""
-
-    info: EngineInfo  # without proposers
-    eos_token_ids: tuple[int, ...]
-    num_blocks: int  # blocks of K/V, `block_size` tokens each
-    block_size: int
-
-
 def assemble(
     config: EngineConfig,
     plane: DataPlane,
-    facts: PlaneFacts,
+    info: EngineInfo,
+    eos_token_ids: tuple[int, ...],
     *,
     tokenizer: Detokenizer | None = None,
     grammars: Grammars | None = None,
     observer: EngineObserver | None = None,
 ) -> Engine:
-    """Return an engine whose passes run in `plane`.
+    """Return an engine whose passes run in `plane`; `info` is without proposers.
 
     The pages of our scheduler are an account of the plane's blocks, so that it never runs more sequences than have
     room there. The prefix cache is the plane's.
     """
-    info, max_model_len = facts.info, facts.info.max_model_len
+    max_model_len = info.max_model_len
     proposers = _proposers(config, info.vocab_size)
     plan = AppliedPlan(SpecPlan(num_speculative_tokens=config.num_speculative_tokens))
     limits = SchedulerLimits(
@@ -62,12 +53,12 @@ def assemble(
         config.max_step_tokens,
         max_model_len,
         info.vocab_size,
-        facts.eos_token_ids,
+        eos_token_ids,
         scores_prompts=False,
     )
-    paging = Paging(PagePool(facts.num_blocks, facts.block_size, prefix_cache=False), _no_copy, _no_clearing)
+    paging = Paging(PagePool(plane.num_blocks, plane.block_size, prefix_cache=False), _no_copy, _no_clearing)
     scheduler = Scheduler(limits, paging, plan, tokenizer, grammars)
-    sampler = Sampler(info.vocab_size, facts.eos_token_ids)
+    sampler = Sampler(info.vocab_size, eos_token_ids)
     parts = EngineParts(
         info=replace(info, proposers=proposers.names),
         plan=plan,

@@ -30,6 +30,13 @@ class ComputedPass:
 class DataPlane(Protocol):
     """Schedules sequences, computes them and stores their K/V. Sequences are known by their key."""
 
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of K/V, `block_size` tokens each."""
+
+    @property
+    def block_size(self) -> int: ...
+
     def add(self, key: str, tokens: Sequence[int], cache_salt: str) -> None:
         """Take in a sequence with all its tokens."""
 

@@ -112,6 +112,7 @@ class ServedSequence(SequenceFields):
 
 def params_of(given: Any, fallback_seed: int) -> SamplingParams:
     """Return vLLM's sampling parameters as ours; without a seed the request's own is used."""
+    seed = fallback_seed if given.seed is None else given.seed
     return SamplingParams(
         **{
             **shaping(given),
@@ -122,12 +123,8 @@ def params_of(given: Any, fallback_seed: int) -> SamplingParams:
         min_tokens=given.min_tokens,
         stop_token_ids=tuple(given.stop_token_ids or ()),
         ignore_eos=given.ignore_eos,
-        seed=_int64(given.seed if given.seed is not None else fallback_seed),
+        seed=(seed + 2**63) % 2**64 - 2**63,  # in 64 bits
     )
-
-
-def _int64(seed: int) -> int:
-    return (seed + 2**63) % 2**64 - 2**63
 
 
 def is_ours(given: Any) -> bool:

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 from weakref import ReferenceType, ref
 
 import structlog
 
-from prolepsis.adapters.vllm.build import PlaneFacts, VllmEngineClient, assemble
+from prolepsis.adapters.vllm.build import VllmEngineClient, assemble
 from prolepsis.adapters.vllm.data_plane import DataPlane
 from prolepsis.adapters.vllm.self_check import check_rows
 from prolepsis.core.config import EngineConfig
@@ -98,16 +98,6 @@ def check(config: EngineConfig) -> None:
         raise ConfigError(message, param="vllm_args")
 
 
-class SizedPlane(DataPlane, Protocol):
-    """A data plane that says how much K/V it has."""
-
-    @property
-    def num_blocks(self) -> int: ...
-
-    @property
-    def block_size(self) -> int: ...
-
-
 @dataclass(slots=True)
 class VllmStart:
     """What engines around data planes of one configuration are built from, one after the other."""
@@ -116,16 +106,21 @@ class VllmStart:
     info: EngineInfo
     eos_token_ids: tuple[int, ...]
     tokenizer: ModelTokenizer
-    open_plane: Callable[[], SizedPlane]  # loads the model again
+    open_plane: Callable[[], DataPlane]  # loads the model again
     observer: EngineObserver | None = None
     _last: ReferenceType[VllmEngineClient] | None = field(default=None, init=False)
 
-    def around(self, plane: SizedPlane) -> VllmEngineClient:
+    def around(self, plane: DataPlane) -> VllmEngineClient:
         """Return the client of an engine around a plane."""
-        facts = PlaneFacts(self.info, self.eos_token_ids, plane.num_blocks, plane.block_size)
         grammars = Grammars(self.tokenizer.to_json, self.info.vocab_size, self.eos_token_ids)
         engine = assemble(
-            self.config, plane, facts, tokenizer=self.tokenizer, grammars=grammars, observer=self.observer
+            self.config,
+            plane,
+            self.info,
+            self.eos_token_ids,
+            tokenizer=self.tokenizer,
+            grammars=grammars,
+            observer=self.observer,
         )
         client = VllmEngineClient(engine, plane)
         self._last = ref(client)
@@ -136,7 +131,7 @@ class VllmStart:
 
         Raises `EngineDead` where a step of the last one may still run: vLLM cannot run twice in one process.
         """
-        return await asyncio.get_running_loop().run_in_executor(None, self._rebuilt)
+        return await asyncio.to_thread(self._rebuilt)
 
     def _rebuilt(self) -> VllmEngineClient:
         last = self._last() if self._last is not None else None

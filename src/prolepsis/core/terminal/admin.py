@@ -85,10 +85,12 @@ def ask(
     query: Mapping[str, str] | None = None,
     timeout_s: float = _TIMEOUT_S,
     read: Callable[[httpx2.Response], Any] = httpx2.Response.json,
+    also: int = 200,
 ) -> Any:
     """Return what `read` makes of the server's reply; raises `InvalidParameter` with the server's error.
 
-    Raises `NoServer` without a server, and `ConfigError` for what is no URL.
+    `also`: another status of replies that are no errors. Raises `NoServer` without a server, and `ConfigError` for what
+    is no URL.
     """
     if address(url) is None:
         raise ConfigError(f"--url is {url!r}; allowed: the URL of a server, such as http://127.0.0.1:8000", param="url")
@@ -97,10 +99,10 @@ def ask(
     try:
         with waiting(f"{method} {address_of.partition('?')[0]}, at most {timeout_s:.0f} s"):
             reply = httpx2.request(method, address_of, json=body, params=query, headers=headers, timeout=timeout_s)
-        document = read(reply) if reply.status_code == 200 else reply.json()
+        document = read(reply) if reply.status_code in (200, also) else reply.json()
     except (httpx2.HTTPError, httpx2.InvalidURL, ValueError) as error:
         raise NoServer(f"no server answers at {url}: {error}", param="url") from None
-    if reply.status_code != 200:
+    if reply.status_code not in (200, also):
         raise InvalidParameter(f"{reply.status_code}: {message_of(document)}")
     return document
 

@@ -58,7 +58,9 @@ def playground_pages(app: Callable[[], ASGIApp], models: Sequence[str], *, asks_
         if visit.form:
             try:
                 answers = await _race(app(), visit.form)
-                state = _outcome(answers["off"], answers["auto"])
+                plain, drafted = answers["off"], answers["auto"]
+                same = "are the same" if plain.text == drafted.text else "differ"
+                state = f"With speculation {drafted.rate / plain.rate:.2f}x as fast; the answers {same}."
             except Exception as error:  # contained: the form says what is wrong, and keeps what was typed
                 state = f"Not possible: {describe_error(error)}"
         pieces = (piece for answer in answers.values() for piece in answer.origins)
@@ -119,8 +121,3 @@ async def _answer(http: httpx2.AsyncClient, body: Mapping[str, Any]) -> Playgrou
         raise UserError(document["error"]["message"])
     origins = [piece for choice in document["choices"] for piece in choice["origins"]]
     return PlaygroundAnswer(time.perf_counter() - began, document["usage"]["completion_tokens"], origins)
-
-
-def _outcome(plain: PlaygroundAnswer, drafted: PlaygroundAnswer) -> str:
-    same = "are the same" if plain.text == drafted.text else "differ"
-    return f"With speculation {drafted.rate / plain.rate:.2f}x as fast; the answers {same}."

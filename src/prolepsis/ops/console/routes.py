@@ -38,13 +38,7 @@ from prolepsis.ops.console.render import environment
 from prolepsis.ops.console.runbook import RUNBOOKS, by_alert, runbooks
 from prolepsis.ops.console.sessions import KeyRing, Sessions
 from prolepsis.ops.console.sign_in import declare_sign_in
-
-DASHBOARDS = {
-    "on-call": "Is it healthy? Failures, latencies, queue and engine of each server.",
-    "executive": "Does it pay? Device time, savings, cost and its forecast, by rule and tenant.",
-    "debug": "Why? Acceptance, modes and reasons by traffic class and proposer, correctness, steps and memory.",
-}
-"""The dashboards that are shipped."""
+from prolepsis.ops.monitoring.files import DASHBOARDS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

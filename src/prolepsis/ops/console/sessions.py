@@ -45,7 +45,10 @@ class Sessions:
     def open(self, signed_in: bytes) -> tuple[str, Session]:
         """Return the cookie of a new session, and the session."""
         now = self._clock()
-        self._forget_old(now, signed_in)
+        self._by_digest = {key: session for key, session in self._by_digest.items() if not self._is_over(session, now)}
+        of_key = [key for key, session in self._by_digest.items() if session.signed_in == signed_in]
+        for key in of_key[: max(0, len(of_key) + 1 - MAX_OF_KEY)]:  # a further one ends the oldest
+            del self._by_digest[key]
         cookie = secrets.token_urlsafe(32)
         session = self._by_digest[_digest(cookie)] = Session(signed_in, now, now)
         return cookie, session
@@ -61,13 +64,6 @@ class Sessions:
 
     def close(self, session: Session) -> None:
         self._by_digest = {key: known for key, known in self._by_digest.items() if known is not session}
-
-    def _forget_old(self, now: float, signed_in: bytes) -> None:
-        """Drop the sessions that are over, and the oldest of a key that has as many as it may."""
-        self._by_digest = {key: session for key, session in self._by_digest.items() if not self._is_over(session, now)}
-        of_key = [key for key, session in self._by_digest.items() if session.signed_in == signed_in]
-        for key in of_key[: max(0, len(of_key) + 1 - MAX_OF_KEY)]:
-            del self._by_digest[key]
 
     def _is_over(self, session: Session, now: float) -> bool:
         return now - session.used_at > IDLE_S or now - session.opened_at > LONGEST_S

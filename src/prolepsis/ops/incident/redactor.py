@@ -49,9 +49,21 @@ class Redactor:
         longest = sorted((name for name in self._names if len(name) >= _SHORTEST), key=len, reverse=True)
         self._found = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, longest))})(?!\w)") if longest else None
 
-    def value(self, value: object) -> object:
-        """Return plain JSON values redacted, each field by what it is declared to hold."""
-        return self._shown(value)
+    def value(self, value: object, field: str = "", *, by_people: bool = False) -> object:
+        """Return plain JSON values redacted, each field by what it is declared to hold.
+
+        `field`: what the value is in; `by_people`: operators wrote that.
+        """
+        if isinstance(value, Mapping):
+            return self._shown_fields(value, field, by_people=by_people)
+        if isinstance(value, list | tuple | set | frozenset):
+            of_parts = ["" if isinstance(part, Mapping) else field for part in value]
+            return [self.value(part, of, by_people=by_people) for part, of in zip(value, of_parts, strict=True)]
+        if isinstance(value, bool) or value in (None, ""):
+            return value
+        if names_a_secret(field) and (by_people or isinstance(value, str)):
+            return MARK
+        return self._shown_text(value, field, by_people=by_people) if isinstance(value, str) else redacted(value)
 
     def text(self, text: str) -> str:
         return redacted_text(self._without_names(_NAMED_BY_CLIENTS.sub(_without_id, text)))
@@ -68,7 +80,7 @@ class Redactor:
             key = match[1], match[2]
             if key not in known:
                 self.learn({match[1]: match[2]})
-                known[key] = str(self._shown(match[2], match[1]))
+                known[key] = str(self.value(match[2], match[1]))
             return f'{match[1]}="{known[key]}"'
 
         return _LABEL.sub(label, text)
@@ -91,7 +103,7 @@ class Redactor:
 
     def _logged(self, fields: Mapping[str, object]) -> object:
         self.learn(fields)
-        return self._shown({name: self._without_own_id(name, value) for name, value in fields.items()})
+        return self.value({name: self._without_own_id(name, value) for name, value in fields.items()})
 
     def _without_own_id(self, name: str, value: object) -> object:
         """Ids that may be a client's have a mark in logs, which are read together with logs of other servers."""
@@ -101,22 +113,9 @@ class Redactor:
     def _logged_text(self, name: str, value: str) -> str:
         self.learn({name: value})
         quote = value[0] if value[0] in "'\"" else ""
-        shown = str(self._shown(self._without_own_id(name, value[1:-1] if quote else value), name))
+        shown = str(self.value(self._without_own_id(name, value[1:-1] if quote else value), name))
         quote = quote or ("'" if " " in shown and shown != value and not shown.startswith("[") else "")
         return f"{quote}{shown}{quote}"
-
-    def _shown(self, value: object, field: str = "", *, by_people: bool = False) -> object:
-        """Return a value of a field; `by_people`: operators wrote what it is in."""
-        if isinstance(value, Mapping):
-            return self._shown_fields(value, field, by_people=by_people)
-        if isinstance(value, list | tuple | set | frozenset):
-            of_parts = ["" if isinstance(part, Mapping) else field for part in value]
-            return [self._shown(part, of, by_people=by_people) for part, of in zip(value, of_parts, strict=True)]
-        if isinstance(value, bool) or value in (None, ""):
-            return value
-        if names_a_secret(field) and (by_people or isinstance(value, str)):
-            return MARK
-        return self._shown_text(value, field, by_people=by_people) if isinstance(value, str) else redacted(value)
 
     def _shown_fields(self, fields: Mapping[object, object], field: str, *, by_people: bool) -> dict[str, object]:
         shown: dict[str, object] = {}
@@ -127,7 +126,7 @@ class Redactor:
             while key in shown:  # two names that became equal
                 key += "'"
             holding = str(name) if name in FIELDS or FIELDS.get(field) != "text" else field  # a mapping of texts
-            shown[key] = self._shown(part, holding, by_people=by_people or FIELDS.get(str(name)) == "written")
+            shown[key] = self.value(part, holding, by_people=by_people or FIELDS.get(str(name)) == "written")
         return shown
 
     def _shown_key(self, name: str, *, of_tenants: bool) -> str:

@@ -2,10 +2,8 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-
-from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from prolepsis.control.verdict.verdict import RuleVerdict
 from prolepsis.core.config import DAY_S
@@ -15,7 +13,7 @@ from prolepsis.core.traffic_sums import TrafficSums
 from prolepsis.core.units import figure
 from prolepsis.ops.incident.period import Period
 from prolepsis.ops.incident.prometheus import Firing
-from prolepsis.ops.incident.timeline import Happening, cell
+from prolepsis.ops.incident.timeline import Happening, document
 from prolepsis.ops.incident.week import WeekFigures
 
 FELL = 0.1  # acceptance that fell by this share of what it was is looked at
@@ -216,17 +214,13 @@ def share(value: float | None) -> str:
 
 def page(review: Review) -> str:
     """Return the review as Markdown, what to look at first."""
-    made = Environment(
-        loader=PackageLoader(__package__),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        autoescape=False,  # noqa: S701  # Markdown; `cell` escapes what tables hold
-    )
-    made.filters |= {"cell": cell, "share": share, "saved": saved, "shown_at": shown_time, "figure": figure}
-    made.filters["number"] = lambda value: f"{value:,}"
-    made.filters["amount"] = lambda value, currency: "-" if value is None else f"{figure(value, 4)} {currency}"
-    made.filters["change"] = lambda value: "-" if value is None else f"{100 * value:+.0f} %"
+    filters: dict[str, Callable[..., str]] = {
+        "share": share,
+        "saved": saved,
+        "figure": figure,
+        "amount": lambda value, currency: "-" if value is None else f"{figure(value, 4)} {currency}",
+        "change": lambda value: "-" if value is None else f"{100 * value:+.0f} %",
+    }
     rules = {
         "FAILED": FAILED,
         "FELL": FELL,
@@ -235,4 +229,4 @@ def page(review: Review) -> str:
         "LISTED": LISTED,
         "LOW_BUDGET": LOW_BUDGET,
     }
-    return made.get_template("review.md").render(review=review, rules=rules).rstrip() + "\n"
+    return document("review.md", filters, review=review, rules=rules)

@@ -3,7 +3,7 @@
 import io
 import json
 import tarfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -12,6 +12,7 @@ from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.errors import ProlepsisError
 from prolepsis.ops.incident.period import Period
 from prolepsis.ops.incident.redactor import Redactor
+from prolepsis.ops.incident.timeline import document
 
 INDEX = "index.md"
 
@@ -34,12 +35,8 @@ class SnapshotPart:
     missing: str = ""
 
 
-def read_all(sources: Iterable[Source]) -> list[SnapshotPart]:
-    """Read every source; one that cannot be read is missing with the reason."""
-    return [_read(source) for source in sources]
-
-
-def _read(source: Source) -> SnapshotPart:
+def read_part(source: Source) -> SnapshotPart:
+    """Read a source; one that cannot be read is missing with the reason."""
     try:
         return SnapshotPart(source, source.read())
     except ProlepsisError as error:
@@ -54,7 +51,16 @@ def archive(parts: Sequence[SnapshotPart], period: Period, made_at: datetime) ->
     for part in parts:
         out.learn(part.content)
     files = {part.source.file: _written(part, out) for part in parts if not part.missing}
-    index = _index(parts, {name: len(content) for name, content in files.items()}, period, made_at, out)
+    index = document(
+        "index.md",
+        here=[part for part in parts if not part.missing],
+        absent=[part for part in parts if part.missing],
+        sizes={name: len(content) for name, content in files.items()},
+        redacted=out.text,
+        period=period,
+        made_at=f"{made_at:%Y-%m-%d %H:%M:%S}",
+        version=__version__,
+    )
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as tar:
         for name, content in {INDEX: index.encode(), **files}.items():
@@ -81,25 +87,3 @@ def _written(part: SnapshotPart, out: Redactor) -> bytes:
     if part.source.file == "metrics.txt":
         return out.metrics(part.content).encode()
     return (out.log(part.content) if part.source.file.startswith("log") else out.text(part.content)).encode()
-
-
-def _index(
-    parts: Sequence[SnapshotPart], sizes: dict[str, int], period: Period, made_at: datetime, out: Redactor
-) -> str:
-    lines = [
-        f"# Snapshot of {period}",
-        "",
-        f"Made at {made_at:%Y-%m-%d %H:%M:%S} UTC with prolepsis {__version__}. Begin with `timeline.md`.",
-        "",
-        "Secrets and personal data are redacted by rules and lists, which do not know everything: read the logs before",
-        "you publish them. Tenants, keys and people have numbers, the same in all files. No prompt or answer is here.",
-        "",
-        "| file | what it is | bytes |",
-        "|---|---|---|",
-        *(f"| `{p.source.file}` | {p.source.about} | {sizes[p.source.file]:,} |" for p in parts if not p.missing),
-    ]
-    if absent := [part for part in parts if part.missing]:
-        lines += ["", "## Missing", "", "| file | what it would be | why it is missing |", "|---|---|---|"]
-        reasons = [out.text(part.missing).replace("|", "\\|") for part in absent]
-        lines += [f"| `{p.source.file}` | {p.source.about} | {why} |" for p, why in zip(absent, reasons, strict=True)]
-    return "\n".join(lines) + "\n"

@@ -3,13 +3,16 @@
 import json
 import os
 import re
+from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx2
 
-from prolepsis.core.errors import ConfigError, InvalidParameter
+from prolepsis.core.errors import ConfigError
+from prolepsis.core.terminal.admin import NoServer, ask
 from prolepsis.ops.incident.period import Period
 
 _TIMEOUT_S = 10.0
@@ -36,35 +39,24 @@ PARTS = {
 class Server:
     """A running server; after one request without an answer it is not asked again."""
 
-    def __init__(self, url: str, key: str | None, transport: httpx2.BaseTransport | None = None) -> None:
-        self.url = url.rstrip("/")
-        self._headers = {"authorization": f"Bearer {key}"} if key else {}
-        self._transport = transport
-        self._fault = ""
+    def __init__(self, url: str, key: str | None) -> None:
+        self._ask = partial(ask, url, key, "GET", timeout_s=_TIMEOUT_S)
+        self._fault: NoServer | None = None
 
-    def document(self, path: str) -> Any:
-        """Return the JSON of a reply; raises as `text` does."""
+    def document(self, path: str, read: Callable[[httpx2.Response], Any] = httpx2.Response.json) -> Any:
+        """Return the JSON of a reply; raises `NoServer` without an answer, `InvalidParameter` for a refusal."""
+        if self._fault is not None:
+            raise self._fault
         try:
-            return self.reply(path).json()
-        except ValueError as error:
-            raise ConfigError(f"{path} is not JSON: {error}", param="url") from None
+            return self._ask(path, read=read, also=503 if path.startswith("/health") else 200)
+        except NoServer as error:
+            if isinstance(error.__context__, httpx2.TransportError):  # not what is no JSON
+                self._fault = error
+            raise
 
     def text(self, path: str) -> str:
-        """Return the text of a reply; raises `ConfigError` without an answer, `InvalidParameter` for a refusal."""
-        return self.reply(path).text
-
-    def reply(self, path: str) -> httpx2.Response:
-        if self._fault:
-            raise ConfigError(self._fault, param="url")
-        try:
-            with httpx2.Client(transport=self._transport, timeout=_TIMEOUT_S) as client:
-                reply = client.get(f"{self.url}{path}", headers=self._headers)
-        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-            self._fault = f"no server answers at {self.url}: {error or type(error).__name__}"
-            raise ConfigError(self._fault, param="url") from None
-        if reply.is_success or path.startswith("/health"):
-            return reply
-        raise InvalidParameter(f"the server replies with {reply.status_code} to {path}")
+        """Return the text of a reply; raises as `document` does."""
+        return str(self.document(path, lambda reply: reply.text))
 
 
 MOST_READ = 16 << 20  # bytes at the end of a file that are looked at

@@ -1,10 +1,13 @@
 """The timeline: changes, events of the safety features, rollouts, deployments and alerts in one order."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
+from types import MappingProxyType
 from typing import Literal
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from prolepsis.control.audit.changes import without_repeats
 from prolepsis.control.audit.entry import AuditEntry
@@ -58,11 +61,20 @@ def of_entry(entry: AuditEntry) -> Happening:
 
 def markdown(rows: Iterable[Happening], title: str) -> str:
     """Return the timeline as a Markdown document."""
-    lines = [f"# {title}", "", "| time (UTC) | kind | what | who | subject | details |", "|---|---|---|---|---|---|"]
-    for row in rows:
-        cells = (row.kind, row.what, row.who, row.subject, row.details)
-        lines.append(f"| {shown_time(row.at)} | " + " | ".join(map(cell, cells)) + " |")
-    return "\n".join(lines) + "\n"
+    return document("timeline.md", rows=rows, title=title)
+
+
+def document(template: str, filters: Mapping[str, Callable[..., str]] = MappingProxyType({}), **values: object) -> str:
+    """Return a Markdown document of this package; `cell` escapes what its tables hold."""
+    made = Environment(
+        loader=PackageLoader(__package__),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        autoescape=False,  # noqa: S701  # Markdown
+    )
+    made.filters |= {"cell": cell, "shown_at": shown_time, "number": "{:,}".format, **filters}
+    return made.get_template(template).render(values).rstrip() + "\n"
 
 
 def cell(text: str) -> str:

@@ -83,7 +83,7 @@ class TracingFeature(Traces):
 
     async def close(self) -> None:
         """Send what waits, for a few seconds at most."""
-        await asyncio.get_running_loop().run_in_executor(None, self._exporter.close)
+        await asyncio.to_thread(self._exporter.close)
 
     def _send(self, kept: Kept, trace: Callable[[], Sequence[Span]]) -> None:
         self._kept.labels(kept).inc()

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import structlog
 
@@ -23,7 +22,7 @@ def feature(context: Context) -> Traces:
     from prolepsis.ops.tracing.feature import TracingFeature
     from prolepsis.ops.tracing.otlp import OtlpExporter
 
-    exporter = OtlpExporter(receiver.endpoint, context.client.info, context.registry)
+    exporter = OtlpExporter(receiver or None, context.client.info, context.registry)
     return TracingFeature(exporter, context.registry, share=context.config.trace_sample)
 
 
@@ -31,13 +30,8 @@ _VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT
 _PATH = "/v1/traces"
 
 
-@dataclass(frozen=True, slots=True)
-class TraceDestination:
-    endpoint: str | None  # None: where the environment says
-
-
-def destination(config: ServerConfig, environment: Mapping[str, str]) -> TraceDestination | None:
-    """Return where traces go, None if there are none.
+def destination(config: ServerConfig, environment: Mapping[str, str]) -> str | None:
+    """Return the endpoint of traces: empty where the environment says it, None if there are none.
 
     Raises what `check_traces` raises. An endpoint in the environment alone may be meant for others, so there it is a
     warning that nothing sends traces.
@@ -47,13 +41,13 @@ def destination(config: ServerConfig, environment: Mapping[str, str]) -> TraceDe
         return None
     if config.traces != "auto":
         check_traces(config)
-        return TraceDestination(_endpoint(config.traces))
+        return _endpoint(config.traces)
     if environment.get("OTEL_TRACES_EXPORTER") == "none" or not any(map(environment.get, _VARIABLES)):
         return None
     if not OTEL.is_installed:
         log.warning("no_traces", reason="OpenTelemetry is not installed", install=OTEL.install)
         return None
-    return TraceDestination(None)
+    return ""
 
 
 def check_traces(config: ServerConfig) -> None:

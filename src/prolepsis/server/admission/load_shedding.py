@@ -79,18 +79,17 @@ TierName = Literal["premium", "standard", "economy", "batch", "background"]
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    name: TierName
     weight: float  # share of the engine against other tiers that have work waiting
     waits_from: int | None = None  # rung from which its requests stay in the queue
     refused_from: int | None = None  # rung from which its new requests are refused
 
 
 TIERS: dict[str, Tier] = {
-    "premium": Tier("premium", 4.0),
-    "standard": Tier("standard", 2.0),
-    "economy": Tier("economy", 1.0, refused_from=LOW_REFUSED),
-    "batch": Tier("batch", 1.0, waits_from=BATCH_WAITS, refused_from=LOW_REFUSED),
-    "background": Tier("background", 1.0, waits_from=SHALLOW, refused_from=LOW_REFUSED),
+    "premium": Tier(4.0),
+    "standard": Tier(2.0),
+    "economy": Tier(1.0, refused_from=LOW_REFUSED),
+    "batch": Tier(1.0, waits_from=BATCH_WAITS, refused_from=LOW_REFUSED),
+    "background": Tier(1.0, waits_from=SHALLOW, refused_from=LOW_REFUSED),
 }
 DEFAULT_TIER: TierName = "standard"
 BACKGROUND_TIER: TierName = "background"

@@ -17,7 +17,7 @@ from prolepsis.engine.text.stream import StopStrings
 from prolepsis.server.admission.group import CachedAnswer, RequestGroup, replayed
 from prolepsis.server.answering.account import PromptAccount, RequestAccount, about
 from prolepsis.server.answering.answer_check import AnswerCheck
-from prolepsis.server.answering.pacing import Paced
+from prolepsis.server.answering.pacing import paced
 from prolepsis.server.answering.stream import close, led, merged
 from prolepsis.server.answering.usage import summed
 from prolepsis.server.front.tracing import ANNOUNCED, ANSWER_ID, FAILED
@@ -60,7 +60,7 @@ async def answer(
             account.fail(error)
             http.scope["state"][FAILED] = True
             if isinstance(error, InvalidGrammar | GrammarFailed):
-                error.param = prepared.grammar_field or error.param
+                error.param = prepared.asked.field or error.param
             raise
         finally:
             try:
@@ -171,7 +171,7 @@ class _Answering:
             events: AsyncIterator[Event] = _stored(stored, request.request_id)
         else:
             events = model.client.generate(prompt.keep(most_kept(model.features, self.account.about, request)))
-        return Paced(events, prompt.see) if request.paced else events
+        return paced(events, prompt.see) if request.paced else events
 
 
 async def _stored(answer: CachedAnswer, request_id: str) -> AsyncGenerator[Event, None]:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from prolepsis.core.errors import AnswerBroken
+from prolepsis.core.requests import GrammarSpec
 from prolepsis.engine.text.answer_formats.call_reader import is_json_object
 from prolepsis.engine.text.grammar.validation import broken
 from prolepsis.server.answering.chat_reader import ChatReader
@@ -23,8 +24,8 @@ class AnswerCheck:
         self._reader = ChatReader(prepared)
         self._tools = prepared.tools
         self._call_form = prepared.formats.tools if prepared.tools.callable else None
-        self._form = _Form(prepared)
-        self._schema = prepared.checked_schema
+        self._form = _form_of(prepared)
+        self._schema = prepared.asked.form.checked
         self._checks_calls = prepared.fits is not None
         self._names: dict[int, str] = {}
         self._arguments: dict[int, str] = {}
@@ -35,7 +36,7 @@ class AnswerCheck:
     @staticmethod
     def of(prepared: PreparedRequest) -> "AnswerCheck | None":
         """Return the check of a sample that has to be whole; None where any text will do."""
-        return AnswerCheck(prepared) if prepared.tools.callable or _Form(prepared).is_asked else None
+        return AnswerCheck(prepared) if prepared.tools.callable or _form_of(prepared) else None
 
     def take(self, delta: Delta) -> Delta:
         """Return what the client gets: an answer that was cut where it is not whole has the finish reason `length`."""
@@ -45,7 +46,7 @@ class AnswerCheck:
                 text = piece.text if piece.kind == "arguments" else ""
                 self._arguments[piece.call] = self._arguments.get(piece.call, "") + text
             elif piece.kind == "content":
-                if self._form.is_asked:
+                if self._form is not None:
                     self._content.append(piece.text)
                 if self._opens_call(piece.text) and (self._tools.parallel or not self._arguments):
                     self._is_broken = True  # a call that could not be read is given back as content
@@ -90,7 +91,7 @@ class AnswerCheck:
             return all(map(is_json_object, self._arguments.values())) and not (was_cut and self._is_broken)
         if not was_cut:  # its grammar was complete; behind the form control tokens may be shown
             return True
-        return not self._is_broken and not self._tools.required and self._form.holds("".join(self._content))
+        return not self._is_broken and not self._tools.required and _holds(self._form, "".join(self._content))
 
     def _opens_call(self, text: str) -> bool:
         """Say whether the mark of calls stands in a part of the content where it opens one."""
@@ -101,27 +102,17 @@ class AnswerCheck:
         return not self._has_content and text.lstrip().startswith(mark) if form.at_start else mark in text
 
 
-class _Form:
-    """The form that a request asks for, as far as a text shows whether it is whole: JSON, or one of some choices."""
-
-    def __init__(self, prepared: PreparedRequest) -> None:
-        body = prepared.body
-        wanted, response_format = body.structured_outputs, body.response_format
-        self._choices = wanted.choice if wanted is not None else None
-        by_format = response_format is not None and response_format.type not in ("text", "structural_tag")
-        self._is_json = by_format or (wanted is not None and (wanted.json_ is not None or bool(wanted.json_object)))
-
-    @property
-    def is_asked(self) -> bool:
-        return self._is_json or self._choices is not None
-
-    def holds(self, text: str) -> bool:
-        if self._choices is not None:
-            return text in self._choices
-        return not self._is_json or _is_json(text)
+def _form_of(prepared: PreparedRequest) -> GrammarSpec | None:
+    """Return the form that is asked for, where a text shows whether it is whole: JSON, or one of some choices."""
+    form = prepared.asked.form.grammar
+    return form if form is not None and form.kind in ("json_schema", "choice") else None
 
 
-def _is_json(text: str) -> bool:
+def _holds(form: GrammarSpec | None, text: str) -> bool:
+    if form is None:
+        return True
+    if form.kind == "choice":
+        return text in json.loads(form.source)
     try:
         json.loads(text)
     except (ValueError, RecursionError):

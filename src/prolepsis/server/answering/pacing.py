@@ -2,10 +2,9 @@
 
 import asyncio
 import heapq
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from itertools import count
-from typing import Self
 
 from prolepsis.core.events import Event, Tokens
 from prolepsis.server.answering.stream import close
@@ -68,62 +67,43 @@ Arrival = Event | Exception | None
 """What the reader hands on: an event, what the events failed with, or their end."""
 
 
-class Paced:
-    """Events token by token at an even pace; their failure or end comes after the tokens before it.
+async def paced(events: AsyncIterator[Event], observe: Callable[[Event], None]) -> AsyncGenerator[Event, None]:
+    """Yield events token by token at an even pace; their failure or end comes after the tokens before it.
 
     The events are read ahead of what has been taken; `observe` sees each when it arrives.
     """
+    clock, arrivals, pacer, order = asyncio.get_running_loop().time, asyncio.Queue[Arrival](), Pacer(), count()
+    waiting: list[tuple[float, int, Arrival]] = []
 
-    def __init__(self, events: AsyncIterator[Event], observe: Callable[[Event], None]) -> None:
-        self._events = events
-        self._observe = observe
-        self._arrivals: asyncio.Queue[Arrival] = asyncio.Queue()
-        self._reading: asyncio.Task[None] | None = None
-        self._pacer = Pacer()
-        self._order = count()
-        self._waiting: list[tuple[float, int, Arrival]] = []
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Event:
-        if self._reading is None:
-            self._reading = asyncio.create_task(self._read())
-        while not self._waiting or self._waiting[0][0] > asyncio.get_running_loop().time():
-            await self._wait()
-        item = heapq.heappop(self._waiting)[2]
-        if item is None:
-            raise StopAsyncIteration
-        if isinstance(item, Exception):
-            raise item
-        return item
-
-    async def aclose(self) -> None:
-        if self._reading is not None:
-            self._reading.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._reading
-        await close(self._events)
-
-    async def _wait(self) -> None:
-        now = asyncio.get_running_loop().time()
+    async def read() -> None:
         try:
-            async with asyncio.timeout(self._waiting[0][0] - now if self._waiting else None):
-                arrived = await self._arrivals.get()
-        except TimeoutError:
-            return
-        now = asyncio.get_running_loop().time()
-        if isinstance(arrived, Tokens):
-            for due, part in self._pacer.take(arrived, now):
-                heapq.heappush(self._waiting, (due, next(self._order), part))
-        else:
-            heapq.heappush(self._waiting, (self._pacer.last_due(now), next(self._order), arrived))
-
-    async def _read(self) -> None:
-        try:
-            async for event in self._events:
-                self._observe(event)
-                self._arrivals.put_nowait(event)
-            self._arrivals.put_nowait(None)
+            async for event in events:
+                observe(event)
+                arrivals.put_nowait(event)
+            arrivals.put_nowait(None)
         except Exception as error:  # handed on to the reader of the stream
-            self._arrivals.put_nowait(error)
+            arrivals.put_nowait(error)
+
+    reading = asyncio.create_task(read())
+    try:
+        while True:
+            while not waiting or waiting[0][0] > clock():
+                with suppress(TimeoutError):
+                    async with asyncio.timeout_at(waiting[0][0] if waiting else None):
+                        arrived = await arrivals.get()
+                    parts: Sequence[tuple[float, Arrival]] = [(pacer.last_due(clock()), arrived)]
+                    if isinstance(arrived, Tokens):
+                        parts = pacer.take(arrived, clock())
+                    for due, part in parts:
+                        heapq.heappush(waiting, (due, next(order), part))
+            item = heapq.heappop(waiting)[2]
+            if item is None:
+                return
+            if isinstance(item, Exception):
+                raise item
+            yield item
+    finally:
+        reading.cancel()
+        with suppress(asyncio.CancelledError):
+            await reading
+        await close(events)

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
-from typing import Generic, Protocol, Self, TypeVar, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
@@ -30,8 +30,9 @@ async def close(events: AsyncIterator[object]) -> None:
         await events.aclose()
 
 
-def merged(streams: Sequence[AsyncGenerator[T, None]]) -> "AsyncGenerator[T, None] | Merged[T]":
-    return streams[0] if len(streams) == 1 else Merged(streams)
+def merged(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
+    """Return several streams read as one, each item as it comes; the first error ends them all."""
+    return streams[0] if len(streams) == 1 else _interleaved(streams)
 
 
 async def led(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
@@ -43,43 +44,32 @@ async def led(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, N
                     yield item
 
 
-class Merged(Generic[T]):
-    """Several streams read as one, each item as it comes; the first error ends them all."""
+async def _interleaved(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
+    arrivals, num_open = asyncio.Queue[tuple[T] | Exception | None](), len(streams)
 
-    def __init__(self, streams: Sequence[AsyncGenerator[T, None]]) -> None:
-        self._streams = streams
-        self._num_open = len(streams)
-        self._arrivals: asyncio.Queue[tuple[T] | Exception | None] = asyncio.Queue()
-        self._reading: list[asyncio.Task[None]] = []
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> T:
-        if not self._reading:
-            self._reading = [asyncio.create_task(self._read(stream)) for stream in self._streams]
-        while self._num_open:
-            arrived = await self._arrivals.get()
-            if isinstance(arrived, Exception):
-                raise arrived
-            if arrived is not None:
-                return arrived[0]
-            self._num_open -= 1
-        raise StopAsyncIteration
-
-    async def aclose(self) -> None:
-        for task in self._reading:
-            task.cancel()
-        await asyncio.gather(*self._reading, return_exceptions=True)
-
-    async def _read(self, stream: AsyncGenerator[T, None]) -> None:
+    async def read(stream: AsyncGenerator[T, None]) -> None:
         async with aclosing(stream):
             try:
                 async for item in stream:
-                    self._arrivals.put_nowait((item,))
-                self._arrivals.put_nowait(None)
+                    arrivals.put_nowait((item,))
+                arrivals.put_nowait(None)
             except Exception as error:  # handed on to the reader of the merged stream
-                self._arrivals.put_nowait(error)
+                arrivals.put_nowait(error)
+
+    reading = [asyncio.create_task(read(stream)) for stream in streams]
+    try:
+        while num_open:
+            arrived = await arrivals.get()
+            if isinstance(arrived, Exception):
+                raise arrived
+            if arrived is None:
+                num_open -= 1
+            else:
+                yield arrived[0]
+    finally:
+        for task in reading:
+            task.cancel()
+        await asyncio.gather(*reading, return_exceptions=True)
 
 
 Json = Mapping[str, object]

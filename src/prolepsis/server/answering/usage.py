@@ -64,14 +64,6 @@ def summed(parts: Sequence[RequestStats]) -> RequestStats:
     return total
 
 
-def _continued(stats: RequestStats) -> Json:
-    """Losses of engines, and whether the tokens equal an undisturbed answer."""
-    if not stats.continued:
-        return {}
-    times = [{"loss": loss.loss, "pause_ms": _ms(loss.pause_s)} for loss in stats.continued]
-    return {"continued": times, "not_exact": list(stats.not_exact)}
-
-
 def metrics(stats: RequestStats, decision: Decision | None = None, *, num_samples: int = 1) -> Json:
     """Times (ms) and acceptance of one request, in vLLM's field names, and the mode in effect.
 
@@ -82,6 +74,8 @@ def metrics(stats: RequestStats, decision: Decision | None = None, *, num_sample
     generation_s = stats.total_s - stats.queue_s
     intervals = stats.num_output_tokens - 1 if num_samples == 1 else 0
     decode_s = stats.total_s - first if first is not None else None
+    losses = [{"loss": loss.loss, "pause_ms": _ms(loss.pause_s)} for loss in stats.continued]
+    continued = {"continued": losses, "not_exact": list(stats.not_exact)}
     shadow = {"shadow_speculative_decoding": _speculative_decoding(stats.shadow)} if stats.shadow else {}
     return {
         "time_to_first_token_ms": _ms(None if first is None else stats.waited_s + first),
@@ -93,7 +87,7 @@ def metrics(stats: RequestStats, decision: Decision | None = None, *, num_sample
         "speculative_decoding": _speculative_decoding(stats.proposers),
         **shadow,
         "delivery": _delivery(stats),
-        **_continued(stats),
+        **(continued if stats.continued else {}),
         "effective": {
             "mode": stats.mode.mode,
             "reason": stats.mode.reason,

@@ -102,13 +102,11 @@ class Colours:
     of: dict[str, str] = field(default_factory=dict)
 
     def text(self, piece: DraftedText) -> Text:
-        return Text(piece.text, style=self._style(piece.by))
+        style = self.of.setdefault(piece.by, COLOURS[len(self.of) % len(COLOURS)]) if piece.by else ""
+        return Text(piece.text, style=style)
 
     def legend(self) -> Text:
         return Text.assemble(*((f"{by.replace('_', ' ')} ", colour) for by, colour in self.of.items()))
-
-    def _style(self, by: str) -> str:
-        return self.of.setdefault(by, COLOURS[len(self.of) % len(COLOURS)]) if by else ""
 
 
 def chat(

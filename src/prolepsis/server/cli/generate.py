@@ -5,6 +5,7 @@ import sys
 import uuid
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -168,7 +169,9 @@ def generate(
     ask = GenerateCall(
         _text(prompt), system, raw, read_text(prediction, "prediction") if prediction else None, choice, params
     )
-    answer, model = asyncio.run(_answer(ask, settings, (lambda piece: None) if as_json else _show))
+    answer, model = asyncio.run(
+        _answer(ask, settings, (lambda piece: None) if as_json else partial(print, end="", flush=True))
+    )
     if as_json:
         print_json({"model": model, **asdict(answer), "stats": figures(answer.stats)})
         return
@@ -228,7 +231,3 @@ def _text(prompt: str) -> str:
     if not text:
         raise InvalidParameter("the prompt is empty; allowed: some text", param="prompt")
     return text
-
-
-def _show(piece: str) -> None:
-    print(piece, end="", flush=True)

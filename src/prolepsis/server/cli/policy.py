@@ -20,6 +20,7 @@ from prolepsis.control.rollout.forecast import ASSUMED, Forecast, forecast
 from prolepsis.control.rollout.settings import settings_of
 from prolepsis.core.errors import ConfigError, UserError
 from prolepsis.core.facts import FlagDecision
+from prolepsis.core.files import read_text
 from prolepsis.core.terminal.admin import Key, Url, ask
 from prolepsis.core.terminal.documents import FINDINGS, as_yaml, print_reply
 from prolepsis.core.terminal.flags import settings_here
@@ -169,10 +170,7 @@ def _explain_body(file: Path, given: Mapping[str, object]) -> "PolicyExplainBody
     from prolepsis.control.web.body_reader import parse_body
     from prolepsis.server.openai.explain import PolicyExplainBody
 
-    try:
-        text = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"request {file} cannot be read: {error.strerror}", param="request") from None
+    text = sys.stdin.buffer.read() if str(file) == "-" else read_text(file, "request").encode()
     return parse_body(b'{"request": %b, %b' % (text, json.dumps(given).encode()[1:]), PolicyExplainBody)
 
 

@@ -18,7 +18,6 @@ from prolepsis.core.terminal.phases import shown_phases
 if TYPE_CHECKING:
     from prolepsis.adapters.ray.autoscaling import Scaling
     from prolepsis.core.telemetry.metrics import Metrics
-    from prolepsis.engine.kv.memory import MemoryUse
     from prolepsis.remote.messages import LogSettings
     from prolepsis.server.banner import Banner
     from prolepsis.server.run import StartedEngine, StartEngine
@@ -71,6 +70,7 @@ def serve(
 def _start_engine(settings: Settings, logs: "LogSettings", config: EngineConfig, metrics: "Metrics") -> "StartedEngine":
     """Start what computes: upstream engines, replicas, an engine in its own process, or one in this process."""
     from prolepsis.engine.commands.downloads import ensure_model
+    from prolepsis.engine.kv.memory import MemoryUse
     from prolepsis.server.run import StartedEngine
 
     ensure_model(settings)
@@ -83,8 +83,14 @@ def _start_engine(settings: Settings, logs: "LogSettings", config: EngineConfig,
             config, scaling, metrics, settings.server.ray_address, logs
         )
         return started
-    reserved = _reserved(settings.server)
-    if _has_own_process(settings.server, config):
+    server = settings.server
+    reserved = [  # of the machine's memory, besides the engine
+        MemoryUse("response cache", server.response_cache_bytes, "response_cache_bytes"),
+        MemoryUse("answers kept for retries", server.idempotency_bytes, "idempotency_bytes"),
+    ]
+    if server.engine_process == "on":
+        if config.engine == "vllm":
+            raise ConfigError("engine_process is 'on'; allowed with engine vllm: off", param="engine_process")
         from prolepsis.remote.process import EngineSpawn
 
         spawn = EngineSpawn(config, metrics, reserved, logs)
@@ -95,20 +101,3 @@ def _start_engine(settings: Settings, logs: "LogSettings", config: EngineConfig,
 
     engine = start_configured(config, metrics, reserved)
     return StartedEngine(engine.client, engine.tokenizer, compile_seconds, engine.restart)
-
-
-def _has_own_process(config: ServerConfig, engine: EngineConfig) -> bool:
-    is_on = config.engine_process == "on"
-    if is_on and engine.engine == "vllm":
-        raise ConfigError("engine_process is 'on'; allowed with engine vllm: off", param="engine_process")
-    return is_on
-
-
-def _reserved(config: ServerConfig) -> list["MemoryUse"]:
-    """Return what the server takes of the machine's memory besides the engine."""
-    from prolepsis.engine.kv.memory import MemoryUse
-
-    return [
-        MemoryUse("response cache", config.response_cache_bytes, "response_cache_bytes"),
-        MemoryUse("answers kept for retries", config.idempotency_bytes, "idempotency_bytes"),
-    ]

@@ -30,7 +30,7 @@ from prolepsis.server.answering.usage import Json
 from prolepsis.server.openai.completions import consumed
 from prolepsis.server.openai.routes import streamed, whole_reply
 from prolepsis.server.preparing import bodies
-from prolepsis.server.preparing.prepare import prepare_chat, prepare_completion
+from prolepsis.server.preparing.prepare import prepare
 from prolepsis.server.preparing.prepared import PreparedRequest, context_of
 from prolepsis.server.services import Models, Services
 from prolepsis.server.text.deltas import Delta
@@ -102,10 +102,7 @@ async def _answered(body: B, services: Services, endpoint: Endpoint[B], request:
     context = replace(context_of(request), clamps=True)
     turn = partial(services.intake.large_work.run, context.caller.tenant, context.num_bytes)
     parsed = await turn(partial(endpoint.parse, body))
-    if isinstance(parsed, bodies.ChatBody):
-        prepared = await prepare_chat(parsed, context, services)
-    else:
-        prepared = await prepare_completion(parsed, context, services)
+    prepared = await prepare(parsed, context, services)
     answer_id = prepared.answer_id.replace("chatcmpl-", endpoint.prefix, 1)
     prepared = replace(prepared, answer_id=answer_id, predict_s=body.predict_s)
     parts, rendering = answer(request, prepared, services), endpoint.render(body, prepared)

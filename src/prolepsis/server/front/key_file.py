@@ -1,11 +1,9 @@
 """API keys at rest: a JSON file of hashes that only its owner may read. Secrets are shown once and never stored."""
 
-import fcntl
-import os
 import re
 import secrets
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
@@ -88,37 +86,20 @@ class KeyFile:
 
     def add(self, record: KeyRecord) -> None:
         """Append a key; raises `ConfigError` where the file cannot be used or written."""
-        with self._writing():
-            self._write([*self.read(), record])
+        with self._file.locked():
+            self._file.write(_Stored(keys=(*self.read(), record)))
 
     def remove(self, key_id: str) -> KeyRecord:
         """Delete a key and return what it was; raises `ConfigError` for an id that is not there."""
-        with self._writing():
+        with self._file.locked():
             keys = self.read()
             removed = next((key for key in keys if key.id == key_id), None)
             if removed is None:
                 raise ConfigError(
                     f"key {key_id[:64]!r} is not in {self.path}; `prolepsis keys list` shows those that are"
                 )
-            self._write([key for key in keys if key.id != key_id])
+            self._file.write(_Stored(keys=tuple(key for key in keys if key.id != key_id)))
             return removed
-
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with open(self.path.with_name(self.path.name + ".lock"), "w", opener=_private) as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                yield
-        except OSError as error:
-            raise ConfigError(f"key file {self.path} cannot be written: {error.strerror}", param="keys_file") from None
-
-    def _write(self, keys: Sequence[KeyRecord]) -> None:
-        self._file.write(_Stored(keys=tuple(keys)))
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, _OWNER_ONLY)
 
 
 def hash_of(key: str) -> str:

@@ -20,6 +20,8 @@ LOOK_EVERY_S = 1.0
 """How often the file is looked at for changes, at most."""
 
 log = structlog.get_logger(__name__)
+Records = Mapping[str, KeyRecord]
+"""By id."""
 
 
 class Keys:
@@ -38,12 +40,14 @@ class Keys:
     ) -> None:
         """Raises `ConfigError` where the file is there but cannot be used."""
         self.file = file
+        self.on_change: Callable[[Records], None] = lambda before: None
+        """Is called with the records before, once the file has others."""
         self._clock = clock
         self._today = today
         self._process_key = secrets.token_bytes(32)
         self._version = self._failed = file.version() if file else None
         self._take(file.read() if file else ())
-        self._required = self._version is not None or bool(self._records)
+        self._required = self._version is not None or bool(self.by_id)
         self._looked = clock()
 
     @property
@@ -53,15 +57,16 @@ class Keys:
 
     @property
     def tenants(self) -> frozenset[str]:
-        return frozenset(record.tenant for record in self._records)
+        return frozenset(record.tenant for record in self.by_id.values())
 
     @property
     def tiers(self) -> frozenset[str]:
-        return frozenset(record.tier for record in self._records) if self._required else frozenset({DEVELOPER.tier})
+        tiers = (record.tier for record in self.by_id.values()) if self._required else (DEVELOPER.tier,)
+        return frozenset(tiers)
 
     def caller(self, authorization: str | None) -> Caller:
         """Return the caller of an `Authorization` header; raises `RequestRefused` (401)."""
-        self._look()
+        self._look_at_times()
         if not self._required:
             return DEVELOPER
         if not authorization:
@@ -77,7 +82,7 @@ class Keys:
 
     def holder(self, signed_in: bytes) -> Caller:
         """Return the caller whose key `sign_in` took; raises `RequestRefused` (401) once it is revoked or expired."""
-        self._look()
+        self._look_at_times()
         return self._owner(self._by_digest.get(signed_in)) if self._required else DEVELOPER
 
     def client_of(self, key_id: str, tenant: str) -> Caller:
@@ -85,9 +90,8 @@ class Keys:
 
         Raises `RequestRefused` where the key may not begin it now: 401 as `holder` does, 403 without the role.
         """
-        self._look()
-        matching = next((record for record in self._records if record.id == key_id), None)
-        caller = self._owner(matching) if self._required else DEVELOPER
+        self._look_at_times()
+        caller = self._owner(self.by_id.get(key_id)) if self._required else DEVELOPER
         if caller.tenant != tenant:
             raise not_authenticated("The API key that began this work is another tenant's now.", "invalid_api_key")
         if not caller.has("client"):
@@ -96,7 +100,8 @@ class Keys:
 
     def name_of(self, key_id: str) -> str:
         """Return the note of a key, else its tenant; empty for what is no key here, or no longer one."""
-        return next((record.note or record.tenant for record in self._records if record.id == key_id), "")
+        record = self.by_id.get(key_id)
+        return (record.note or record.tenant) if record else ""
 
     def _owner(self, record: KeyRecord | None) -> Caller:
         if record is None:
@@ -106,23 +111,23 @@ class Keys:
         return record.caller
 
     def _take(self, records: Sequence[KeyRecord]) -> None:
-        self._records = records
+        self.by_id: Records = {record.id: record for record in records}
         self._by_digest = {self._digest(record.hash): record for record in records}
 
     def _digest(self, hashed: str) -> bytes:
         return blake2b(hashed.encode(), key=self._process_key).digest()
 
-    def _look(self) -> None:
+    def _look_at_times(self) -> None:
+        if self.file is not None and self._clock() - self._looked >= LOOK_EVERY_S:
+            self.look(self.file)
+
+    def look(self, file: KeyFile) -> None:
         """Take in a changed file; one that cannot be used leaves the keys as they were."""
-        now = self._clock()
-        if self.file is None or now - self._looked < LOOK_EVERY_S:
-            return
-        self._looked = now
-        version = self.file.version()
+        self._looked, version = self._clock(), file.version()
         if version == self._version:
             return
         try:
-            records = self.file.read()
+            records = file.read()
         except ConfigError as error:
             self._demand()
             if version != self._failed:
@@ -130,10 +135,13 @@ class Keys:
             self._failed = version
             return
         self._version = self._failed = version
+        before = self.by_id
         self._take(records)
         if version is not None or records:
             self._demand()
         log.info("keys_reloaded", keys=len(records))
+        if self.by_id != before:
+            self.on_change(before)
 
     def _demand(self) -> None:
         """Ask for keys from now on."""
@@ -142,43 +150,38 @@ class Keys:
         self._required = True
 
 
-Records = Mapping[str, KeyRecord]
-
-
 class KeyChanges(Feature):
     """Records the keys at the start, and every change of them."""
 
     name = "keys"
-    period_s = 1.0
+    period_s = LOOK_EVERY_S
 
-    def __init__(self, file: KeyFile, emit: Emit) -> None:
-        """Raises `ConfigError` where the file is there but cannot be used."""
-        self._file = file
-        self._emit = emit
-        self._version = file.version()
-        self._keys = _by_id(file.read())
-        if self._version is not None:
-            self._record("keys.loaded", {"keys": _shown(self._keys.values())})
+    def __init__(self, keys: Keys, file: KeyFile, emit: Emit) -> None:
+        self._keys, self._file, self._emit = keys, file, emit
+        keys.on_change = self._changed
+        if keys.by_id or file.version() is not None:
+            self._record("keys.loaded", {"keys": _shown(keys.by_id.values())})
 
     async def tick(self) -> None:
-        """Read the file again if it changed."""
-        version = self._file.version()
-        if version == self._version:
-            return
-        self._version = version
-        try:
-            before, self._keys = self._keys, _by_id(self._file.read())
-        except ConfigError:  # logged where callers are checked; the keys in use stay
-            return
-        if self._keys != before:
-            self._record("keys.reloaded", _changes(before, self._keys))
+        self._keys.look(self._file)
+
+    def _changed(self, before: Records) -> None:
+        """Record what is different; a new secret or tenant shows as a field that changed, without its value."""
+        now = self._keys.by_id
+        changed = [key_id for key_id in sorted(before.keys() & now.keys()) if before[key_id] != now[key_id]]
+        after = {
+            "created": _shown(now[key_id] for key_id in sorted(now.keys() - before.keys())),
+            "revoked": _shown(before[key_id] for key_id in sorted(before.keys() - now.keys())),
+            "changed": _shown(now[key_id] for key_id in changed),
+            "changed_fields": {
+                key_id: [name for name, value in before[key_id] if value != getattr(now[key_id], name)]
+                for key_id in changed
+            },
+        }
+        self._record("keys.reloaded", after)
 
     def _record(self, action: str, after: Mapping[str, object]) -> None:
         self._emit(AuditEvent(actor=SERVER, action=action, subject=str(self._file.path), after=after))
-
-
-def _by_id(keys: Iterable[KeyRecord]) -> Records:
-    return {key.id: key for key in keys}
 
 
 def _shown(keys: Iterable[KeyRecord]) -> dict[str, Mapping[str, object]]:
@@ -186,20 +189,6 @@ def _shown(keys: Iterable[KeyRecord]) -> dict[str, Mapping[str, object]]:
     return {key.id: key.model_dump(mode="json", include=fields) for key in keys}
 
 
-def _changes(before: Records, now: Records) -> dict[str, object]:
-    """Say what is different; a new secret or tenant shows as a field that changed, without its value."""
-    changed = [key_id for key_id in sorted(before.keys() & now.keys()) if before[key_id] != now[key_id]]
-    return {
-        "created": _shown(now[key_id] for key_id in sorted(now.keys() - before.keys())),
-        "revoked": _shown(before[key_id] for key_id in sorted(before.keys() - now.keys())),
-        "changed": _shown(now[key_id] for key_id in changed),
-        "changed_fields": {
-            key_id: [name for name, value in before[key_id] if value != getattr(now[key_id], name)]
-            for key_id in changed
-        },
-    }
-
-
 def key_changes(context: Context, keys: Keys) -> Feature:
     """Return what records the keys, if there are any."""
-    return Feature() if keys.file is None else KeyChanges(keys.file, context.emit)
+    return Feature() if keys.file is None else KeyChanges(keys, keys.file, context.emit)

@@ -46,19 +46,16 @@ class StrictConnection(h11.Connection):
         try:
             event = super().next_event()
         except h11.RemoteProtocolError as error:
-            self.refusal = self.refusal or self._malformed(error)
+            # the refusal is without the bytes that h11 quotes
+            malformed = invalid_http(str(error).partition(": bytearray")[0])
+            is_long = error.error_status_hint == 431
+            self.refusal = self.refusal or (too_large("headers", f"{self._longest} bytes") if is_long else malformed)
             raise
         if isinstance(event, h11.Request):
             self.refusal = unfit(event)
             if self.refusal is not None:
                 raise h11.RemoteProtocolError(str(self.refusal))
         return event
-
-    def _malformed(self, error: h11.RemoteProtocolError) -> Refused:
-        """Return the refusal of what h11 cannot read, without the bytes that it quotes."""
-        if error.error_status_hint == 431:
-            return too_large("headers", f"{self._longest} bytes")
-        return invalid_http(str(error).partition(": bytearray")[0])
 
 
 def unfit(request: h11.Request) -> Refused | None:

@@ -12,7 +12,7 @@ from structlog.contextvars import bound_contextvars
 from prolepsis.control.web.errors import error_response
 from prolepsis.core.telemetry.logs import FewLines
 from prolepsis.core.telemetry.metrics import Metrics
-from prolepsis.core.trace_context import HEADER, TraceContext, parse_traceparent
+from prolepsis.core.trace_context import HEADER, parse_traceparent
 from prolepsis.ops.tracing.traces import Traces
 
 log = structlog.get_logger(__name__)
@@ -31,53 +31,65 @@ _NOT_SENT = 499
 """Counted where the client left before any status was sent."""
 
 
-class RequestIdMiddleware:
-    """ASGI middleware: `x-request-id` goes out as it came in, or is made up where it is missing or unfit.
+class RequestMiddleware:
+    """ASGI middleware: gives a request its id and its place in a trace, and accounts for it when it has ended.
 
-    Of requests without a known caller, a few lines a minute of each status are written.
+    `x-request-id` goes out as it came in, or is made up where it is missing or unfit. A request carries a trace, or
+    `tracing` begins one: its log lines then name it, and the response returns it. Of requests without a known caller,
+    a few lines a minute of each status are written.
     """
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, tracing: Traces) -> None:
         self._app = app
         self._metrics = metrics
+        self._tracing = tracing
         self._strangers = FewLines()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = Headers(scope=scope).get("x-request-id", "")
-        request_id = given if _ACCEPTED.fullmatch(given) else f"req-{uuid4().hex}"
-        scope.setdefault("state", {})[HTTP_REQUEST_ID] = request_id
-        status, started = _NOT_SENT, time.perf_counter()
+        headers, state = Headers(scope=scope), scope.setdefault("state", {})
+        state[ARRIVED] = time.monotonic()
+        given, traces = headers.get("x-request-id", ""), headers.getlist(HEADER)
+        request_id = state[HTTP_REQUEST_ID] = given if _ACCEPTED.fullmatch(given) else f"req-{uuid4().hex}"
+        own = self._tracing.begin(parse_traceparent(traces[0]) if len(traces) == 1 else None)
+        status, added, names = _NOT_SENT, {"x-request-id": request_id}, {}
+        if own is not None:
+            state[TRACE], added[HEADER] = own, own.header()
+            names = {"trace_id": own.trace_id, "span_id": own.span_id}
 
-        async def send_with_id(message: Message) -> None:
+        async def send_with_names(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                MutableHeaders(scope=message).update(added)
             await send(message)
 
-        try:
-            await self._app(scope, receive, send_with_id)
-        except Exception as error:  # the HTTP edge: an error that escaped a route becomes one reply
-            if status != _NOT_SENT:
-                raise
-            await error_response(error, scope)(scope, receive, send_with_id)
-        finally:
-            self._account(scope, request_id, status, time.perf_counter() - started)
+        with bound_contextvars(**names):
+            try:
+                await self._app(scope, receive, send_with_names)
+            except Exception as error:  # the HTTP edge: an error that escaped a route becomes one reply
+                if status != _NOT_SENT:
+                    raise
+                await error_response(error, scope)(scope, receive, send_with_names)
+            finally:
+                self._account(scope, status)
+        # a request that is answered is traced when its answer ends; it may continue without its client
+        is_answered = state.get(ANNOUNCED) or (ANSWER_ID in state and status in (200, _NOT_SENT))
+        if own is not None and not is_answered and (route := _route(scope)) not in _QUIET:
+            self._tracing.on_http_end(own, (scope["method"], route), status, state[ARRIVED])
 
-    def _account(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
-        state = scope.get("state", {})
-        route = _route(scope)
-        names = {ANSWER_ID: state[ANSWER_ID]} if ANSWER_ID in state else {}
+    def _account(self, scope: Scope, status: int) -> None:
+        state, route = scope["state"], _route(scope)
         self._metrics.http_request_ended(route, status)
         left_out = self._strangers.take(status) if "caller" not in state and route not in _QUIET else 0
         if route in _QUIET or left_out is None:
             return
-        more = {"left_out": left_out} if left_out else {}
-        ms = round(seconds * 1000, 1)
-        log.info("http_request", route=route, status=status, ms=ms, request_id=request_id, **names, **more)
+        more = {ANSWER_ID: state[ANSWER_ID]} if ANSWER_ID in state else {}
+        more |= {"left_out": left_out} if left_out else {}
+        ms = round((time.monotonic() - state[ARRIVED]) * 1000, 1)
+        log.info("http_request", route=route, status=status, ms=ms, request_id=state[HTTP_REQUEST_ID], **more)
 
 
 def _route(scope: Scope) -> str:
@@ -102,46 +114,3 @@ def behind_repeating_proxy(app: ASGIApp) -> ASGIApp:
         await app(scope, receive, send if given is None else send_without_id)
 
     return served
-
-
-class TraceMiddleware:
-    """ASGI middleware: where a request has a trace, its log lines name it and the response returns it.
-
-    It carries one, or `tracing` begins one.
-    """
-
-    def __init__(self, app: ASGIApp, tracing: Traces) -> None:
-        self._app = app
-        self._tracing = tracing
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        state = scope.setdefault("state", {})
-        state[ARRIVED] = time.monotonic()
-        given = Headers(scope=scope).getlist(HEADER)
-        caller = parse_traceparent(given[0]) if len(given) == 1 else None
-        own = self._tracing.begin(caller)
-        if own is None:
-            await self._app(scope, receive, send)
-            return
-        state[TRACE], status = own, _NOT_SENT
-
-        async def send_with_trace(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                MutableHeaders(scope=message)[HEADER] = own.header()
-            await send(message)
-
-        with bound_contextvars(trace_id=own.trace_id, span_id=own.span_id):
-            await self._app(scope, receive, send_with_trace)
-        self._ended(scope, own, status)
-
-    def _ended(self, scope: Scope, own: TraceContext, status: int) -> None:
-        """A request that is answered is traced when its answer ends; it may continue without its client."""
-        state, route = scope["state"], _route(scope)
-        is_answered = state.get(ANNOUNCED) or (ANSWER_ID in state and status in (200, _NOT_SENT))
-        if not is_answered and route not in _QUIET:
-            self._tracing.on_http_end(own, (scope["method"], route), status, state[ARRIVED])

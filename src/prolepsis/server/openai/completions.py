@@ -7,6 +7,7 @@ from functools import partial
 
 from prolepsis.core.engine_client import PromptProgress
 from prolepsis.core.stats import RequestStats
+from prolepsis.server.answering.answer import Parts
 from prolepsis.server.answering.stream import Voice, padded
 from prolepsis.server.answering.usage import Json, metrics, usage
 from prolepsis.server.openai.formats import Format, prompt_logprobs
@@ -14,8 +15,6 @@ from prolepsis.server.preparing.bodies import ChatBody
 from prolepsis.server.preparing.prepared import PreparedRequest
 from prolepsis.server.services import Services
 from prolepsis.server.text.deltas import Delta
-
-Parts = AsyncGenerator[Delta | RequestStats, None]
 
 
 async def whole_completion(

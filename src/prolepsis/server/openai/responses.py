@@ -14,9 +14,10 @@ from prolepsis.core.engine_client import PromptProgress
 from prolepsis.core.errors import AnswerBroken, UserError
 from prolepsis.core.stats import RequestStats
 from prolepsis.engine.text.tokenizer import Tokenizer
+from prolepsis.server.answering.answer import Parts
 from prolepsis.server.answering.stream import Voice, padded
 from prolepsis.server.answering.usage import Json, metrics
-from prolepsis.server.openai.completions import Parts, consumed, num_tokens
+from prolepsis.server.openai.completions import consumed, num_tokens
 from prolepsis.server.openai.response_items import ResponseItems
 from prolepsis.server.openai.responses_bodies import ResponsesBody, continued, renamed, to_chat, without_oldest
 from prolepsis.server.preparing.asked import tool_use
@@ -49,11 +50,13 @@ async def prepare_response(
         raise renamed(error) from None
     if num_left := len(items_of(earlier)) + len(body.input) - len(whole.input):
         context.warn(f"truncation: the answer was made without {num_left} of the oldest items")
-    field = "text.format" if prepared.grammar_field == "response_format" else prepared.grammar_field
+    asked = prepared.asked
+    if asked.field == "response_format":
+        asked = replace(asked, field="text.format")
     if stored and body.request_id:
         context.warn("without effect: request_id, as a stored response has an id of its own")
     named = prepared.requests[0].request_id if stored else prepared.answer_id  # one that is stored has an id of its own
-    return replace(prepared, answer_id=named.replace("chatcmpl-", "resp_", 1), grammar_field=field)
+    return replace(prepared, answer_id=named.replace("chatcmpl-", "resp_", 1), asked=asked)
 
 
 def _conversation(body: ResponsesBody, earlier: Sequence[StoredResponse], services: Services) -> ResponsesBody:
@@ -98,7 +101,7 @@ class ResponseShape(Voice):
         self._keep = keep
         self._prepared = prepared
         self._services = services
-        params = prepared.requests[0].params
+        params, form, choice = prepared.requests[0].params, body.text and body.text.format, body.tool_choice or "auto"
         self._frame: Json = {
             "id": prepared.answer_id,
             "object": "response",
@@ -114,8 +117,8 @@ class ResponseShape(Voice):
             "seed": params.seed,
             "store": bool(keep or body.background),
             "temperature": params.temperature,
-            "text": {"format": _shown_format(body)},
-            "tool_choice": _shown_choice(body),
+            "text": {"format": form.model_dump(by_alias=True, exclude_none=True) if form else {"type": "text"}},
+            "tool_choice": choice if isinstance(choice, str) else choice.model_dump(exclude_none=True),
             "tools": [tool.model_dump(exclude_none=tool.type != "function") for tool in body.tools or ()],
             "top_logprobs": body.top_logprobs or 0,
             "top_p": params.top_p,
@@ -190,16 +193,3 @@ async def response_events(parts: Parts, shape: ResponseShape) -> AsyncGenerator[
             if not shape.has_begun:
                 raise
             yield shape.numbered({"type": "response.failed", "response": shape.failed(error)})
-
-
-def _shown_format(body: ResponsesBody) -> Json:
-    if body.text is None or body.text.format is None:
-        return {"type": "text"}
-    return body.text.format.model_dump(by_alias=True, exclude_none=True)
-
-
-def _shown_choice(body: ResponsesBody) -> Json | str:
-    choice = body.tool_choice
-    if choice is None:
-        return "auto"
-    return choice if isinstance(choice, str) else choice.model_dump(exclude_none=True)

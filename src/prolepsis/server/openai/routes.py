@@ -44,7 +44,7 @@ from prolepsis.server.openai.responses import (
 from prolepsis.server.openai.responses_bodies import ResponsesBody, shown_items
 from prolepsis.server.openai.tokenization import tokenization_routes
 from prolepsis.server.preparing.bodies import ChatBody, CompletionBody, FillBody, SharedBody
-from prolepsis.server.preparing.prepare import prepare_chat, prepare_completion
+from prolepsis.server.preparing.prepare import prepare, prepare_completion
 from prolepsis.server.preparing.prepared import SPEC_HEADERS, PreparedRequest, context_of
 from prolepsis.server.preparing.speculation import decided_by, mode_at_start
 from prolepsis.server.services import Models, Services
@@ -80,11 +80,11 @@ def openai_routes(models: Models) -> Sequence[Route]:
 
     @generating("/v1/chat/completions", summary="Continue a conversation", reply=ChatCompletion)
     async def chat_completions(request: Request, body: Annotated[ChatBody, read_body(ChatBody)]) -> Response:
-        return await once(request, body, _chat)
+        return await once(request, body, partial(_generated, ChatFormat))
 
     @generating("/v1/completions", summary="Continue texts", reply=Completion)
     async def completions(request: Request, body: Annotated[CompletionBody, read_body(CompletionBody)]) -> Response:
-        return await once(request, body, _text)
+        return await once(request, body, partial(_generated, CompletionFormat))
 
     @generating(FILL_ROUTE, summary="Fill a gap in a text, in Mistral's shape", reply=ChatCompletion)
     async def fill(request: Request, body: Annotated[FillBody, read_body(FillBody)]) -> Response:
@@ -105,14 +105,10 @@ def openai_routes(models: Models) -> Sequence[Route]:
     return [*routes.all, *tokenization_routes(models)]
 
 
-async def _chat(body: ChatBody, request: Request, services: Services) -> Response:
-    prepared = await prepare_chat(body, context_of(request), services)
-    return await _completion(request, prepared, services, ChatFormat)
-
-
-async def _text(body: CompletionBody, request: Request, services: Services) -> Response:
-    prepared = await prepare_completion(body, context_of(request), services)
-    return await _completion(request, prepared, services, CompletionFormat)
+async def _generated(
+    make_form: MakeFormat, body: ChatBody | CompletionBody, request: Request, services: Services
+) -> Response:
+    return await _completion(request, await prepare(body, context_of(request), services), services, make_form)
 
 
 async def _fill(body: FillBody, request: Request, services: Services) -> Response:
@@ -145,8 +141,8 @@ async def _response(body: ResponsesBody, request: Request, services: Services) -
 
 
 GENERATING: Mapping[str, tuple[type[Body], Callable[[Any, Request, Services], Awaitable[Response]]]] = {
-    "/v1/chat/completions": (ChatBody, _chat),
-    "/v1/completions": (CompletionBody, _text),
+    "/v1/chat/completions": (ChatBody, partial(_generated, ChatFormat)),
+    "/v1/completions": (CompletionBody, partial(_generated, CompletionFormat)),
     "/v1/responses": (ResponsesBody, _response),
 }
 """The body of each route that generates, and what answers it; the lines of batches are answered by the same."""

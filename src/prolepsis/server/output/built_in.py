@@ -30,19 +30,17 @@ class Patterns:
         `stops`: end the answer instead. Raises `ConfigError` for an invalid pattern (module `regex`).
         """
         given = patterns or {MARK: "|".join(SHAPES)}
-        self._patterns = [(mark, _compiled(mark, pattern)) for mark, pattern in given.items()]
-        self._stops = stops
-        self._max_match = max_match
+        self.patterns = [(mark, _compiled(mark, pattern)) for mark, pattern in given.items()]
+        self.stops = stops
+        self.max_match = max_match
 
     def begin(self, answer: AnswerFacts) -> "_Reading":
-        return _Reading(self._patterns, self._max_match, stops=self._stops)
+        return _Reading(self)
 
 
 class _Reading:
-    def __init__(self, patterns: list[tuple[str, regex.Pattern[str]]], max_match: int, *, stops: bool) -> None:
-        self._patterns = patterns
-        self._max_match = max_match
-        self._stops = stops
+    def __init__(self, policy: Patterns) -> None:
+        self._policy = policy
         self._context = ""
 
     def look(self, pending: str, *, ended: bool) -> TextDecision:
@@ -53,10 +51,10 @@ class _Reading:
         while (match := self._first(text, position, ended=ended)) is not None:
             mark, start, end, open_ended = match
             if open_ended:
-                if len(text) - start > self._max_match:
+                if len(text) - start > self._policy.max_match:
                     return stop(start - begin, "a match does not end")
                 return self._decided(text, start, hold_back(len(text) - start), changes)
-            if self._stops:
+            if self._policy.stops:
                 return stop(start - begin, mark)
             changes.append(Rewrite(start - begin, end - begin, mark))
             position = end
@@ -65,7 +63,7 @@ class _Reading:
     def _first(self, text: str, position: int, *, ended: bool) -> tuple[str, int, int, bool] | None:
         """Return mark, start and end of the match that begins first, and whether more text may change it."""
         best: tuple[str, int, int, bool] | None = None
-        for mark, pattern in self._patterns:
+        for mark, pattern in self._policy.patterns:
             match = search(pattern, text, position, partial=not ended)
             if match is not None and match.start() < match.end() and (best is None or match.start() < best[1]):
                 best = (mark, match.start(), match.end(), not ended and match.end() == len(text))
@@ -107,19 +105,18 @@ class Repetition:
         """Raises `ConfigError` for bounds that nothing can meet."""
         if not 2 <= max_times <= last:
             raise ConfigError(f"max_times is {max_times} with last {last}; allowed: 2 to last", param="max_times")
-        self._max_times = max_times
-        self._min_characters = min_characters
-        self._last = last
+        self.max_times = max_times
+        self.min_characters = min_characters
+        self.last = last
 
     def begin(self, answer: AnswerFacts) -> "_RepetitionReading":
-        return _RepetitionReading(self._max_times, self._min_characters, self._last)
+        return _RepetitionReading(self)
 
 
 class _RepetitionReading:
-    def __init__(self, max_times: int, min_characters: int, last: int) -> None:
-        self._max_times = max_times
-        self._min_characters = min_characters
-        self._lines: deque[int] = deque(maxlen=last)
+    def __init__(self, policy: Repetition) -> None:
+        self._policy = policy
+        self._lines: deque[int] = deque(maxlen=policy.last)
         self._line = ""
 
     def look(self, pending: str, *, ended: bool) -> TextDecision:
@@ -128,11 +125,11 @@ class _RepetitionReading:
         position = -len(self._line)
         for line in whole:
             position += len(line) + 1
-            if len(line.strip()) < self._min_characters:
+            if len(line.strip()) < self._policy.min_characters:
                 continue
             self._lines.append(hash(line.strip()))
-            if self._lines.count(hash(line.strip())) >= self._max_times:
-                return stop(position, f"a line came {self._max_times} times")
+            if self._lines.count(hash(line.strip())) >= self._policy.max_times:
+                return stop(position, f"a line came {self._policy.max_times} times")
         self._line = rest[-_LONGEST:]
         return ALLOW
 

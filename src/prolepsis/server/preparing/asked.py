@@ -209,6 +209,9 @@ class Asked:
         return Asked(asked_form(body, open_objects=open_objects), tools, field)
 
 
+NOTHING = Asked(AskedForm(), NO_TOOLS, None)
+
+
 def asked_form(body: SharedBody, *, open_objects: bool = False) -> AskedForm:
     """Return the form of the answer that `body` asks for; raises `InvalidParameter`.
 

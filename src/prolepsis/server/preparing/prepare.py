@@ -46,6 +46,13 @@ class ModelParts:
     languages: LanguageDetector = field(default_factory=LanguageDetector)
 
 
+async def prepare(body: ChatBody | CompletionBody, context: RequestContext, model: ModelParts) -> PreparedRequest:
+    """Check `body` against the engine and tokenise it; raises `UserError`."""
+    if isinstance(body, ChatBody):
+        return await prepare_chat(body, context, model)
+    return await prepare_completion(body, context, model)
+
+
 async def prepare_chat(
     body: ChatBody, context: RequestContext, model: ModelParts, *, field: str = "messages"
 ) -> PreparedRequest:
@@ -214,9 +221,7 @@ async def _decided(
         answer_id=f"{prefix}-{body.request_id or own}",
         facts=facts,
         speculation=decision,
-        tools=asked.tools,
-        checked_schema=asked.form.checked,
-        grammar_field=asked.field,
+        asked=asked,
     )
     if requested.learn and not prepared.learns:
         context.warn("nothing is learnt: that takes a rule with learning for the tenant, n 1 and no cache_salt")

@@ -17,7 +17,7 @@ from prolepsis.core.trace_context import TraceContext
 from prolepsis.engine.text.answer_formats.fenced import Fits
 from prolepsis.engine.text.answer_formats.formats import AnswerFormats, Thinking
 from prolepsis.server.front.tracing import ARRIVED, HTTP_REQUEST_ID, TRACE
-from prolepsis.server.preparing.asked import NO_TOOLS, ToolUse
+from prolepsis.server.preparing.asked import NOTHING, Asked, ToolUse
 from prolepsis.server.preparing.bodies import ChatBody, CompletionBody, GenerationBody
 
 SPEC_MODE = "x-spec-mode"
@@ -67,13 +67,10 @@ class PreparedRequest:
     speculation: Decision
     facts: RequestFacts = field(default_factory=RequestFacts)
     thinking: Thinking = Thinking.NONE
-    tools: ToolUse = NO_TOOLS
+    asked: Asked = NOTHING  # of the answer
     formats: AnswerFormats = AnswerFormats()  # noqa: RUF009  # it is frozen
     """What the answer is read by."""
     fits: Fits | None = None  # what decides whether fenced JSON is a call; None: it is none
-    checked_schema: Mapping[str, object] | None = None
-    """The schema by which a whole answer is checked, where its grammar does not hold all of that."""
-    grammar_field: str | None = None  # field of the body that asks for the answer's form
     one_prefix: bool = False
     """The prompts begin alike: the first one runs alone, so that the others find that begin in the cache."""
     predict_s: float | None = None  # seconds behind the first text after which an answer ends with its line
@@ -81,6 +78,10 @@ class PreparedRequest:
     @property
     def stream(self) -> bool:
         return bool(self.body.stream)
+
+    @property
+    def tools(self) -> ToolUse:
+        return self.asked.tools
 
     @property
     def deterministic(self) -> bool:

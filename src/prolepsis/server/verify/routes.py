@@ -29,7 +29,7 @@ from prolepsis.server.answering.usage import Json, metrics, usage
 from prolepsis.server.known import VERIFY_ROUTES
 from prolepsis.server.openai.routes import named, streamed
 from prolepsis.server.preparing.bodies import ChatBody, CompletionBody
-from prolepsis.server.preparing.prepare import prepare_chat, prepare_completion
+from prolepsis.server.preparing.prepare import prepare
 from prolepsis.server.preparing.prepared import SPEC_HEADERS, PreparedRequest, context_of
 from prolepsis.server.services import Models, Services
 from prolepsis.server.text.deltas import Delta
@@ -46,29 +46,25 @@ async def verify_events(
     last: Delta | None = None
     with streams.opened(stream):
         async with aclosing(parts):
-            texts = await _texts(prepared, stream, services)
+            token_ids, decode = stream.request.prompt_token_ids, services.tokenizer.decode
+            texts = await services.intake.large_work.off_loop(
+                prepared.context.caller.tenant, lambda: tuple(decode([token]) for token in token_ids)
+            )
             await anext(parts)
             yield to_builtins(_started(prepared, stream, services, texts))
             async for part in parts:
                 if not isinstance(part, Delta):
                     yield to_builtins(_done(prepared, stream, last, part))
                     continue
-                yield to_builtins(_tokens(stream, part))
+                num_accepted, is_corrected = stream.send(part.token_ids)
+                kind, texts_of = Corrected if is_corrected else Emitted, tuple(token.text for token in part.tokens)
+                yield to_builtins(kind(part.position, tuple(part.token_ids), texts_of, part.text, num_accepted))
                 if last is None:
                     stream.offer()  # again: a draft may have come before the request ran
                 last = part
 
 
-async def _texts(prepared: PreparedRequest, stream: VerifyStream, services: Services) -> list[str]:
-    token_ids, decode = stream.request.prompt_token_ids, services.tokenizer.decode
-
-    def texts() -> list[str]:
-        return [decode([token]) for token in token_ids]
-
-    return await services.intake.large_work.off_loop(prepared.context.caller.tenant, texts)
-
-
-def _started(prepared: PreparedRequest, stream: VerifyStream, services: Services, texts: Sequence[str]) -> Started:
+def _started(prepared: PreparedRequest, stream: VerifyStream, services: Services, texts: tuple[str, ...]) -> Started:
     """Return what a client drafts from: the prompt's tokens and their texts."""
     refusal = stream.refusal()
     return Started(
@@ -77,16 +73,9 @@ def _started(prepared: PreparedRequest, stream: VerifyStream, services: Services
         system_fingerprint=services.client.info.fingerprint,
         seed=prepared.seed,
         prompt_token_ids=stream.request.prompt_token_ids,
-        prompt_token_strs=tuple(texts),
+        prompt_token_strs=texts,
         drafts=Drafting(refusal is None, refusal, MAX_CLIENT_DRAFT_TOKENS),
     )
-
-
-def _tokens(stream: VerifyStream, delta: Delta) -> Emitted:
-    num_accepted, is_corrected = stream.send(delta.token_ids)
-    texts = tuple(token.text for token in delta.tokens)
-    kind = Corrected if is_corrected else Emitted
-    return kind(delta.position, tuple(delta.token_ids), texts, delta.text, num_accepted)
 
 
 def _done(prepared: PreparedRequest, stream: VerifyStream, last: Delta | None, stats: RequestStats) -> Done:
@@ -123,7 +112,10 @@ def verify_routes(models: Models) -> Sequence[Route]:
         routes.post, roles=CLIENTS, errors=(409, 502, 504), streams="text/event-stream", headers=SPEC_HEADERS
     )
 
-    def answered(request: Request, prepared: PreparedRequest, services: Services) -> Response:
+    async def answered(request: Request, given: ChatBody | CompletionBody) -> Response:
+        body = check_supported(named(given, models, request))
+        services = models.of(body.model, caller_of(request))
+        prepared = await prepare(body, context_of(request), services)
         generated = prepared.requests[0]
         refusal = partial(refusal_of, generated, services)
         stream = VerifyStream(generated, caller_of(request), services.client, refusal)
@@ -133,16 +125,11 @@ def verify_routes(models: Models) -> Sequence[Route]:
 
     @generating(chat_path, summary="Continue a conversation, and verify its client's drafts")
     async def chat(request: Request, body: Annotated[ChatBody, read_body(ChatBody)]) -> Response:
-        body = named(body, models, request)
-        services = models.of(body.model, caller_of(request))
-        return answered(request, await prepare_chat(check_supported(body), context_of(request), services), services)
+        return await answered(request, body)
 
     @generating(completion_path, summary="Continue a text, and verify its client's drafts")
     async def completion(request: Request, body: Annotated[CompletionBody, read_body(CompletionBody)]) -> Response:
-        body = named(body, models, request)
-        services = models.of(body.model, caller_of(request))
-        prepared = await prepare_completion(check_supported(body), context_of(request), services)
-        return answered(request, prepared, services)
+        return await answered(request, body)
 
     @routes.post("/v1/verify/{stream_id}/drafts", roles=CLIENTS, summary="Send what is expected of an answer")
     async def drafts(stream_id: str, caller: SignedIn, body: Annotated[DraftBody, read_body(DraftBody)]) -> DraftReply:

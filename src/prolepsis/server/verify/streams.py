@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal, TypeVar
+from typing import Literal
 
 from prolepsis.control.web.caller import Caller
 from prolepsis.control.web.errors import RequestRefused
@@ -30,10 +30,8 @@ Refusal = (
 )
 """Why a draft is not taken; the answer continues without."""
 
-B = TypeVar("B", ChatBody, CompletionBody)
 
-
-def check_supported(body: B) -> B:
+def check_supported(body: ChatBody | CompletionBody) -> ChatBody | CompletionBody:
     """Return the body as that of a stream; raises `InvalidParameter` for what such an answer cannot have."""
     prompts = len(body.prompt) if isinstance(body, CompletionBody) else 1
     asks_logprobs = body.logprobs if isinstance(body, ChatBody) else body.logprobs is not None

@@ -25,7 +25,7 @@ from prolepsis.core.terminal.output import AsJson, note, print_json, print_table
 from prolepsis.ops.incident import stored
 from prolepsis.ops.incident.period import Period, period
 from prolepsis.ops.incident.prometheus import Firing, Prometheus, times_of
-from prolepsis.ops.incident.snapshot import Source, archive, made, read_all
+from prolepsis.ops.incident.snapshot import Source, archive, made, read_part
 from prolepsis.ops.incident.sources import PARTS, Server, lines_of
 from prolepsis.ops.incident.timeline import markdown
 from prolepsis.ops.incident.timeline import timeline as timeline_of
@@ -90,14 +90,16 @@ def incident(
     now = datetime.now(UTC)
     window = period(start, end, now)
     file = output or Path(f"incident-{now:%Y%m%dT%H%M%SZ}.tar.gz")
+    server = Server(url, key)
     sources = [
         *_timeline_and_changes(window, store, RemoteLog(url, key), prometheus),
         *_stored_sources(window, store),
-        *_server_sources(Server(url, key)),
+        Source("metrics.txt", "metrics of the moment, in Prometheus's form", partial(server.text, "/metrics")),
+        *(Source(f"server/{at}", about, partial(server.document, path)) for at, (path, about) in PARTS.items()),
         *_series(window, prometheus),
         *_local_sources(store, log or [], window),
     ]
-    parts = read_all(sources)
+    parts = [*map(read_part, sources)]
     write_output(file, archive(parts, window, now))
     record_act(made(parts, window, actor()), store=store)
     for reason in dict.fromkeys(part.missing for part in parts if part.missing):
@@ -125,7 +127,7 @@ def _timeline_and_changes(
         return Prometheus(prometheus).firing(window) if prometheus else []
 
     def joined() -> str:
-        known = read_all([Source("", "", alerts)])[0].content  # alerts.json says why there are none
+        known = read_part(Source("", "", alerts)).content  # alerts.json says why there are none
         return markdown(timeline_of(entries(), known if isinstance(known, list) else []), f"Timeline, {window}")
 
     yield Source("timeline.md", "changes, rollouts, alerts, deployments and events in one order", joined)
@@ -148,12 +150,6 @@ def _stored_sources(window: Period, store: str | None) -> Iterator[Source]:
     yield Source("store/policies.json", "the policy in use and the newest versions", of(stored.policies))
     yield Source("store/rollouts.json", "rollouts with their events", rollouts)
     yield Source("store/cost.json", "what the device cost in the last hours", of(stored.cost))
-
-
-def _server_sources(server: Server) -> Iterator[Source]:
-    yield Source("metrics.txt", "metrics of the moment, in Prometheus's form", partial(server.text, "/metrics"))
-    for file, (path, about) in PARTS.items():
-        yield Source(f"server/{file}", about, partial(server.document, path))
 
 
 def _series(window: Period, prometheus: str | None) -> Iterator[Source]:

@@ -1,6 +1,6 @@
 """llama.cpp's own API: completions, gaps in files, and what its clients ask about the server."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Annotated, TypeVar
 
@@ -27,6 +27,7 @@ from prolepsis.server.dialects.llamacpp.render import LlamaCppRendering
 from prolepsis.server.known import LLAMACPP_ROUTES
 from prolepsis.server.openai.routes import HEADERS
 from prolepsis.server.openai.tokenization import templated
+from prolepsis.server.preparing.bodies import CompletionBody
 from prolepsis.server.services import Models, Services
 
 
@@ -70,30 +71,27 @@ def llamacpp_routes(models: Models) -> Sequence[Route]:
         reply=LlamaCppReply | JsonObject,
     )
 
-    def named(request: Request, body: B) -> tuple[B, Services]:
-        """Return the body with a model's name, and that model's services."""
+    async def generated(request: Request, body: B, parse: Callable[[B, Services], CompletionBody]) -> Response:
         caller = caller_of(request)
-        name = body.model or models.first(caller)
-        return body.model_copy(update={"model": name}), models.of(name, caller)
+        body = body.model_copy(update={"model": body.model or models.first(caller)})
+        services = models.of(body.model, caller)
+        render = partial(LlamaCppRendering, tokenizer=services.tokenizer)
+        endpoint = Endpoint(lambda given: parse(given, services), render, UNENDED_SSE)
+        return await answered(request, body, models, endpoint)
 
     @generating(completion_path, summary="Continue a text, in llama.cpp's shape")
     @generating(plural_path, summary="The same")
     async def completion(
         request: Request, body: Annotated[LlamaCppCompletionBody, read_body(LlamaCppCompletionBody)]
     ) -> Response:
-        body, services = named(request, body)
-        tokenizer = services.tokenizer
-        parse = partial(parse_completion, tokenizer=tokenizer)
-        render = partial(LlamaCppRendering, tokenizer=tokenizer)
-        return await answered(request, body, models, Endpoint(parse, render, UNENDED_SSE))
+        return await generated(request, body, lambda given, services: parse_completion(given, services.tokenizer))
 
     @generating(infill_path, summary="Fill a gap in a file, in llama.cpp's shape")
     async def infill(request: Request, body: Annotated[LlamaCppInfillBody, read_body(LlamaCppInfillBody)]) -> Response:
-        body, services = named(request, body)
-        tokenizer = services.tokenizer
-        parse = partial(parse_infill, tokenizer=tokenizer, room=services.client.info.max_model_len)
-        render = partial(LlamaCppRendering, tokenizer=tokenizer)
-        return await answered(request, body, models, Endpoint(parse, render, UNENDED_SSE))
+        def parse(given: LlamaCppInfillBody, services: Services) -> CompletionBody:
+            return parse_infill(given, services.tokenizer, services.client.info.max_model_len)
+
+        return await generated(request, body, parse)
 
     @routes.get("/props", roles=ANY_ROLE, summary="The model, in llama.cpp's shape")
     async def props(caller: SignedIn) -> JsonObject:

@@ -15,7 +15,7 @@ from prolepsis.server.preparing.prepared import PreparedRequest
 from prolepsis.server.text.deltas import Delta
 
 
-class _OllamaRendering(Rendering):
+class OllamaRendering(Rendering):
     """Turns the deltas of one answer into lines."""
 
     def __init__(self, body: OllamaBody, prepared: PreparedRequest, place: Callable[[Json], Json]) -> None:
@@ -88,16 +88,6 @@ class _OllamaRendering(Rendering):
             "eval_count": stats.num_output_tokens,
             "eval_duration": _ns(stats.total_s - first),
         }
-
-
-class OllamaChatRendering(_OllamaRendering):
-    def __init__(self, body: OllamaBody, prepared: PreparedRequest) -> None:
-        super().__init__(body, prepared, lambda shown: {"message": {"role": "assistant", **shown}})
-
-
-class OllamaGenerateRendering(_OllamaRendering):
-    def __init__(self, body: OllamaBody, prepared: PreparedRequest) -> None:
-        super().__init__(body, prepared, lambda shown: {"response": shown.pop("content"), **shown})
 
 
 def loaded(body: OllamaBody, shown: Json) -> Json:

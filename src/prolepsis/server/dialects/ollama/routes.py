@@ -14,6 +14,7 @@ from prolepsis.control.web.errors import ErrorShape
 from prolepsis.control.web.fields import JsonObject, Reply
 from prolepsis.control.web.routes import ANY_ROLE, CLIENTS, Route, Routes
 from prolepsis.server.answering.stream import NDJSON
+from prolepsis.server.answering.usage import Json
 from prolepsis.server.dialects.dialect import Endpoint, answered, refuse_others
 from prolepsis.server.dialects.ollama.parse import (
     OllamaChatBody,
@@ -22,7 +23,7 @@ from prolepsis.server.dialects.ollama.parse import (
     parse_chat,
     parse_generate,
 )
-from prolepsis.server.dialects.ollama.render import OllamaChatRendering, OllamaGenerateRendering, loaded, shown_time
+from prolepsis.server.dialects.ollama.render import OllamaRendering, loaded, shown_time
 from prolepsis.server.known import OLLAMA_ROUTES
 from prolepsis.server.openai.routes import HEADERS
 from prolepsis.server.services import Models, Services
@@ -60,8 +61,16 @@ class OllamaStatus(Reply):
     status: str
 
 
-CHAT = Endpoint(parse_chat, OllamaChatRendering, NDJSON)
-GENERATE = Endpoint(parse_generate, OllamaGenerateRendering, NDJSON)
+def _in_message(shown: Json) -> Json:
+    return {"message": {"role": "assistant", **shown}}
+
+
+def _in_response(shown: Json) -> Json:
+    return {"response": shown.pop("content"), **shown}
+
+
+CHAT = Endpoint(parse_chat, partial(OllamaRendering, place=_in_message), NDJSON)
+GENERATE = Endpoint(parse_generate, partial(OllamaRendering, place=_in_response), NDJSON)
 
 
 def ollama_routes(models: Models) -> Sequence[Route]:
