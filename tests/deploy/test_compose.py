@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from prolepsis.core.terminal.config import load_settings
-from prolepsis.ops.monitoring.files import DASHBOARDS
+from prolepsis.ops.console.dashboards import DASHBOARDS
 from prolepsis.server.run import ABORT_GRACE_S
 from tests.deploy.written import COMPOSE, image_variables, read_yaml
 from tests.paths import ROOT

@@ -17,8 +17,8 @@ from prolepsis.control.traffic.feature import TrafficFeature
 from prolepsis.control.web.caller import Role
 from prolepsis.core.ended import End, RequestEnded
 from prolepsis.core.engine_client import EngineMember, PromptProgress
+from prolepsis.ops.console.dashboards import DASHBOARDS
 from prolepsis.ops.console.render import count
-from prolepsis.ops.monitoring.files import DASHBOARDS
 from prolepsis.server.status.service_health import LEAST_REQUESTS
 from tests.core.telemetry.test_requests import ABOUT
 from tests.ops.console.browser import press, sign_in, token_of

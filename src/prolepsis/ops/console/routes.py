@@ -30,6 +30,7 @@ from prolepsis.ops.console.acts import declare_acts
 from prolepsis.ops.console.api import operations
 from prolepsis.ops.console.assets import Assets
 from prolepsis.ops.console.changes import recent_changes
+from prolepsis.ops.console.dashboards import DASHBOARDS
 from prolepsis.ops.console.overview import Load, overview_pages
 from prolepsis.ops.console.pages import HOME, Pages
 from prolepsis.ops.console.playground import playground_pages
@@ -38,7 +39,6 @@ from prolepsis.ops.console.render import environment
 from prolepsis.ops.console.runbook import RUNBOOKS, by_alert, runbooks
 from prolepsis.ops.console.sessions import KeyRing, Sessions
 from prolepsis.ops.console.sign_in import declare_sign_in
-from prolepsis.ops.monitoring.files import DASHBOARDS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
