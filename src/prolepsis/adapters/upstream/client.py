@@ -4,7 +4,7 @@ import asyncio
 import json
 import math
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
 from itertools import count
@@ -53,13 +53,6 @@ _WITHOUT_TOKEN = 5
 """Times that a stream may be without a token as long as without a word: an engine may say that it is still there."""
 
 Outcome = Literal["finished", "left", "refused", "busy", "lost"]
-_OUTCOMES: Mapping[type[Exception], Outcome] = {
-    InvalidParameter: "refused",
-    PoolBusy: "busy",
-    PoolFault: "lost",
-    PoolMalformed: "lost",
-    PoolLost: "lost",
-}
 
 log = structlog.get_logger(__name__)
 
@@ -310,7 +303,7 @@ class UpstreamClient:
                 raise PoolLost("ended a stream without saying how")
             outcome = "finished"
         except (InvalidParameter, PoolBusy, PoolLost) as error:
-            outcome = _OUTCOMES[type(error)]
+            outcome = "busy" if isinstance(error, PoolBusy) else "lost" if isinstance(error, PoolLost) else "refused"
             raise
         finally:
             ended = pool.time.leave()

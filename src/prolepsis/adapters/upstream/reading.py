@@ -21,6 +21,7 @@ THREAD_BYTES = 2**16
 MOST_MEMBERS = 2**16
 """Fields, lists and objects of such an event; a few bytes of them take long to read, and much memory."""
 MOST_POSITIONS = 1024
+"""Of a draft's tokens that are counted."""
 _MOST = 2**31
 
 
