@@ -55,18 +55,29 @@ def _steps(text: bytes) -> list[bytes]:
     return [text[i : i + 2] for i in range(0, len(text), 2)]
 
 
-def vllm_events(text: bytes, drafts: tuple[int, int, int] | None, *, finish: str = "stop") -> list[dict[str, Any]]:
+Histogram = list[int] | None
+"""Drafts with 0, 1, ... accepted tokens."""
+
+
+def vllm_events(
+    text: bytes, drafts: tuple[int, int, int] | None, accepted: Histogram = None, *, finish: str = "stop"
+) -> list[dict[str, Any]]:
     events: list[dict[str, Any]] = [
         {"choices": [{"index": 0, "text": part.decode(), "token_ids": list(part), "finish_reason": None}]}
         for part in _steps(text)
     ]
     events.append({"choices": [{"index": 0, "text": "", "token_ids": [], "finish_reason": finish}]})
-    figures = dict(zip(("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens"), drafts or (), strict=False))
+    names = ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens")
+    figures: dict[str, Any] = dict(zip(names, drafts or (), strict=False))
+    if accepted is not None:
+        figures["acceptance_histogram"] = accepted
     last = {"choices": [], "usage": {"prompt_tokens": 2, "completion_tokens": len(text)}}
     return [*events, {**last, "metrics": {"speculative_decoding": figures}} if drafts else last]
 
 
-def sglang_events(text: bytes, drafts: tuple[int, int, int] | None, *, finish: str = "stop") -> list[dict[str, Any]]:
+def sglang_events(
+    text: bytes, drafts: tuple[int, int, int] | None, accepted: Histogram = None, *, finish: str = "stop"
+) -> list[dict[str, Any]]:
     events: list[dict[str, Any]] = []
     for end in [*range(2, len(text), 2), len(text)]:
         meta: dict[str, Any] = {"completion_tokens": end, "finish_reason": None, "cached_tokens": 1}
@@ -74,11 +85,14 @@ def sglang_events(text: bytes, drafts: tuple[int, int, int] | None, *, finish: s
             meta["finish_reason"] = {"type": finish}
             names = ("spec_verify_ct", "spec_num_proposed_drafts", "spec_num_correct_drafts")
             meta |= dict(zip(names, drafts or (), strict=False))
+            meta |= {} if accepted is None else {"spec_correct_drafts_histogram": accepted}
         events.append({"text": text[:end].decode(), "output_ids": list(text[:end]), "meta_info": meta})
     return events
 
 
-def llamacpp_events(text: bytes, drafts: tuple[int, int, int] | None, *, finish: str = "eos") -> list[dict[str, Any]]:
+def llamacpp_events(
+    text: bytes, drafts: tuple[int, int, int] | None, accepted: Histogram = None, *, finish: str = "eos"
+) -> list[dict[str, Any]]:
     events: list[dict[str, Any]] = [
         {"content": chr(byte), "tokens": [byte], "stop": False, "tokens_predicted": i + 1}
         for i, byte in enumerate(text)
@@ -105,6 +119,7 @@ class FakeUpstream:
     text: bytes = b"hello world"
     drafts: tuple[int, int, int] | None = None
     """Drafts, their tokens, and the accepted ones."""
+    accepted: Histogram = None
     max_model_len: int = 256
     status: int = 200
     cut_after: int | None = None
@@ -141,7 +156,7 @@ class FakeUpstream:
             return said or _json(_NO_SUCH_THING, self.status)
         text = self.text[len(prompt) - len(PROMPT) :]
         failed = [{"error": {"message": self.fault}}]
-        events = failed if self.fault else EVENTS[self.api](text, self.drafts)
+        events = failed if self.fault else EVENTS[self.api](text, self.drafts, self.accepted)
         if self.says_logprobs and body.get("return_tokens_as_token_ids"):
             events = [_with_logprobs(event, body["logprobs"]) for event in events]
         return Reply(body=lines(events), cut_after=self.cut_after)

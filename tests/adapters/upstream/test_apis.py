@@ -30,6 +30,35 @@ def test_tokens_text_end_and_drafts_are_read(name: UpstreamApi) -> None:
     assert drafts == ProposerCounts(num_drafts=num_drafts, num_draft_tokens=12, num_accepted=4)
 
 
+@pytest.mark.parametrize(
+    ("name", "accepted", "positions"),
+    [
+        ("vllm", [1, 0, 2], [[3, 2], [3, 2]]),
+        ("vllm", [0, 0, 0], [[0, 0], [0, 0]]),
+        ("sglang", [1, 0, 2], [[3, 2], [3, 2]]),
+        ("sglang", [3], [[3, 0]]),  # it ends at the most that were accepted
+        ("sglang", [], []),
+        ("sglang", [3, 1], []),  # more than there were
+        ("llama.cpp", [1, 0, 2], []),
+    ],
+)
+def test_histograms_say_what_was_accepted_by_position(
+    name: UpstreamApi, accepted: list[int], positions: list[list[int]]
+) -> None:
+    *_, last = read(api_of(name), EVENTS[name](b"hello!", (3, 12, 4), accepted))
+    assert last.drafts is not None
+    assert last.drafts.per_position == positions
+
+
+def test_histograms_by_length_count_each_position_as_often_as_it_was_drafted() -> None:
+    *before, last = EVENTS["vllm"](b"hello!", (7, 8, 5), [3, 3, 1, 0])
+    lengths = {"0": [1], "1": [1, 2], "2": [1, 1, 1]}
+    last["metrics"]["speculative_decoding"]["acceptance_histogram_by_draft_length"] = lengths
+    *_, chunk = read(api_of("vllm"), [*before, last])
+    assert chunk.drafts is not None
+    assert chunk.drafts.per_position == [[6, 4], [3, 1]]
+
+
 @pytest.mark.parametrize(("name", "finish"), [("vllm", "length"), ("sglang", "length"), ("llama.cpp", "limit")])
 def test_an_answer_that_is_long_enough_says_so(name: UpstreamApi, finish: str) -> None:
     chunks = read(api_of(name), EVENTS[name](b"hello!", None, finish=finish))

@@ -23,7 +23,7 @@ from prolepsis.core.errors import (
 )
 from prolepsis.core.events import Event, Failed, Finished, Terminal, Tokens
 from prolepsis.core.messages import ApplyPlan, StopRun
-from prolepsis.core.plan import SpecPlan
+from prolepsis.core.plan import DisabledProposer, SpecPlan
 from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams, SpeculationChoice
 from prolepsis.core.stats import RequestStats
 from tests.adapters.upstream.fakes import (
@@ -101,6 +101,46 @@ async def test_drafts_that_are_not_reported_are_not_known(client: UpstreamClient
     stats = stats_of(await collect(client, request()))
     assert (stats.mode.mode, stats.mode.reason) == ("on", "not_reported")
     assert (stats.proposers, stats.num_steps) == ({}, 0)
+
+
+@pytest.mark.parametrize(
+    ("api", "drafts", "accepted", "judged"),
+    [
+        ("vllm", (40, 160, 30), [20, 15, 0, 5, 0], (40, 20)),
+        ("sglang", (40, 160, 0), [40], (40, 0)),
+        ("sglang", (40, 160, 30), None, (40, 30)),
+        ("llama.cpp", (0, 42, 3), None, (11, 3)),  # of at most 4 tokens each, so there were 11 at least
+    ],
+)
+async def test_what_a_pool_says_of_drafts_is_counted_by_class_and_tenant(
+    api: UpstreamApi, drafts: tuple[int, int, int], accepted: list[int] | None, judged: tuple[int, int]
+) -> None:
+    asked = request(traffic_class="chat", kill_scopes=frozenset({"tenant:bank"}))
+    async with two_pools(FakeUpstream(api), FakeUpstream(api, drafts=drafts, accepted=accepted)) as client:
+        stats = stats_of(await collect(client, asked))
+        await collect(client, request("b", traffic_class="chat", speculation=OFF))
+        [counts] = client.proposer_counts()
+    assert (counts.proposer, counts.traffic_class) == (UPSTREAM, "chat")
+    assert (counts.num_asked, counts.num_judged, counts.num_right) == (1, *judged)
+    assert [(part.tenant, part.num_judged) for part in counts.tenants] == [("bank", judged[0])]
+    shown = stats.judged.get(UPSTREAM, [])
+    assert (len(shown), sum(draft.right for draft in shown)) == (judged if accepted else (0, 0))
+
+
+async def test_very_many_drafts_are_shown_by_a_few(client: UpstreamClient, speculating: FakeUpstream) -> None:
+    speculating.drafts, speculating.accepted = (1000, 1000, 250), [750, 250]
+    judged = stats_of(await collect(client, request())).judged[UPSTREAM]
+    assert (len(judged), sum(draft.right for draft in judged)) == (64, 16)
+
+
+async def test_a_half_open_breaker_lets_as_many_samples_through_as_it_grants(
+    client: UpstreamClient, speculating: FakeUpstream
+) -> None:
+    trials = DisabledProposer(UPSTREAM, "chat", num_trials=2, trial_round=1)
+    client.send(ApplyPlan(SpecPlan(num_speculative_tokens=DEPTH, disabled=(trials,))))
+    modes = [stats_of(await collect(client, request(name, traffic_class="chat"))).mode for name in "abc"]
+    assert [mode.reason for mode in modes] == ["speculating", "speculating", "breaker_open"]
+    assert len(speculating.asked) == 2
 
 
 async def test_the_kill_switch_and_stopped_runs_hold_from_the_next_request_on(
@@ -339,15 +379,17 @@ async def test_draft_heads_are_refused(client: UpstreamClient) -> None:
         await client.swap_head("mine")
 
 
+@pytest.mark.parametrize("engine", ["vllm", "llamacpp"])
 async def test_metrics_of_the_pool_are_taken_in(
-    client: UpstreamClient, speculating: FakeUpstream, registry: CollectorRegistry
+    client: UpstreamClient, speculating: FakeUpstream, registry: CollectorRegistry, engine: str
 ) -> None:
-    text = '# TYPE vllm:spec_decode_num_{0} counter\nvllm:spec_decode_num_{0}_total{{engine="0"}} {1}\n'
+    text = '# TYPE {2}:spec_decode_num_{0} counter\n{2}:spec_decode_num_{0}_total{{engine="0"}} {1}\n'
     pool = client._pools["speculating"]
     metrics = UpstreamMetrics(own := CollectorRegistry())
     assert await pool.draft_totals() == {}
     for drafted, accepted in ((100.0, 40.0), (160.0, 55.0), (10.0, 5.0)):
-        speculating.metrics = text.format("draft_tokens", drafted) + text.format("accepted_tokens", accepted)
+        totals = {"draft_tokens": drafted, "accepted_tokens": accepted}
+        speculating.metrics = "".join(text.format(name, total, engine) for name, total in totals.items())
         metrics.drafted(await pool.draft_totals())
     assert own.get_sample_value("prolepsis_upstream_draft_tokens_total") == 60.0 + 10.0
     assert own.get_sample_value("prolepsis_upstream_accepted_tokens_total") == 15.0 + 5.0

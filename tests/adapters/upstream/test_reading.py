@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from prolepsis.adapters.upstream.api import UpstreamFault, UpstreamMalformed
-from prolepsis.adapters.upstream.reading import BODY_BYTES, LINE_BYTES, Lines, read_line
+from prolepsis.adapters.upstream.reading import BODY_BYTES, LINE_BYTES, MOST_POSITIONS, Lines, read_line
 from prolepsis.control.web.errors import describe_error
 from prolepsis.core.config import UpstreamApi
 from prolepsis.core.errors import InvalidParameter, ProlepsisError, UpstreamInvalid, UpstreamUnavailable
@@ -29,7 +29,7 @@ def mutated(value: Any, wrong: object) -> list[Any]:
 @pytest.mark.parametrize("name", APIS)
 @pytest.mark.parametrize("wrong", WRONG, ids=repr)
 def test_any_value_of_another_type_is_taken_or_malformed(name: UpstreamApi, wrong: object) -> None:
-    for event in EVENTS[name](b"hey", (3, 12, 4)):
+    for event in EVENTS[name](b"hey", (3, 12, 4), [1, 1, 0, 1, 0]):
         for changed in mutated(event, wrong):
             try:
                 chunk = read_line(api_of(name).reader(), f"data: {json.dumps(changed)}")
@@ -38,6 +38,18 @@ def test_any_value_of_another_type_is_taken_or_malformed(name: UpstreamApi, wron
             assert chunk is not None
             assert all(type(token) is int for token in chunk.token_ids)
             assert isinstance(chunk.text, str)
+
+
+@pytest.mark.parametrize(
+    "histogram",
+    [[-5, 6], [1.5, 1], ["1", 2], [0] * MOST_POSITIONS + [0, 0], [-(2**40), 0], 7],
+    ids=lambda said: str(said)[:12],
+)
+def test_a_histogram_that_cannot_be_is_malformed(histogram: Any) -> None:
+    for name in APIS[:2]:
+        *_, last = EVENTS[name](b"hey", (3, 12, 4), histogram)
+        with pytest.raises(UpstreamMalformed):
+            read_line(api_of(name).reader(), f"data: {json.dumps(last)}")
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Which pool a request is for."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from prolepsis.adapters.upstream.route import UpstreamRoute, route_of
 from prolepsis.core.plan import DisabledProposer, SpecPlan
 from prolepsis.core.reasons import EffectiveReason
 from prolepsis.core.requests import SamplingParams, SpeculationChoice
+from prolepsis.engine.drafting.ledger import DisabledProposers, Ledger
 from tests.adapters.upstream.fakes import DEPTH, request
 
 PLAN = SpecPlan(num_speculative_tokens=DEPTH)
@@ -22,7 +24,7 @@ def routed(plan: SpecPlan = PLAN, *, depth: int = DEPTH, **choice: Any) -> Upstr
         traffic_class=CLASS,
         kill_scopes=frozenset({"tenant:bank"}),
     )
-    return route_of(asked, plan, "vllm", depth)
+    return route_of(asked, plan, "vllm", depth, DisabledProposers(Ledger(("upstream",))))
 
 
 @pytest.mark.parametrize("mode", ["auto", "on"])
@@ -83,6 +85,14 @@ def test_what_is_pinned_or_stopped_never_goes_to_the_speculating_pool(
 ) -> None:
     assert (route.pool, route.reason) == ("plain", reason)
     assert route.pools == ("plain",)
+
+
+def test_a_breaker_that_found_bad_drafts_refuses_no_request_and_counts_for_its_tenants() -> None:
+    bad = DisabledProposer("upstream", CLASS, compared=True, tenants=frozenset({"bank"}))
+    route = routed(SpecPlan(num_speculative_tokens=DEPTH, disabled=(bad,)))
+    assert (route.reason, route.pools) == ("breaker_open", ("plain", "speculating"))
+    others = SpecPlan(num_speculative_tokens=DEPTH, disabled=(replace(bad, tenants=frozenset({"shop"})),))
+    assert routed(others).pool == "speculating"
 
 
 def test_a_breaker_counts_for_its_proposer_and_class_and_probes_pass_it() -> None:

@@ -9,6 +9,7 @@ import httpx2
 import pytest
 
 from prolepsis.adapters.upstream.capabilities import server_config
+from prolepsis.control.health.feature import HealthFeature
 from prolepsis.control.rollout.runtime import Rollouts
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.plan import SpecPlan
@@ -32,7 +33,7 @@ rules:
 
 @asynccontextmanager
 async def server(plain: FakeUpstream, speculating: FakeUpstream, policy: Path) -> AsyncIterator[Any]:
-    """Yield an HTTP client of a server, and its rollouts."""
+    """Yield an HTTP client of a server, and the server."""
     metrics = Metrics()
     async with two_pools(plain, speculating, metrics.registry) as client:
         app = build(
@@ -44,14 +45,15 @@ async def server(plain: FakeUpstream, speculating: FakeUpstream, policy: Path) -
             policy=policy,
         )
         async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://localhost") as http:
-            yield http, feature_of(app, Rollouts)
+            yield http, app
 
 
 @asynccontextmanager
 async def canary(plain: FakeUpstream, speculating: FakeUpstream, folder: Path) -> AsyncIterator[Any]:
     """Yield such a server's client and rollouts, and the view of the one of `CANARY`, which has started."""
     (folder / "policy.yaml").write_text(CANARY)
-    async with server(plain, speculating, folder / "policy.yaml") as (http, rollouts):
+    async with server(plain, speculating, folder / "policy.yaml") as (http, app):
+        rollouts = feature_of(app, Rollouts)
         [view] = await rollouts.views()
         await rollouts.command(view.id, "start", "")
         yield http, rollouts, view
@@ -73,6 +75,27 @@ async def test_a_policy_chooses_the_pool(
     shown = reply.json()["metrics"]["speculative_decoding"]
     assert shown["num_accepted_draft_tokens"] == (0 if mode == "off" else 4)
     assert shown["acceptance_histogram"] == ([0] if mode == "off" else [])
+
+
+async def test_drafts_that_a_pool_says_are_bad_open_the_breaker_and_teach_the_drift(
+    plain: FakeUpstream, speculating: FakeUpstream, tmp_path: Path
+) -> None:
+    (tmp_path / "policy.yaml").write_text('default: {mode: "on"}\n')
+    speculating.drafts, speculating.accepted = (200, 800, 2), [198, 2, 0, 0, 0]
+    async with server(plain, speculating, tmp_path / "policy.yaml") as (http, app):
+        health, effects = feature_of(app, HealthFeature), []
+        for _ in range(2):
+            await health.tick()
+            reply = await http.post("/v1/completions", json={**BODY, "speculation": {"metrics": True}})
+            effects.append(reply.headers["x-spec-effective"].split(";")[1])
+            await health.tick()
+        [(key, breaker)] = health.breakers.breakers.all.items()
+        drift = health.drift.streams.all[key].state
+    assert effects == ["reason=speculating", "reason=breaker_open"]
+    assert (breaker.state, breaker.reason) == ("open", "acceptance")
+    assert drift.acceptance.number == 1
+    assert drift.acceptance.total == pytest.approx(1 / 64)
+    assert (len(speculating.asked), len(plain.asked)) == (1, 1)
 
 
 async def test_the_arms_of_a_rollout_are_the_pools(

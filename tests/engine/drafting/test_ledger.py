@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from prolepsis.core.plan import DisabledProposer, SpecPlan
-from prolepsis.core.stats import TrafficClassCounts
+from prolepsis.core.stats import GrowingCounts, TrafficClassCounts
 from prolepsis.engine.drafting.acceptance import AcceptanceEstimator
 from prolepsis.engine.drafting.choose import ProposerSet
 from prolepsis.engine.drafting.cost import flat_cost
@@ -67,6 +67,16 @@ def test_strangers_are_not_counted_and_pairs_are_bounded() -> None:
     for i in range(5000):
         ledger.judge("head", (str(i), ""), right=True)
     assert len(ledger.counts()) == 1024
+
+
+def test_what_was_counted_elsewhere_is_added_for_class_and_tenant() -> None:
+    ledger = Ledger(NAMES)
+    ledger.judge("head", ("chat", "bank"), right=True)
+    ledger.add("head", ("chat", "bank"), GrowingCounts(num_asked=3, num_judged=8, num_right=5))
+    ledger.add("merged", ("chat", "bank"), GrowingCounts(num_judged=8))
+    [counts] = ledger.counts()
+    assert (counts.num_asked, counts.num_judged, counts.num_right, counts.num_rounds) == (3, 9, 6, 0)
+    assert [(part.tenant, part.num_judged) for part in counts.tenants] == [("bank", 9)]
 
 
 def test_another_proposer_of_the_name_is_counted_again() -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Sequence
+from math import ceil
 
 from prolepsis.adapters.upstream.api import Chunk
 from prolepsis.adapters.upstream.route import PoolName, UpstreamRoute
@@ -10,9 +11,19 @@ from prolepsis.adapters.upstream.sample import UpstreamSample
 from prolepsis.core.config import UPSTREAM
 from prolepsis.core.continuation import Continued
 from prolepsis.core.requests import GenerateRequest
-from prolepsis.core.stats import DeviceSeconds, EffectiveMode, Mode, ProposerCounts, RequestStats
+from prolepsis.core.stats import (
+    DeviceSeconds,
+    EffectiveMode,
+    GrowingCounts,
+    JudgedDraft,
+    Mode,
+    ProposerCounts,
+    RequestStats,
+)
 from prolepsis.engine.event_stream import EventStream
 
+_MOST_JUDGED = 64
+"""Judged drafts of a request; fewer stand for more."""
 OTHER_POOL = "another pool went on after the tokens as after a prompt"
 """Why the rest of an answer may differ from what was to come."""
 
@@ -76,6 +87,7 @@ class UpstreamAnswer:
         if drafts is not None:
             if drafts.num_draft_tokens:
                 stats.proposers = {UPSTREAM: drafts}
+            stats.judged = {UPSTREAM: judged} if (judged := _judged(drafts)) else {}
             stats.num_steps = max(0, stats.num_output_tokens - drafts.num_accepted)
         stats.mode = self._mode(drafts)
         return stats
@@ -106,3 +118,25 @@ class UpstreamAnswer:
         return EffectiveMode(
             mode, "not_reported" if drafts is None else "speculating" if is_on else "no_draft", version
         )
+
+
+def evidence(drafts: ProposerCounts, num_draft_tokens: int) -> GrowingCounts:
+    """Return what an answer's drafts, of at most `num_draft_tokens` tokens each, show of the pool's.
+
+    Where an engine does not say how many first tokens were right, that is taken to be as many of as few drafts as
+    there can be, so that no breaker opens for less than bad drafts. What drafts cost is not known.
+    """
+    if drafts.per_position:
+        judged, right = drafts.per_position[0]
+    else:
+        judged = drafts.num_drafts or ceil(drafts.num_draft_tokens / max(1, num_draft_tokens))
+        right = min(judged, drafts.num_accepted)
+    return GrowingCounts(num_judged=judged, num_right=right)
+
+
+def _judged(drafts: ProposerCounts) -> list[JudgedDraft]:
+    """Return drafts of which as many are right as first tokens were, in no order."""
+    for judged, right in drafts.per_position[:1]:
+        number = min(judged, _MOST_JUDGED)
+        return [JudgedDraft(i < round(number * right / judged), None) for i in range(number)]
+    return []

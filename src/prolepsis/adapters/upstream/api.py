@@ -1,8 +1,9 @@
 """What the APIs of upstream engines have in common: what one is asked, and what it says, chunk by chunk."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Protocol
 
 from prolepsis.core.events import FinishReason, TokenLogprobs
@@ -88,6 +89,23 @@ def finish_reason(said: object) -> FinishReason | None:
     if said in ("abort", "error"):
         raise UpstreamFault("gave it up")
     return None if said is None else "stop" if said == "stop" else "length"
+
+
+def by_position(num_drafts: int, histograms: Iterable[Sequence[int]]) -> list[list[int]]:
+    """Return `ProposerCounts.per_position` of drafts; empty where the histograms have more than there were.
+
+    `histograms`: one for each length of drafts; entry j is the number of them with j accepted tokens, the last entry
+    that of drafts accepted whole.
+    """
+    positions: list[list[int]] = []
+    for histogram in histograms:
+        drafts, *at_least = [*accumulate(reversed(histogram))][::-1] or [0]
+        for j, accepted in enumerate(at_least):
+            if j == len(positions):
+                positions.append([0, 0])
+            positions[j][0] += drafts
+            positions[j][1] += accepted
+    return positions if all(first <= num_drafts for first, _ in positions[:1]) else []
 
 
 def payload(line: str) -> Json | None:

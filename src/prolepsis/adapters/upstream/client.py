@@ -4,7 +4,7 @@ import asyncio
 import json
 import math
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
 from itertools import count
@@ -12,14 +12,14 @@ from typing import Literal
 
 import structlog
 
-from prolepsis.adapters.upstream.answer import UpstreamAnswer
+from prolepsis.adapters.upstream.answer import UpstreamAnswer, evidence
 from prolepsis.adapters.upstream.api import Chunk
 from prolepsis.adapters.upstream.capabilities import check_request
 from prolepsis.adapters.upstream.metrics import UpstreamMetrics
 from prolepsis.adapters.upstream.pool import Pool, PoolBusy, PoolFault, PoolLost, PoolMalformed
-from prolepsis.adapters.upstream.route import route_of
+from prolepsis.adapters.upstream.route import origin_of, route_of
 from prolepsis.adapters.upstream.sample import UpstreamSample
-from prolepsis.core.config import DRAFT_HEAD, HeadProposerName, UpstreamApi
+from prolepsis.core.config import DRAFT_HEAD, UPSTREAM, HeadProposerName, UpstreamApi
 from prolepsis.core.engine_client import EngineHealth, EngineInfo, HeadSwapped, InstalledHead
 from prolepsis.core.errors import (
     AnswerBroken,
@@ -38,8 +38,9 @@ from prolepsis.core.figures import EngineObserver, RequestDone
 from prolepsis.core.messages import Abort, ApplyPlan, Control, StopRun
 from prolepsis.core.plan import AppliedPlan, SpecPlan
 from prolepsis.core.requests import GenerateRequest
-from prolepsis.core.stats import ProposerMemory, TrafficClassCounts
+from prolepsis.core.stats import GrowingCounts, ProposerMemory, TrafficClassCounts
 from prolepsis.engine.containment import Containment
+from prolepsis.engine.drafting.ledger import DisabledProposers, Ledger
 from prolepsis.engine.text.grammar.validation import broken
 from prolepsis.engine.text.stream import Detokenizer, StopStrings
 
@@ -52,13 +53,6 @@ _WITHOUT_TOKEN = 5
 """Times that a stream may be without a token as long as without a word: an engine may say that it is still there."""
 
 Outcome = Literal["finished", "left", "refused", "busy", "lost"]
-_OUTCOMES: Mapping[type[Exception], Outcome] = {
-    InvalidParameter: "refused",
-    PoolBusy: "busy",
-    PoolFault: "lost",
-    PoolMalformed: "lost",
-    PoolLost: "lost",
-}
 
 log = structlog.get_logger(__name__)
 
@@ -95,6 +89,8 @@ class UpstreamClient:
         self._observer = observer
         self._contained = Containment()
         self._max_running = max_running
+        self._ledger = Ledger((UPSTREAM,))
+        self._disabled = DisabledProposers(self._ledger)
         self._answers: dict[str, UpstreamAnswer] = {}
         self._watching: asyncio.Task[None] | None = None
         self._closed = False
@@ -155,8 +151,8 @@ class UpstreamClient:
         )
 
     def proposer_counts(self) -> Sequence[TrafficClassCounts]:
-        """Return nothing: pools do not say whether the first tokens of drafts are right."""
-        return ()
+        """Return what the pool said of drafts since the start, without what they cost."""
+        return self._ledger.counts()
 
     def proposer_memory(self) -> Sequence[ProposerMemory]:
         return ()
@@ -203,7 +199,9 @@ class UpstreamClient:
             for index in range(request.n)
         ]
         plan = self._plan.current
-        route = route_of(request, plan, self._api, self._num_draft_tokens)
+        route = route_of(request, plan, self._api, self._num_draft_tokens, self._disabled)
+        if route.pool == "speculating":
+            self._ledger.add(UPSTREAM, origin_of(request), GrowingCounts(num_asked=request.n))
         return UpstreamAnswer(request, route, plan.version, samples)
 
     def _end(self, request_id: str, reason: str) -> None:
@@ -226,6 +224,8 @@ class UpstreamClient:
     def _put_end(self, answer: UpstreamAnswer, task: asyncio.Task[None]) -> None:
         """Put what ends the request for its reader, or what refuses it; its task has ended."""
         request_id, stats = answer.request.request_id, answer.stats()
+        if drafts := stats.proposers.get(UPSTREAM):
+            self._ledger.add(UPSTREAM, origin_of(answer.request), evidence(drafts, self._num_draft_tokens))
         if task.cancelled():
             answer.stream.put(Aborted(request_id, stats, answer.aborted or "client"))
             return
@@ -303,7 +303,7 @@ class UpstreamClient:
                 raise PoolLost("ended a stream without saying how")
             outcome = "finished"
         except (InvalidParameter, PoolBusy, PoolLost) as error:
-            outcome = _OUTCOMES[type(error)]
+            outcome = "busy" if isinstance(error, PoolBusy) else "lost" if isinstance(error, PoolLost) else "refused"
             raise
         finally:
             ended = pool.time.leave()

@@ -6,9 +6,9 @@ from prolepsis.adapters.upstream.route import PoolName
 from prolepsis.core.telemetry.declare import counter, gauge
 
 DRAFT_COUNTERS = {
-    "vllm:spec_decode_num_drafts_total": "drafts",
-    "vllm:spec_decode_num_draft_tokens_total": "draft_tokens",
-    "vllm:spec_decode_num_accepted_tokens_total": "accepted_tokens",
+    f"{engine}:spec_decode_num_{name}_total": name
+    for engine in ("vllm", "llamacpp")
+    for name in ("drafts", "draft_tokens", "accepted_tokens")
 }
 """Counters of a pool's own /metrics, over all that it serves."""
 
@@ -23,7 +23,7 @@ class UpstreamMetrics:
         )
         self._answers = counter(registry, "upstream_answers", text, "pool", "outcome")
         texts = {
-            "drafts": "Drafts of the speculating pool over all that it serves, by its own metrics (vLLM)",
+            "drafts": "Drafts of the speculating pool over all that it serves, by its own metrics (vLLM, llama.cpp)",
             "draft_tokens": "Draft tokens of the speculating pool, by its own metrics",
             "accepted_tokens": "Accepted draft tokens of the speculating pool, by its own metrics",
         }

@@ -20,6 +20,8 @@ THREAD_BYTES = 2**16
 """A longer event is parsed in a thread."""
 MOST_MEMBERS = 2**16
 """Fields, lists and objects of such an event; a few bytes of them take long to read, and much memory."""
+MOST_POSITIONS = 1024
+"""Of a draft's tokens that are counted."""
 _MOST = 2**31
 
 
@@ -91,8 +93,13 @@ def checked(chunk: Chunk) -> Chunk:
     drafts = chunk.drafts or ProposerCounts()
     figures = (chunk.num_cached_tokens, drafts.num_drafts, drafts.num_draft_tokens, drafts.num_accepted)
     _check_ints("counts", figures)
-    if drafts.num_accepted > drafts.num_draft_tokens:
+    for position in drafts.per_position:
+        _check_ints("counts by position", position)
+    pairs = ((drafts.num_draft_tokens, drafts.num_accepted), *drafts.per_position)
+    if any(accepted > drafted for drafted, accepted in pairs):
         raise ValueError("more drafted tokens are accepted than there were")
+    if len(drafts.per_position) > MOST_POSITIONS:
+        raise ValueError(f"drafts have {len(drafts.per_position)} positions; allowed: {MOST_POSITIONS}")
     for entry in chunk.logprobs or ():
         _check_ints("token ids", [token for token, _ in entry.top])
         for value in (entry.logprob, *(logprob for _, logprob in entry.top)):

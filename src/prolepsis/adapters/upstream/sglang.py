@@ -2,12 +2,21 @@
 
 from typing import Any
 
-from prolepsis.adapters.upstream.api import Chunk, Json, UpstreamCall, UpstreamFault, finish_reason, sampling_fields
+from prolepsis.adapters.upstream.api import (
+    Chunk,
+    Json,
+    UpstreamCall,
+    UpstreamFault,
+    by_position,
+    finish_reason,
+    sampling_fields,
+)
 from prolepsis.adapters.upstream.reading import LINE_BYTES
 from prolepsis.core.stats import ProposerCounts
 
 _DRAFTED = ("spec_num_proposed_drafts", "spec_draft_token_num")
 _ACCEPTED = ("spec_num_correct_drafts", "spec_accept_token_num")
+_HISTOGRAM = ("spec_correct_drafts_histogram", "spec_accept_histogram")
 """Names in `meta_info`, the newest first."""
 
 
@@ -70,8 +79,12 @@ class SglangReader:
 
 
 def _drafts(meta: Json) -> ProposerCounts | None:
-    drafted = next((meta[name] for name in _DRAFTED if name in meta), None)
-    accepted = next((meta[name] for name in _ACCEPTED if name in meta), None)
+    drafted, accepted, histogram = (
+        next((meta[name] for name in names if name in meta), None) for names in (_DRAFTED, _ACCEPTED, _HISTOGRAM)
+    )
     if drafted is None or accepted is None:
         return None
-    return ProposerCounts(num_drafts=meta["spec_verify_ct"], num_draft_tokens=drafted, num_accepted=accepted)
+    if histogram and len(histogram) == 1:  # it ends at the most accepted tokens of a draft: none were
+        histogram = [*histogram, 0]
+    num_drafts = meta["spec_verify_ct"]
+    return ProposerCounts(num_drafts, drafted, accepted, by_position(num_drafts, [histogram or ()]))

@@ -56,15 +56,9 @@ def start_upstream(config: EngineConfig, observer: Metrics | None = None) -> Sta
     for pool in pools:
         metrics.up(pool.name, is_up=pool.is_up)
     num_draft_tokens = config.num_speculative_tokens if "speculating" in urls else 0
+    proposers = (UPSTREAM,) if num_draft_tokens else ()
     client = UpstreamClient(
-        _info(
-            config,
-            source,
-            tokenizer,
-            facts,
-            max_model_len=max_model_len,
-            proposers=(UPSTREAM,) if num_draft_tokens else (),
-        ),
+        _info(config, source, tokenizer, facts, max_model_len=max_model_len, proposers=proposers),
         config.upstream.api,
         pools,
         tokenizer,

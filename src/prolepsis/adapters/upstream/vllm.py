@@ -4,7 +4,7 @@
 import json
 from typing import Any
 
-from prolepsis.adapters.upstream.api import Chunk, Json, UpstreamCall, finish_reason, sampling_fields
+from prolepsis.adapters.upstream.api import Chunk, Json, UpstreamCall, by_position, finish_reason, sampling_fields
 from prolepsis.core.events import TokenLogprobs
 from prolepsis.core.stats import ProposerCounts
 
@@ -74,8 +74,8 @@ def _drafts(data: Json) -> ProposerCounts | None:
     figures = (data.get("metrics") or {}).get("speculative_decoding")
     if figures is None:
         return None
-    return ProposerCounts(
-        num_drafts=figures["num_spec_steps"],
-        num_draft_tokens=figures["num_draft_tokens"],
-        num_accepted=figures["num_accepted_draft_tokens"],
-    )
+    lengths = figures.get("acceptance_histogram_by_draft_length")  # else all count as drafted as far as any may be
+    histograms = [figures.get("acceptance_histogram") or ()] if lengths is None else lengths.values()
+    num_drafts = figures["num_spec_steps"]
+    positions = by_position(num_drafts, histograms)
+    return ProposerCounts(num_drafts, figures["num_draft_tokens"], figures["num_accepted_draft_tokens"], positions)

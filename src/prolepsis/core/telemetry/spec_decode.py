@@ -102,7 +102,7 @@ class SpecDecodeCounters:
     def _count_depths(self, stats: RequestStats) -> None:
         """Count lengths of drafts and of their accepted parts; positions of a merged draft have several proposers."""
         positions = [counts.per_position for counts in stats.proposers.values()]
-        if not any(positions):  # of an upstream engine's drafts they are not known
+        if not any(positions):  # of some upstream engines' drafts they are not known
             return
         for kind, depths in enumerate(self._depths):
             reached = [stats.num_drafts]

@@ -13,7 +13,7 @@ from prolepsis.core.kill_scope import killed_proposers
 from prolepsis.core.plan import DisabledProposer, SpecPlan
 from prolepsis.core.reasons import PlainReason
 from prolepsis.core.requests import UNCOUNTED_CLASS
-from prolepsis.core.stats import TenantCounts, TrafficClassCounts
+from prolepsis.core.stats import GrowingCounts, TenantCounts, TrafficClassCounts
 from prolepsis.engine.drafting.draft import Draft
 from prolepsis.engine.drafting.effort import MarginalCost
 from prolepsis.engine.drafting.proposer import SequenceView
@@ -124,6 +124,14 @@ class Ledger:
         for tally in classes.values():
             tally.num_late += late
             tally.late_in_row = tally.late_in_row + 1 if late else 0
+
+    def add(self, proposer: str, origin: Origin, counts: GrowingCounts) -> None:
+        """Count drafts that were counted elsewhere."""
+        traffic_class, tenant = origin
+        if (tally := self._of(proposer, traffic_class)) is not None:
+            for part in (tally, tally.part(tenant)):
+                for name in _PARTS:
+                    setattr(part, name, getattr(part, name) + getattr(counts, name))
 
     def judge(self, proposer: str, origin: Origin, *, right: bool) -> None:
         """Count a draft whose first token was committed, or another in its place."""

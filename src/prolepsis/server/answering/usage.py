@@ -160,7 +160,7 @@ def _speculative_decoding(proposers: Mapping[str, ProposerCounts]) -> Json:
 def acceptance_histogram(proposers: Mapping[str, ProposerCounts]) -> list[int]:
     """How many drafts had 0, 1, 2, ... tokens accepted; its last entry stands for the deepest position drafted.
 
-    Empty where drafts are not known by position, as those of upstream engines.
+    Empty where drafts are not known by position, as those of some upstream engines.
     """
     depth = max((len(counts.per_position) for counts in proposers.values()), default=0)
     if depth == 0 and any(counts.num_draft_tokens for counts in proposers.values()):
