@@ -2,17 +2,17 @@
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 from uuid import uuid4
 
 from jiter import from_json
 from starlette.requests import Request
 from starlette.types import Message
 
-from prolepsis.control.store.batches import BatchLine, LineResult, StoredBatch
+from prolepsis.control.store.batches import LineResult
 from prolepsis.control.web.body_reader import BodyReader
 from prolepsis.control.web.caller import Caller, caller_of
 from prolepsis.control.web.errors import describe_error
@@ -21,15 +21,23 @@ from prolepsis.control.web.reply_headers import WARNING, reply_headers
 from prolepsis.server.admission.load_shedding import BACKGROUND_TIER
 from prolepsis.server.answering.stream import never
 from prolepsis.server.batches.lines import LineBody, parse_line
-from prolepsis.server.batches.verified import WrittenLine, answer_line
+from prolepsis.server.batches.verified import Serve, WrittenLine
 from prolepsis.server.front.tracing import ARRIVED, HTTP_REQUEST_ID, TRACE
 from prolepsis.server.openai.routes import GENERATING
-from prolepsis.server.services import Models
+from prolepsis.server.services import Models, Services
 
 MOST_RESULT = 2**24
 """Characters of a line's result."""
 LATER = (429, 503)
 """Statuses of a server that has no room now."""
+
+
+class Verified(Protocol):
+    """Answers a line that a writer may write: returns the JSON that a client would get, and who wrote it."""
+
+    def __call__(
+        self, body: Any, request: Request, services: Services, *, serve: Serve
+    ) -> Awaitable[tuple[bytes, WrittenLine]]: ...
 
 
 class NotNow(Exception):
@@ -40,20 +48,22 @@ class NotNow(Exception):
         self.wait_s = wait_s
 
 
-async def run_line(raw: bytes, batch: StoredBatch, place: BatchLine, caller: Caller, models: Models) -> LineResult:
+async def run_line(
+    raw: bytes, custom_id: str, caller: Caller, models: Models, verified: Verified | None = None
+) -> LineResult:
     """Return the result of a line of a file, which runs in the tier behind all others.
 
-    Raises `NotNow` where the server refuses it for want of room.
+    `verified` answers in place of the target alone. Raises `NotNow` where the server refuses it for want of room.
     """
     name, status, answer, bodies = f"batch_req_{uuid4().hex}", 200, b"", list[bytes]()
-    custom_id, found = place.custom_id, None
+    found: WrittenLine | None = None
     request, intake = _request(name, bodies, caller), next(iter(models.by_name.values())).intake
     work = partial(intake.large_work.run, caller.tenant)
     try:
         line, content = await work(len(raw), partial(_parsed, raw, intake), gives_way=False)
         bodies.append(content)
         request.scope["path"] = line.url
-        answer, found = await _answer(line, request, models, batch, place)
+        answer, found = await _answer(line, request, models, verified)
         body: Mapping[str, Any] = await work(len(answer), partial(from_json, answer))
     except Exception as error:  # the edge of a request: every failure becomes its result
         refused = describe_error(error)
@@ -89,7 +99,7 @@ def _text(name: str, custom_id: str, response: object, error: object, **more: ob
 
 
 async def _answer(
-    line: LineBody, request: Request, models: Models, batch: StoredBatch, place: BatchLine
+    line: LineBody, request: Request, models: Models, verified: Verified | None
 ) -> tuple[bytes, WrittenLine | None]:
     """Return the JSON that a client would get, and who wrote it; raises what it would be refused with."""
     kind, serve = GENERATING[line.url]
@@ -97,8 +107,8 @@ async def _answer(
     if (trace := services.tracing.begin(None)) is not None:
         request.scope["state"][TRACE] = trace
     body = await BodyReader(kind).read(request, services.intake)
-    if batch.document.get("verify"):
-        return await answer_line(batch, place, body, request, services, serve=serve)
+    if verified is not None:
+        return await verified(body, request, services, serve=serve)
     return bytes((await serve(body, request, services)).body), None
 
 

@@ -22,7 +22,7 @@ from prolepsis.core.errors import StoreUnavailable
 from prolepsis.core.telemetry.declare import counter, gauge
 from prolepsis.server.batches.lines import LineReader
 from prolepsis.server.batches.run_line import NotNow, not_run, run_line
-from prolepsis.server.batches.verified import agreement, cost
+from prolepsis.server.batches.verified import agreement, answer_line, cost
 from prolepsis.server.front.keys import Keys
 from prolepsis.server.services import Models
 
@@ -159,7 +159,8 @@ class BatchRunner(Feature):
         except RequestRefused as error:  # its key was revoked, has expired or is no client's
             return not_run(error.code, str(error), line.custom_id)
         raw = await asyncio.to_thread(self.files.bytes_of, batch.input_file_id, line.start, line.length)
-        return await run_line(raw, batch, line, caller, self._models)
+        verified = partial(answer_line, batch, line) if batch.document.get("verify") else None
+        return await run_line(raw, line.custom_id, caller, self._models, verified)
 
     def _ran(self, task: "asyncio.Task[LineResult]") -> None:
         batch, line = self._running.pop(task)

@@ -65,6 +65,6 @@ def _has_form(text: str, prepared: PreparedRequest) -> bool:
     if grammar.kind == "choice":
         return text in json.loads(grammar.source)
     if grammar.kind == "json_schema":
-        return broken(prepared.checked_schema or json.loads(grammar.source), text) is None
+        return broken(prepared.asked.form.checked or json.loads(grammar.source), text) is None
     message = f"a {grammar.kind} is given with a writer; allowed: a choice, a JSON schema, or no form"
-    raise InvalidParameter(message, param=prepared.grammar_field)
+    raise InvalidParameter(message, param=prepared.asked.field)
