@@ -92,6 +92,7 @@ def metrics(stats: RequestStats, decision: Decision | None = None, *, num_sample
         "tokens_per_second": round(stats.num_output_tokens / generation_s, 3) if generation_s > 0 else None,
         "speculative_decoding": _speculative_decoding(stats.proposers),
         **shadow,
+        "correction_ms": _ms(stats.correction_s),
         "delivery": _delivery(stats),
         **_continued(stats),
         "effective": {

@@ -105,6 +105,7 @@ class MetricsReply(Reply):
     tokens_per_second: float | None
     speculative_decoding: SpecDecodeFigures
     shadow_speculative_decoding: SpecDecodeFigures | None = None  # figures of drafts that were only compared
+    correction_ms: float  # device time of making and verifying draft tokens that were rejected
     delivery: DraftDelivery | None  # none: the engine does not say which tokens were drafts
     effective: Effective
 
