@@ -104,6 +104,7 @@ class RequestAbout:
     language: str | None = None
     language_detected: bool = False
     asks: SpecMode = "auto"  # what its caller asked of speculation
+    front_cache: bool = False  # a cache in front says that it had an answer; such a request is no evidence
     arrived: float = 0.0  # when it arrived, by `time.monotonic`
     trace: TraceContext | None = None
     """Trace context of its own span; None: it carried no trace, and none was begun."""

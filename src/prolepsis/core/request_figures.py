@@ -138,6 +138,7 @@ FIGURES: tuple[RequestFigure, ...] = (
     _device("verify", "what draft tokens added to these passes"),
     _device("propose", "making drafts"),
     _device("host", "scheduling and committing, while the device waits"),
+    _stats("correction_s", "seconds", "making and verifying draft tokens that were rejected"),
     _device("predicted_plain", "predicted device time of plain decoding"),
 )
 

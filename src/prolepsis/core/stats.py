@@ -288,6 +288,16 @@ class RequestStats:
         return sum(c.num_accepted for c in self.proposers.values())
 
     @property
+    def acceptance_rate(self) -> float | None:
+        return self.num_accepted / drafted if (drafted := self.num_draft_tokens) else None
+
+    @property
+    def correction_s(self) -> float:
+        """Device time of making and verifying draft tokens that were rejected: their share of all of them."""
+        rate = self.acceptance_rate
+        return 0.0 if rate is None else self.device.speculation * (1.0 - rate)
+
+    @property
     def acceptance_length(self) -> float:
         """Mean tokens emitted per target pass, in [1, K + 1]."""
         return self.num_output_tokens / self.num_steps if self.num_steps else 1.0

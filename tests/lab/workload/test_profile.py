@@ -13,6 +13,7 @@ from prolepsis.lab.workload.profile import (
     RULES,
     ProfiledRequest,
     at_once,
+    by_length,
     kind_of,
     overlap,
     profile_of,
@@ -228,10 +229,19 @@ def figures(**told: Any) -> dict[str, Any]:
         ("c", {"code_share": 0.6}, "code"),
         ("c", {"prompt_tokens": {"p50": 256}, "answer_tokens": {}}, "summaries"),
         ("c", {"prompt_tokens": {"p50": 600}, "answer_tokens": {"p50": 201}}, "short chat"),
+        ("c", {"answer_tokens": {"p50": 501}}, "long answers"),
+        ("c", {"answer_tokens": {"p50": 501}, "code_share": 0.6}, "code"),
     ],
 )
 def test_kinds_of_traffic(name: str, told: dict[str, Any], kind: str) -> None:
     assert kind_of(name, figures(**told)) == kind
+
+
+def test_answers_by_their_length_with_what_was_accepted() -> None:
+    draft = RecordedDraft(0, 0, 0, parents=(-1, 0, 1, 2), path=(0, 1, 2))
+    lines = [TraceLine(at=0.0, prompt=8, output=output) for output in (64, 501, 0)]
+    lines.append(TraceLine(at=0.0, prompt=8, output=600, drafts={"suffix": (draft,)}))
+    assert [tuple(row.values()) for row in by_length(lines)] == [("to_64", 1, 64, None), ("over_500", 2, 1101, 0.75)]
 
 
 def test_each_rule_of_the_field_names_its_source() -> None:

@@ -64,6 +64,43 @@ def test_every_series_is_exported_or_recorded(tmp_path: Path) -> None:
     assert unknown == set()
 
 
+@pytest.mark.parametrize(
+    ("uid", "series"),
+    [
+        (
+            "executive",
+            "device_seconds_total price_per_device_second spend:rate1h generation_tokens_total acceptance:ratio_rate1h "
+            "requests_effective_total slo:period_error_budget_remaining:ratio",
+        ),
+        (
+            "on-call",
+            "time_to_first_token_seconds_bucket e2e_request_latency_seconds_bucket admission_queued_requests "
+            "spec_decode_num_accepted_tokens_total spec_decode_correction_seconds_total requests_total "
+            "request_timeouts_total device_utilization_ratio device_throttled device_memory_used_bytes",
+        ),
+        (
+            "debug",
+            "spec_decode_draft_depth_tokens_bucket replays_total traces_total traces_lost_total band_tokens_total "
+            "request_acceptance_ratio_bucket admission_samples_in_engine cpu_throttled_seconds_total "
+            "device_memory_used_bytes",
+        ),
+    ],
+)
+def test_what_each_dashboard_is_for_has_a_panel(uid: str, series: str) -> None:
+    [board] = [board for board in dashboards() if board["uid"] == f"prolepsis-{uid}"]
+    queries = " ".join(target["expr"] for panel in board["panels"] for target in panel.get("targets", ()))
+    assert [name for name in series.split() if not re.search(rf"\b(prolepsis[_:])?{name}\b", queries)] == []
+
+
+def test_the_debug_dashboard_leads_to_examples_and_to_traces() -> None:
+    [board] = [board for board in dashboards() if board["uid"] == "prolepsis-debug"]
+    panels = [panel for panel in board["panels"] if panel["type"] != "row"]
+    links = [link["url"] for panel in panels for link in panel["fieldConfig"]["defaults"].get("links", ())]
+    assert links == ["http://${__data.fields.instance}/console/quality"]
+    traced = [target["expr"] for panel in panels for target in panel["targets"] if target.get("exemplar")]
+    assert len(traced) == sum("_bucket{" in expression for expression in traced) > 0, "exemplars hang on buckets"
+
+
 @pytest.mark.parametrize("dashboard", dashboards(), ids=lambda dashboard: str(dashboard["uid"]))
 def test_panels_have_names_and_places_of_their_own(dashboard: Mapping[str, Any]) -> None:
     panels = dashboard["panels"]

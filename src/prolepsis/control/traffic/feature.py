@@ -4,6 +4,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated
 
 from pydantic import Field
@@ -14,17 +15,19 @@ from prolepsis.control.traffic.service import ServiceLevel, ServiceReply
 from prolepsis.control.traffic.timeline import Timeline, TimelineSpan
 from prolepsis.control.web.feature import Feature
 from prolepsis.control.web.routes import READERS, shown
+from prolepsis.core.bands import Band, bands_of
 from prolepsis.core.ended import RequestEnded
 from prolepsis.core.engine_client import EngineHealth
 from prolepsis.core.facts import parts_of_class, rule_of_class
 from prolepsis.core.json_value import computed
 from prolepsis.core.reasons import EffectiveReason, PlainReason
 from prolepsis.core.stats import Mode, ProposerCounts, RequestStats
-from prolepsis.core.traffic_sums import Interval, RatioSums, TrafficSums, sums_of
+from prolepsis.core.traffic_sums import Interval, RatioSums, TrafficSums, ratio, sums_of
 
 MAX_CLASSES = 256
 """Traffic classes with figures of their own; there are fewer by construction, so later ones are left out."""
-_LATENCIES = 256
+_Latest = Annotated[deque[float], Field(exclude=True)]
+_latest = partial(deque[float], (), 256)  # values of the last requests
 
 
 @dataclass(slots=True)
@@ -37,9 +40,13 @@ class TrafficClass(TrafficSums):
     plain_steps: Counter[PlainReason] = field(default_factory=Counter)
     """Steps that might have speculated and did not."""
     proposers: dict[str, ProposerCounts] = field(default_factory=dict)
-    latest_first_token_s: Annotated[deque[float], Field(exclude=True)] = field(
-        default_factory=lambda: deque(maxlen=_LATENCIES)
-    )
+    latest_first_token_s: _Latest = field(default_factory=_latest)
+    latest_acceptance: _Latest = field(default_factory=_latest)
+
+    @computed
+    def acceptance_levels(self) -> list[float | None]:
+        """Acceptance rate of requests: 10th percentile, median and 90th, over the last ones with drafts."""
+        return [percentile(self.latest_acceptance, level) for level in (0.1, 0.5, 0.9)]
 
     @computed
     def first_token_s(self) -> list[float | None]:
@@ -53,6 +60,8 @@ class TrafficClass(TrafficSums):
         self.plain_steps.update(stats.plain_steps)
         for name, counts in stats.proposers.items():
             self.proposers.setdefault(name, ProposerCounts()).add(counts)
+        if (rate := stats.acceptance_rate) is not None:
+            self.latest_acceptance.append(rate)
         if stats.first_token_s is not None:
             self.latest_first_token_s.append(stats.first_token_s)
 
@@ -86,6 +95,14 @@ class PartTraffic(TrafficSums):
 
 
 @dataclass(slots=True)
+class BandTraffic(TrafficSums):
+    """Answers of one band in the last hour: each is in one by caches, and if an engine wrote it in one by length."""
+
+    band: Band = field(kw_only=True)
+    burst: float | None = None  # requests of the busiest minute against those of the mean one
+
+
+@dataclass(slots=True)
 class ClientPrompts:
     """Prompts of one family of clients since the server started."""
 
@@ -100,6 +117,7 @@ class TrafficReply:
     classes: list[TrafficClass]  # the busiest first
     rules: list[RuleTraffic]  # the busiest first; rules beyond the first 16 of a policy are `other`
     parts: list[PartTraffic]  # by domain and by language, each with the busiest first
+    bands: list[BandTraffic]  # by name
     spans: list[TimelineSpan]  # the last hour of all traffic, in spans of 15 seconds
     service: ServiceReply  # what clients got in the last five minutes
     clients: list[ClientPrompts]  # by name
@@ -122,6 +140,7 @@ class TrafficFeature(Feature):
         self._parts: dict[tuple[str, str], PartTraffic] = {}
         self._minutes: dict[str, Timeline] = {}
         """By rule."""
+        self._bands: dict[Band, Timeline] = {}
         self.routes = shown("/admin/traffic", READERS, "Acceptance, savings and modes by traffic class", self.reply)
 
     def _time(self) -> float:
@@ -139,10 +158,12 @@ class TrafficFeature(Feature):
         for prompt in ended.prompts:
             client.num_prompt_tokens += prompt.stats.num_prompt_tokens
             client.num_cached_tokens += prompt.stats.num_cached_tokens
+            sums = sums_of(prompt.stats)
+            for band in bands_of(ended.about, prompt):
+                self._bands.setdefault(band, Timeline(60.0, 60, self._time)).current().add(sums)
             name = prompt.request.traffic_class
             if prompt.answer not in ("complete", "cut") or not name:
                 continue
-            sums = sums_of(prompt.stats)
             self.all.current().add(sums)
             for part, value in parts_of_class(name).items():
                 if (part, value) in self._parts or len(self._parts) < MAX_CLASSES:
@@ -161,10 +182,19 @@ class TrafficFeature(Feature):
             classes=sorted(self._classes.values(), key=_busiest_first),
             rules=sorted(rules.values(), key=_busiest_first),
             parts=sorted(self._parts.values(), key=lambda traffic: (traffic.part, _busiest_first(traffic))),
+            bands=[_band(name, self._bands[name]) for name in sorted(self._bands)],
             spans=list(self.all.spans),
             service=self.service.reply(self.now()),
             clients=[self._clients[name] for name in sorted(self._clients)],
         )
+
+
+def _band(name: Band, minutes: Timeline) -> BandTraffic:
+    numbers = [span.num_requests for span in minutes.spans]
+    traffic = BandTraffic(band=name, burst=ratio(max(numbers) * len(numbers), sum(numbers)))
+    for span in minutes.spans:
+        traffic.add(span)
+    return traffic
 
 
 def _busiest_first(sums: TrafficSums) -> int:

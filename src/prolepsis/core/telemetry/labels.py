@@ -42,6 +42,7 @@ LABELS: Mapping[str, Label] = {
     # what speculation did
     "proposer": Label(12),
     "position": Label(32),
+    "band": Label(8),
     "reason": Label(40),
     # parts and states
     **{name: Label(16) for name in ("kind", "state", "before", "after", "phase", "stage", "source", "result")},

@@ -9,6 +9,7 @@ from functools import partial
 
 from prometheus_client import CollectorRegistry
 
+from prolepsis.core.bands import bands_of
 from prolepsis.core.ended import PromptEnded, RequestEnded
 from prolepsis.core.stages import stages_of
 from prolepsis.core.stats import Mode
@@ -75,6 +76,10 @@ class RequestMetrics:
         text = "Prompt tokens of ended requests, by the program that sent them, as user-agent names it"
         self._client_prompt = count("client_prompt_tokens", text, "client")
         self._client_cached = count("client_cached_tokens", "Those of them that were in the prefix cache", "client")
+        text = "Tokens of answers by what caches had of them, and by length; those of drafts and those of them accepted"
+        self._bands = count("band_tokens", text, "band", "result", most=24)
+        text = "Share of a request's draft tokens that were accepted"
+        self._acceptance = spread("request_acceptance_ratio", text, "route", buckets=(0.25, 0.5, 0.75, 1.0), most=4)
         text = "Wall seconds of requests by stage; they add up to the time from arrival to the complete answer"
         self._stage_seconds = count("request_stage_seconds", text, "tier", "stage")
         text, by = "From arrival to the end", ("route", "tier", "mode", "outcome")
@@ -118,6 +123,10 @@ class RequestMetrics:
         for prompt in ended.prompts:
             self._client_prompt.labels(about.client).inc(prompt.stats.num_prompt_tokens)
             self._client_cached.labels(about.client).inc(prompt.stats.num_cached_tokens)
+            for band in bands_of(about, prompt):
+                self._bands.labels(band, "emitted").inc(prompt.stats.num_output_tokens)
+                self._bands.labels(band, "drafted").inc(prompt.stats.num_draft_tokens)
+                self._bands.labels(band, "accepted").inc(prompt.stats.num_accepted)
             for stage, seconds in stages_of(prompt, about.arrived, ended.ended_at).by_stage().items():
                 self._stage_seconds.labels(about.tier, stage).inc(seconds)
             self._observe(ended, prompt)
@@ -145,6 +154,8 @@ class RequestMetrics:
             if (value := seconds(prompt)) is not None:
                 by_route.labels(about.route, about.tier, arm, mode, outcome).observe(value, exemplar)
                 by_rule.labels(about.policy_rule or NONE, arm, mode, outcome).observe(value, exemplar)
+        if (rate := stats.acceptance_rate) is not None:
+            self._acceptance.labels(about.route).add(rate)
         if stats.device.total or stats.queue_s:  # the engine reported them
             for seconds, by_tier in self._stages:
                 if (value := seconds(prompt)) is not None:

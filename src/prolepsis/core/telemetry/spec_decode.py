@@ -80,7 +80,7 @@ class SpecDecodeCounters:
                 series.labels(name).inc(getattr(counts, field))
 
     def _count_drafts(self, stats: RequestStats) -> None:
-        traffic_class, spent = stats.traffic_class or "none", stats.device.speculation
+        traffic_class = stats.traffic_class or "none"
         for name, counts in stats.proposers.items():
             self._drafts.labels(name, traffic_class).inc(counts.num_drafts)
             self._drafted.labels(name, traffic_class).inc(counts.num_draft_tokens)
@@ -95,9 +95,8 @@ class SpecDecodeCounters:
             verified, right = self._by_part[part]
             verified.labels(value).inc(stats.num_draft_tokens)
             right.labels(value).inc(stats.num_accepted)
-        self._spent.labels(traffic_class).inc(spent)
-        if stats.num_draft_tokens:
-            self._rejected.labels(traffic_class).inc(spent * (1.0 - stats.num_accepted / stats.num_draft_tokens))
+        self._spent.labels(traffic_class).inc(stats.device.speculation)
+        self._rejected.labels(traffic_class).inc(stats.correction_s)
 
     def _count_depths(self, stats: RequestStats) -> None:
         """Count lengths of drafts and of their accepted parts; positions of a merged draft have several proposers."""

@@ -7,12 +7,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
-from itertools import accumulate
+from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Any
 
 from prolepsis.control.statistics.percentile import percentile
 from prolepsis.control.web.body_reader import parse_body
+from prolepsis.core.bands import length_band
 from prolepsis.core.errors import ConfigError, UserError
 from prolepsis.core.facts import traffic_class_of
 from prolepsis.core.files import numbered_lines, read_text
@@ -106,7 +107,19 @@ def report(requests: Sequence[ProfiledRequest], evidence: str) -> dict[str, Any]
     classes = [{"traffic_class": name, "kind": kind_of(name, figures), **figures} for name, figures in of_class.items()]
     rows = [{"traffic_class": stats["traffic_class"], **row} for stats in classes for row in outlook(stats, evidence)]
     rules = [{"kind": kind, **rule} for kind in dict.fromkeys(row["kind"] for row in classes) for rule in RULES[kind]]
-    return {**profile_of(requests), "classes": classes, "outlook": rows, "rules": rules}
+    lengths = [*by_length([request.line for request in requests])]
+    return {**profile_of(requests), "lengths": lengths, "classes": classes, "outlook": rows, "rules": rules}
+
+
+def by_length(lines: Sequence[TraceLine]) -> Iterator[dict[str, Any]]:
+    """Yield answers and the acceptance of their drafts by length of answers, as far as that is told."""
+    answered = sorted((line for line in lines if line.output), key=lambda line: line.output)
+    for band, group in groupby(answered, lambda line: length_band(line.output)):
+        of_band = [*group]
+        drafts = [draft for line in of_band for own in line.drafts.values() for draft in own]
+        accepted = ratio(sum(len(draft.path) for draft in drafts), sum(len(draft.parents) for draft in drafts))
+        counts = {"num_requests": len(of_band), "num_tokens": sum(line.output for line in of_band)}
+        yield {"answers": band.removeprefix("answer_"), **counts, "accepted": accepted}
 
 
 def outlook(figures: Mapping[str, Any], evidence: str) -> Iterator[dict[str, str]]:
@@ -128,6 +141,7 @@ def kind_of(name: str, figures: Mapping[str, Any]) -> str:
         "structured": (figures["structured_share"] or 0.0) > 0.5 or "/structured/" in name,
         "code": (figures["code_share"] or 0.0) > 0.5,
         "summaries": figures["prompt_tokens"]["p50"] >= max(256, 3 * figures["answer_tokens"].get("p50", 0)),
+        "long answers": figures["answer_tokens"].get("p50", 0) > 500,
     }
     return next((kind for kind, holds in kinds.items() if holds), "short chat")
 

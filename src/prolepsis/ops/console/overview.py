@@ -92,6 +92,7 @@ def overview_pages(
             "service": traffic.service,
             "verdicts": verdicts,
             "clients": traffic.clients,
+            "bands": traffic.bands,
             "least": MIN_REQUESTS,
             "charts": charts(traffic.spans, changes),
             "changes": changes,

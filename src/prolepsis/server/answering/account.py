@@ -1,6 +1,7 @@
 """The account of an HTTP request while it is answered; at the end it becomes a `RequestEnded`."""
 
 import asyncio
+import re
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -34,6 +35,9 @@ _CLIENT_FAMILIES = {
     "mozilla": "browser",
 }
 """Programs that requests come from, by how the header `user-agent` begins; in lower case."""
+_CACHE_HEADERS = ("cache-status", "x-cache", "cf-aig-cache-status", "x-portkey-cache-status")
+"""What caches name their result in (the first by RFC 9211), where a gateway sends it on with its request."""
+_HIT = re.compile(r"\bhit\b", re.IGNORECASE)
 
 
 def classified(error: BaseException) -> tuple[End, str | None]:
@@ -191,6 +195,7 @@ class RequestAccount:
 def about(prepared: PreparedRequest) -> RequestAbout:
     caller, decision, facts = prepared.context.caller, prepared.speculation, prepared.facts
     audit = decision.terms.audit if decision.terms else None
+    front_cache = any(_HIT.search(prepared.context.headers.get(name, "")) for name in _CACHE_HEADERS)
     return RequestAbout(
         answer_id=prepared.answer_id,
         tenant=caller.tenant,
@@ -202,7 +207,7 @@ def about(prepared: PreparedRequest) -> RequestAbout:
         policy_rule=decision.rule,
         policy_version=decision.policy_version,
         assignment=decision.assignment,
-        is_evidence=decision.is_evidence and not prepared.lossy,
+        is_evidence=decision.is_evidence and not (prepared.lossy or front_cache),
         flags={flag.key: {"variant": flag.variant, "reason": flag.reason} for flag in decision.flags},
         audit_share=audit.percentage / 100.0 if audit else None,
         audit_content=audit.content if audit else None,
@@ -216,6 +221,7 @@ def about(prepared: PreparedRequest) -> RequestAbout:
         language=facts.language,
         language_detected=facts.language_detected,
         asks=decision.requested.mode,
+        front_cache=front_cache,
         arrived=prepared.context.arrived,
         trace=prepared.context.trace,
     )

@@ -87,6 +87,7 @@ def metrics(stats: RequestStats, decision: Decision | None = None, *, num_sample
         "speculative_decoding": _speculative_decoding(stats.proposers),
         **shadow,
         **({"inside": stats.inside} if stats.inside else {}),
+        "correction_ms": _ms(stats.correction_s),
         "delivery": _delivery(stats),
         **(continued if stats.continued else {}),
         "effective": {

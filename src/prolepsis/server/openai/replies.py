@@ -107,6 +107,7 @@ class MetricsReply(Reply):
     speculative_decoding: SpecDecodeFigures
     shadow_speculative_decoding: SpecDecodeFigures | None = None  # figures of drafts that were only compared
     inside: dict[AnswerPart, dict[PartResult, int]] | None = None  # tokens by part of the answer (`inside` of a rule)
+    correction_ms: float  # device time of making and verifying draft tokens that were rejected
     delivery: DraftDelivery | None  # none: the engine does not say which tokens were drafts
     effective: Effective
 
