@@ -32,7 +32,7 @@ LATER = (429, 503)
 """Statuses of a server that has no room now."""
 
 
-class Verified(Protocol):
+class LineWriter(Protocol):
     """Answers a line that a writer may write: returns the JSON that a client would get, and who wrote it."""
 
     def __call__(
@@ -49,7 +49,7 @@ class NotNow(Exception):
 
 
 async def run_line(
-    raw: bytes, custom_id: str, caller: Caller, models: Models, verified: Verified | None = None
+    raw: bytes, custom_id: str, caller: Caller, models: Models, verified: LineWriter | None = None
 ) -> LineResult:
     """Return the result of a line of a file, which runs in the tier behind all others.
 
@@ -99,7 +99,7 @@ def _text(name: str, custom_id: str, response: object, error: object, **more: ob
 
 
 async def _answer(
-    line: LineBody, request: Request, models: Models, verified: Verified | None
+    line: LineBody, request: Request, models: Models, verified: LineWriter | None
 ) -> tuple[bytes, WrittenLine | None]:
     """Return the JSON that a client would get, and who wrote it; raises what it would be refused with."""
     kind, serve = GENERATING[line.url]
