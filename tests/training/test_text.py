@@ -15,9 +15,13 @@ from prolepsis.engine.models.load import load_model
 from prolepsis.engine.models.protocol import SequenceInput, pack
 from prolepsis.engine.models.targets.lean import LeanModel
 from prolepsis.training.data import HELD_OUT_EVERY, Dataset, shards_of
+from prolepsis.training.evaluation import BASE_DOCUMENTS
+from prolepsis.training.job import BASE
+from prolepsis.training.settings import LearningRecipe
 from prolepsis.training.synthesis import DataRequest
 from prolepsis.training.target import choose_vocabulary, count_tokens, coverage
 from prolepsis.training.text import WrittenText, read_texts, record, recorded, write_texts
+from tests.paths import ROOT
 from tests.training.targets import config_of, save_target
 
 AUX_LAYERS = (2, 2, 1, 4)
@@ -112,6 +116,14 @@ def test_answers_to_one_prompt_are_held_out_together(tmp_path: Path) -> None:
     assert sides[::2] == sides[1::2]
     assert 0 < sum(sides) < len(sides)
     assert [text.greedy for text in texts[:2]] == [False, True]
+
+
+@pytest.mark.parametrize("head", sorted((ROOT / "heads").glob("*/prolepsis_heads/*")), ids=lambda folder: folder.name)
+def test_a_shipped_head_comes_with_a_base_text(head: Path) -> None:
+    vocab = json.loads((head / "config.json").read_text())["transformer_layer_config"]["vocab_size"]
+    texts = read_texts(head / BASE, vocab, ())
+    assert len({text.number for text in texts}) == len(texts) >= 4 * BASE_DOCUMENTS
+    assert sum(len(text.tokens) for text in texts) >= LearningRecipe().base_tokens
 
 
 @pytest.mark.parametrize(
