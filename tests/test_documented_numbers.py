@@ -37,7 +37,7 @@ def test_presets_give_what_the_table_says() -> None:
         for names, words, free in re.findall(
             r"^\| (`.+`) \| (on, ceiling \d+)(?:, free proposers only(.*))? \|$", POLICIES, re.M
         )
-        for name in re.findall(r"`(\w+)`", names)
+        for name in re.findall(r"`([\w-]+)`", names)
     }
     assert stated.keys() == PRESETS.keys()
     free = set(PRESETS["summarise"].proposers or ())

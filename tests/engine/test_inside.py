@@ -116,7 +116,7 @@ def test_a_part_in_which_drafts_do_not_pay_pauses_alone_and_states_are_kept_for_
     engine.step()
     (sequence,) = engine.scheduler.requests["r"].sequences
     assert sequence.part == "text"
-    assert engine.speculation.may_draft(engine.plan.current, sequence, "scripted")
+    assert engine.speculation.decisions.may_draft(engine.plan.current, sequence, "scripted")
     drain(engine)
     assert {key for keys, _ in payback.begun for key in keys} == {"r/0/call", "r/0/text"}
     assert set(places) <= _places_in_calls(_plain(CALLS))
@@ -128,5 +128,5 @@ def test_a_head_takes_states_in_text_for_the_calls_that_it_drafts_in() -> None:
     submit(engine, _ask((SpeculationChoice(proposers=("a",)), SpeculationChoice(proposers=("b",)))))
     engine.step()
     (sequence,) = engine.scheduler.requests["r"].sequences
-    may = [engine.speculation.may_draft(engine.plan.current, sequence, name) for name in "abc"]
+    may = [engine.speculation.decisions.may_draft(engine.plan.current, sequence, name) for name in "abc"]
     assert may == [True, True, False]

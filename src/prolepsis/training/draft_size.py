@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from prolepsis.engine.models.files.weight_bytes import BYTES_OF, bytes_per_pass, least_loaded_bytes, weights_by_format
+from prolepsis.engine.models.files.described import BYTES_OF, bytes_per_pass, least_loaded_bytes, weights_by_format
 from prolepsis.engine.models.files.weights import open_checkpoint
 from prolepsis.engine.models.targets.lean_shape import LeanShape
 from prolepsis.training.estimate import CEILING, MAX_DEPTH, expected_of, gain

@@ -387,6 +387,7 @@ LOCAL = {
 ASKING = words_of(
     """
     show cost, show drift, show breakers, show eligibility, show correctness, show delivery, show shadow, show replicas,
+    show traffic,
     breaker set, breaker reset, status, flags list, flags set, flags remove, pilot start, pilot status,
     pilot stop, pilot report, drill, rehearse record,
     policy apply, policy rollback, policy show, heads list, heads swap, rollout show, rollout start, rollout hold,

@@ -23,16 +23,16 @@ def test_bands_hold_the_last_hour_and_its_bursts() -> None:
     for minute, parts in enumerate(([half] * 3, [], [half, stored])):
         clock.now = 600.0 + 60.0 * minute
         feature.on_request_end(ended(*parts)) if parts else None
-    found = {one.band: one for one in feature.reply.bands}
+    found = {one.band: one for one in feature.reply().bands}
     assert found.keys() == {"cached_half_or_more", "answer_to_64", "response_cache"}
     cached = found["cached_half_or_more"]
     assert (cached.num_requests, cached.num_output_tokens, cached.acceptance_rate) == (4, 256, 0.75)
     assert cached.burst == pytest.approx(3 / (4 / 3)), "three in the busiest minute, four in three minutes"
     assert (found["response_cache"].num_requests, found["response_cache"].acceptance_rate) == (1, None)
-    [traffic_class] = feature.reply.classes
+    [traffic_class] = feature.reply().classes
     assert (traffic_class.num_requests, traffic_class.acceptance_levels) == (4, [0.75] * 3), "without the stored one"
     clock.now += 3600.0
-    assert [one.num_requests for one in feature.reply.bands] == [0, 0, 0]
+    assert [one.num_requests for one in feature.reply().bands] == [0, 0, 0]
 
 
 @pytest.mark.parametrize(
