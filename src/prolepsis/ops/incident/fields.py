@@ -23,18 +23,19 @@ _FIELDS: Mapping[Holds, str] = {
     "written": "before after configuration content definition labels match targeting text variants",
     "left out": "http_request_id answer_id trace_id hash salt digest_salt prompt_digest output_digests details_digest",
     "text": "about address alert aliases allowed assumes at auto batch blocks bound candidate_head chain "
-    "changed_by compiler consumer control current dashboard decision default_sampling describe description detail "
-    "details device digest direction domain draft_head draft_head_reason draft_model eligible ended_at engine "
-    "engine_request_id entry error exact_group exactness_reason exception expected expr failure fault figures file "
-    "files finding finding_of fingerprint figure finish_reason flag flags folder forward fp frames free given head "
-    "id in_use install instead instructions item items kept_in kernel key keys killed kv_cache label language "
-    "learnt_head legend limits line lines logger machine misfit missing model model_limit name named names not_saved note number "
-    "of on_words open_files origin owner owners pages panel part parts paying_loads place plan platform policy "
-    "policy_rule policy_version pool position prepared previous price prices_version processes prolepsis proposers "
-    "python rates reason record_id region replica request request_id response rests_on result rollout "
-    "rollout_id rollout_run row rule rules sample says scope seq signature slot stack stage stages started step "
-    "store stored subject subjects summary target title to tokenizer trained_for tried uid url value values variant "
-    "verdict version versions warnings weights what where why",
+    "changed_by compiler consumer control current dashboard decision default_sampling describe "
+    "description detail details device digest direction domain draft_head draft_head_reason draft_model "
+    "eligible ended_at engine engine_request_id entry error exact_group exactness_reason exception "
+    "expected expr failure fault figure figures file files finding finding_of fingerprint finish_reason "
+    "flag flags folder forward fp frames free given head id in_use install instead instructions item "
+    "items kept_in kernel key keys killed kv_cache label language learnt_head legend limits line lines "
+    "logger machine misfit missing model model_limit name named names not_saved note number of on_words "
+    "open_files origin owner owners pages panel part parts paying_loads place plan platform policy "
+    "policy_rule policy_version pool position prepared previous price prices_version processes prolepsis "
+    "proposers python rates reason record_id region replica request request_id response rests_on result "
+    "rollout rollout_id rollout_run row rule rules sample says scope seq signature slot stack stage "
+    "stages started step store stored subject subjects summary target title to tokenizer trained_for "
+    "tried uid url value values variant verdict version versions warnings weights what where why",
 }
 FIELDS: Mapping[str, Holds] = {name: holds for holds, names in _FIELDS.items() for name in names.split()}
 OF_TENANTS = re.compile(r"metrics_tenants|tenants|(?:\w+_)?by_tenant")
