@@ -2,10 +2,10 @@
 
 import json
 import time
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 from uuid import uuid4
 
 from jiter import from_json
@@ -21,23 +21,17 @@ from prolepsis.control.web.reply_headers import WARNING, reply_headers
 from prolepsis.server.admission.load_shedding import BACKGROUND_TIER
 from prolepsis.server.answering.stream import never
 from prolepsis.server.batches.lines import LineBody, parse_line
-from prolepsis.server.batches.verified import Serve, WrittenLine
+from prolepsis.server.batches.verified import WrittenLine
 from prolepsis.server.front.tracing import ARRIVED, HTTP_REQUEST_ID, TRACE
 from prolepsis.server.openai.routes import GENERATING
 from prolepsis.server.services import Models, Services
 
 MOST_RESULT = 2**24
 """Characters of a line's result."""
+LineWriter = Callable[[Any, Request, Services], Awaitable[tuple[bytes, WrittenLine]]]
+"""Answers a line that a writer may write: returns the JSON that a client would get, and who wrote it."""
 LATER = (429, 503)
 """Statuses of a server that has no room now."""
-
-
-class LineWriter(Protocol):
-    """Answers a line that a writer may write: returns the JSON that a client would get, and who wrote it."""
-
-    def __call__(
-        self, body: Any, request: Request, services: Services, *, serve: Serve
-    ) -> Awaitable[tuple[bytes, WrittenLine]]: ...
 
 
 class NotNow(Exception):
@@ -108,7 +102,7 @@ async def _answer(
         request.scope["state"][TRACE] = trace
     body = await BodyReader(kind).read(request, services.intake)
     if verified is not None:
-        return await verified(body, request, services, serve=serve)
+        return await verified(body, request, services)
     return bytes((await serve(body, request, services)).body), None
 
 

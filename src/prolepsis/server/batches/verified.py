@@ -6,15 +6,13 @@ Lines that the target writes for another reason, such as an output policy, are n
 import json
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from typing import Any
 from uuid import uuid4
 
 import structlog
 from fastapi import Request
-from fastapi.responses import Response
 from msgspec.json import encode
 
 from prolepsis.control.statistics.finite import share_interval
@@ -26,14 +24,14 @@ from prolepsis.core.facts import position
 from prolepsis.server.answering.usage import Json
 from prolepsis.server.batches.bodies import VerifyBody
 from prolepsis.server.openai.decisions import scored_texts
+from prolepsis.server.openai.routes import GENERATING
 from prolepsis.server.openai.written import written
 from prolepsis.server.preparing.bodies import ChatBody
 from prolepsis.server.preparing.prepare import prepare_chat
 from prolepsis.server.preparing.prepared import PreparedRequest, context_of
 from prolepsis.server.services import Services
-from prolepsis.server.writers import DEVICE_MS, WriterTexts
+from prolepsis.server.writers import CHAT_ROUTE, DEVICE_MS, WriterTexts
 
-Serve = Callable[[Any, Request, Services], Awaitable[Response]]
 _MAX_STRATA = 32  # of a batch; further ones are one, other
 log = structlog.get_logger(__name__)
 
@@ -57,9 +55,9 @@ class WrittenLine:
 
 
 async def answer_line(
-    batch: StoredBatch, line: BatchLine, body: Body, request: Request, services: Services, *, serve: Serve
+    batch: StoredBatch, line: BatchLine, body: Body, request: Request, services: Services
 ) -> tuple[bytes, WrittenLine]:
-    """Return the answer to a line: a writer's, or by `serve` the target's, which alone answers for a second time."""
+    """Return the answer to a line: a writer's, or the target's, which alone answers for a second time."""
     assert isinstance(body, ChatBody), "other batches are not verified"
     verify, prepared = VerifyBody(**batch.document["verify"]), await prepare_chat(body, context_of(request), services)
     found, text = WrittenLine((body.metadata or {}).get("stratum", "all")), ""
@@ -76,6 +74,7 @@ async def answer_line(
         if is_shown:
             found.writer = left.writer
             return encode(_reply(left, body)), found
+    _, serve = GENERATING[CHAT_ROUTE]
     response = await serve(body, request, services)
     found.target_s += float(response.headers[DEVICE_MS]) / 1e3
     if text and found.agrees is None:

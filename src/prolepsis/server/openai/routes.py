@@ -141,7 +141,7 @@ async def _response(body: ResponsesBody, request: Request, services: Services) -
     return await whole_reply(request, prepared, services, whole_response(parts, shape))
 
 
-GENERATING: Mapping[str, tuple[type[Body], Callable[[Any, Request, Services], Awaitable[Response]]]] = {
+GENERATING: Mapping[str, tuple[type[Body], Serve[Any]]] = {
     "/v1/chat/completions": (ChatBody, partial(_generated, ChatFormat)),
     "/v1/completions": (CompletionBody, partial(_generated, CompletionFormat)),
     "/v1/responses": (ResponsesBody, _response),
