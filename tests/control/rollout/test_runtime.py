@@ -108,8 +108,7 @@ class Server:
         prompt = [1 + i % 20, 1 + i // 20 % 20, 3]
         body: dict[str, Any] = {"model": "table", "prompt": prompt, "max_tokens": 12, "seed": i, "temperature": 1.0}
         asked = {"ignore_eos": True, "return_token_ids": True, "speculation": {"metrics": True}}
-        named = {"x-request-id": f"request-{i}"}  # the arm of a request follows from its id
-        reply = await self.http.post("/v1/completions", json=body | asked, headers=named)
+        reply = await self.http.post("/v1/completions", json=body | asked)
         assert reply.status_code == 200, reply.text
         params = SamplingParams(temperature=1.0, seed=i, max_tokens=12, ignore_eos=True)
         plain = fakes.reference(fakes.request("r", prompt, params), noise_key(i, 0))
