@@ -17,7 +17,8 @@ from prolepsis.adapters.upstream.api import Chunk
 from prolepsis.adapters.upstream.capabilities import check_request
 from prolepsis.adapters.upstream.metrics import UpstreamMetrics
 from prolepsis.adapters.upstream.pool import Pool, PoolBusy, PoolFault, PoolLost, PoolMalformed
-from prolepsis.adapters.upstream.route import origin_of, route_of
+from prolepsis.adapters.upstream.replays import Replays
+from prolepsis.adapters.upstream.route import is_replayed, origin_of, route_of
 from prolepsis.adapters.upstream.sample import UpstreamSample
 from prolepsis.core.config import DRAFT_HEAD, UPSTREAM, HeadProposerName, UpstreamApi
 from prolepsis.core.engine_client import EngineHealth, EngineInfo, HeadSwapped, InstalledHead
@@ -92,6 +93,7 @@ class UpstreamClient:
         self._ledger = Ledger((UPSTREAM,))
         self._disabled = DisabledProposers(self._ledger)
         self._answers: dict[str, UpstreamAnswer] = {}
+        self._replays = Replays(self._replay)
         self._watching: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -167,6 +169,7 @@ class UpstreamClient:
             self._end(request_id, "shutdown")
         tasks = [answer.task for answer in self._answers.values() if answer.task is not None]
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self._replays.close()
         for pool in self._pools.values():
             await pool.close()
 
@@ -186,8 +189,16 @@ class UpstreamClient:
         check_request(request, self._api)
 
     def _opened(self, request: GenerateRequest) -> UpstreamAnswer:
+        samples = self._samples(request)
+        plan = self._plan.current
+        route = route_of(request, plan, self._api, self._num_draft_tokens, self._disabled)
+        if route.pool == "speculating":
+            self._ledger.add(UPSTREAM, origin_of(request), GrowingCounts(num_asked=request.n))
+        return UpstreamAnswer(request, route, plan.version, samples)
+
+    def _samples(self, request: GenerateRequest) -> list[UpstreamSample]:
         stop = StopStrings.of(request.params.stop)
-        samples = [
+        return [
             UpstreamSample(
                 request,
                 index,
@@ -198,11 +209,23 @@ class UpstreamClient:
             )
             for index in range(request.n)
         ]
-        plan = self._plan.current
-        route = route_of(request, plan, self._api, self._num_draft_tokens, self._disabled)
-        if route.pool == "speculating":
-            self._ledger.add(UPSTREAM, origin_of(request), GrowingCounts(num_asked=request.n))
-        return UpstreamAnswer(request, route, plan.version, samples)
+
+    async def _replay(self, request: GenerateRequest) -> None:
+        """Count what the speculating pool says of its drafts for a request that another pool has answered."""
+        pool, [sample] = self._pools["speculating"], self._samples(request)
+        if pool.facts is None:
+            return
+        self._ledger.add(UPSTREAM, origin_of(request), GrowingCounts(num_asked=1))
+        pool.time.enter()
+        try:
+            async with aclosing(_chunks(pool, sample, pool.facts.model)) as chunks:
+                async for chunk in chunks:
+                    sample.take(chunk)
+        finally:
+            pool.time.leave()
+            self._metrics.answered(pool.name, "replayed")
+        if sample.drafts is not None and sample.drafts.num_draft_tokens:
+            self._ledger.add(UPSTREAM, origin_of(request), evidence(sample.drafts, self._num_draft_tokens))
 
     def _end(self, request_id: str, reason: str) -> None:
         answer = self._answers.get(request_id)
@@ -232,6 +255,8 @@ class UpstreamClient:
         error = task.exception()
         if error is None:
             answer.stream.put(Finished(request_id, stats))
+            if is_replayed(answer.request, answer.route, self._api):
+                self._replays.offer(answer.request)
         elif isinstance(error, TimeoutError) and answer.request.deadline_s is not None:
             late = DeadlineExceeded.unfinished(answer.request.deadline_s)
             answer.stream.put(Failed(request_id, late, stats))

@@ -19,7 +19,8 @@ class UpstreamMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._up = gauge(registry, "upstream_up", "1 while a pool of upstream engines answers", "pool")
         text = (
-            "Answers (of a sample each) that pools were asked for: finished, lost, busy, refused, left by their reader"
+            "Answers (of a sample each) that pools were asked for: finished, lost, busy, refused, left, "
+            "replayed in shadow"
         )
         self._answers = counter(registry, "upstream_answers", text, "pool", "outcome")
         texts = {

@@ -45,6 +45,12 @@ def route_of(
     return UpstreamRoute("plain", reason, is_pinned or _is_stopped(request, plan, disabled))
 
 
+def is_replayed(request: GenerateRequest, route: UpstreamRoute, api: UpstreamApi) -> bool:
+    """Return whether a request that `route` served plainly may show what drafts would bring: its rule says shadow."""
+    is_shadow = request.speculation.mode == "shadow" and route.reason == "plain_only"
+    return is_shadow and may_speculate(request, api)
+
+
 def _is_pinned(choice: SpeculationChoice, num_draft_tokens: int) -> bool:
     """Return whether the drafts of the speculating pool may not be verified for it in any case.
 
