@@ -84,9 +84,10 @@ def _text_of(part: object) -> str | None:
 
 def _with_tags(metadata: object) -> object:
     """Read a list of tags as the text that names them with commas."""
-    tags = metadata.get(TAGS) if isinstance(metadata, dict) else None
-    is_list = isinstance(tags, list) and all(isinstance(tag, str) for tag in tags)
-    return {**metadata, TAGS: ",".join(tags)} if isinstance(metadata, dict) and is_list else metadata
+    match metadata:
+        case {"tags": [*tags], **others} if all(isinstance(tag, str) for tag in tags):
+            return {**others, TAGS: ",".join(tags)}
+    return metadata
 
 
 def _whole(value: object) -> object:
