@@ -1,11 +1,12 @@
-"""Bounds the memory that a reply of another service takes: hooks for clients of httpx2."""
+"""Bounds the memory that a reply of another service takes: hooks for clients of httpx2, and posts to webhooks."""
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any
 
 import httpx2
 
 MOST_BYTES = 2**23
+WEBHOOK_TIMEOUT_S = 10.0
 PLAIN = {"accept-encoding": "identity"}
 """Headers of a client: a few compressed bytes may be very many, so a compressed reply is refused."""
 
@@ -53,6 +54,12 @@ def async_hooks(most: int = MOST_BYTES) -> dict[str, list[Callable[..., Any]]]:
         _bound(response, most)
 
     return {"response": [bound]}
+
+
+def post(url: str, document: Mapping[str, object], headers: Mapping[str, str] = PLAIN) -> None:
+    """Post JSON to a webhook; raises `httpx2.HTTPError` where that does not take it."""
+    with httpx2.Client(timeout=WEBHOOK_TIMEOUT_S, headers={**PLAIN, **headers}, event_hooks=hooks()) as http:
+        http.post(url, json=document).raise_for_status()
 
 
 def _bound(response: httpx2.Response, most: int) -> None:

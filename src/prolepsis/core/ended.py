@@ -94,6 +94,7 @@ class RequestAbout:
     audit_share: float | None = None
     """Share (0 to 1) of requests that the policy's rule has audited; None: the server's setting applies."""
     audit_content: AuditContent | None = None
+    is_recorded: bool = True  # the policy lets records of its tenant's requests be kept
     learns: str = ""  # rule under which it may be learnt from, as its tenant and itself agreed; empty: it may not
     http_request_id: str = ""  # value of `x-request-id`
     client: str = "none"  # family of the program that sent it, by its `user-agent`
@@ -103,6 +104,7 @@ class RequestAbout:
     domain: str | None = None  # as `RequestFacts.domain`; the next two likewise
     language: str | None = None
     language_detected: bool = False
+    tags: tuple[str, ...] = ()  # that it states, to whom its cost belongs
     asks: SpecMode = "auto"  # what its caller asked of speculation
     front_cache: bool = False  # a cache in front says that it had an answer; such a request is no evidence
     arrived: float = 0.0  # when it arrived, by `time.monotonic`

@@ -12,6 +12,8 @@ LANGUAGE = "language"
 """Key of a request's `metadata` that says the language of the answer; it counts before `Accept-Language`."""
 DOMAIN, BUDGET = "domain", "budget"
 """Keys of a request's `metadata` that declare what the answer is about, and how much it may cost."""
+TAGS, TAGS_HEADER = "tags", "x-litellm-tags"
+"""Key of a request's `metadata`, and header, that name with commas to whom its cost belongs."""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -57,6 +59,12 @@ def stated_language(metadata: Mapping[str, str] | None, headers: Mapping[str, st
     `headers` are by name in lower case. The text itself is not looked at.
     """
     return declared(metadata, LANGUAGE) or _preferred(headers.get("accept-language", ""))
+
+
+def stated_tags(metadata: Mapping[str, str] | None, headers: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the tags a request states, each once: `metadata.tags`, else those of the header."""
+    given = declared(metadata, TAGS) or headers.get(TAGS_HEADER, "")
+    return tuple(dict.fromkeys(tag for part in given.split(",") if (tag := part.strip())))
 
 
 def declared(metadata: Mapping[str, str] | None, name: str) -> str | None:

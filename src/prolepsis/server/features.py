@@ -74,7 +74,7 @@ def services_of(context: Context, sources: Sources, tokenizer: Tokenizer, intake
         count=control.rollouts.take_replay,
         report=traces.on_mismatch,
     )
-    records, service = recorder.feature(context, control.costs), service_health.feature(context)
+    records, service = recorder.feature(context, control.costs, control.policies), service_health.feature(context)
     idempotency = Idempotency(config, context.registry, retried=records.retried)
     stored = response_routes.feature(context, keys)
     output = OutputPolicies(sources.output, OutputMetrics(context.registry))

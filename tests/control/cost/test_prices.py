@@ -45,6 +45,14 @@ def test_the_version_is_of_the_content() -> None:
     assert book(BOOK.replace("0.12", "0.13")).digest != book().digest
 
 
+def test_tags_are_listed_and_may_have_prices() -> None:
+    tagged = book(f"{BOOK}tags: [team:a, search]\nrevenue: {{search: {{prompt: 0.5, output: 4}}}}\n")
+    assert tagged.digest != book(f"{BOOK}tags: [team:a, search]\n").digest != book().digest == book().digest
+    assert tagged.listed(("search", "mine", "team:a")) == ("team:a", "search")
+    assert (tagged.listed(("mine",)), tagged.listed(()), book().listed(("mine",))) == (("other",), ("none",), ())
+    assert tagged.revenue["search"].of(2_000_000, 500_000) == pytest.approx(3.0)
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -64,6 +72,18 @@ def test_the_version_is_of_the_content() -> None:
         ("currency: EUR\nprices: [{name: a, per_device_hour: 1, term: spot}]", "allowed: on_demand, reserved"),
         ("currency: EUR\nprices: [{name: a, per_device_hour: 1, overheads: {power: -2}}]", "power is -2"),
         ("currency: EUR\nprices: [{name: a, per_device_hour: 1}, {name: a, per_device_hour: 2}]", "twice: a"),
+        (
+            "currency: EUR\nprices: [{name: a, per_device_hour: 1}]\ntags: [none]",
+            "names none; allowed: all but none and",
+        ),
+        (
+            "currency: EUR\nprices: [{name: a, per_device_hour: 1}]\ntags: [a]\nrevenue: {b: {output: 1}}",
+            "revenue names b; allowed: a",
+        ),
+        (
+            "currency: EUR\nprices: [{name: a, per_device_hour: 1}]\ntags: [a]\nrevenue: {a: {output: -1}}",
+            "output is -1",
+        ),
         ("currency: [", "is not YAML"),
     ],
 )

@@ -25,8 +25,11 @@ from prolepsis.core.events import Event, Terminal
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import DeviceSeconds, EffectiveMode, ProposerMemory
 from prolepsis.core.telemetry.metrics import Metrics
+from prolepsis.server.front.key_file import KeyFile, new_key
+from prolepsis.server.front.keys import Keys
 from tests.clock import Clock
 from tests.control.store.fakes import latest_records
+from tests.ops.tracing.ended import prompt_ended, request_ended
 from tests.server.fakes import FakeEngine
 from tests.world.site import Site
 
@@ -112,6 +115,66 @@ async def test_prices_turn_seconds_and_memory_into_money(tmp_path: Path) -> None
     labels = 'arm="none",proposer="suffix",route="/v1/completions",tenant="default"'
     assert f"prolepsis_request_device_seconds_total{{{labels}}} 0.05" in text
     assert f"prolepsis_request_output_tokens_total{{{labels}}} 4.0" in text
+
+
+TAGGED = f"""{BOOK}
+tags: [search, team-a, batch]
+revenue: {{team-a: {{prompt: 100, output: 1000}}, batch: {{output: 1}}}}
+"""
+
+
+async def test_cost_and_revenue_are_summed_by_tag_and_by_key(tmp_path: Path) -> None:
+    file = KeyFile(tmp_path / "keys.json")
+    record, key = new_key("acme", roles=["client", "viewer"])
+    file.add(record)
+    site = served(tmp_path, book=TAGGED, keys=Keys(file))
+    bodies: list[dict[str, Any]] = [
+        {"metadata": {"tags": "search, team-a"}},
+        {"metadata": {"tags": ["team-a", "batch"]}},
+        {"metadata": {"tags": "unlisted"}},
+        {},
+    ]
+    async with site.client(authorization=f"Bearer {key}") as http:
+        for body in bodies:
+            assert (await http.post("/v1/completions", json=BODY | body)).status_code == 200
+        headers = {"x-litellm-tags": "search,search"}
+        assert (await http.post("/v1/completions", json=BODY, headers=headers)).status_code == 200
+        found = await costs_of(http)
+    of_one = (100 * 2 + 1000 * 4) / 1e6
+    by_tag = {one.value: (one.num_requests, one.revenue and round(one.revenue, 9)) for one in found.by_tag}
+    assert by_tag == {
+        **{"search": (2, of_one), "team-a": (2, 2 * of_one), "batch": (1, of_one)},
+        **{"other": (1, None), "none": (1, None)},
+    }
+    [by_key] = found.by_key
+    assert (by_key.value, by_key.num_requests, by_key.amount) == (
+        record.id,
+        5,
+        pytest.approx(5 * SPECULATING_S * 0.001),
+    )
+    assert by_key.revenue == found.total.revenue == pytest.approx(2 * of_one)
+    assert key not in json.dumps(found, default=vars)
+    assert site.sample("tag_device_seconds_total", tag="team-a") == pytest.approx(2 * SPECULATING_S)
+    assert site.sample("revenue_total", tag="team-a") == pytest.approx(2 * of_one)
+    assert site.sample("revenue_total", tag="batch") is None, "a request is charged once"
+
+
+async def test_a_request_that_the_server_failed_is_not_charged(tmp_path: Path) -> None:
+    site = served(tmp_path, book=TAGGED)
+    failed = prompt_ended(end="failed")
+    failed.stats.device = DeviceSeconds(plain=PLAIN_S)
+    ended = request_ended(failed)
+    site.feature(CostFeature).on_request_end(replace(ended, about=replace(ended.about, tags=("team-a",))))
+    [tagged] = site.feature(CostFeature).usage.of("tag")
+    assert (tagged.value, tagged.num_requests, tagged.revenue) == ("team-a", 1, None)
+
+
+async def test_without_listed_tags_nothing_is_summed_by_them(tmp_path: Path) -> None:
+    async with served(tmp_path, book=BOOK).http as http:
+        await http.post("/v1/completions", json=BODY | {"metadata": {"tags": "search"}})
+        assert (await http.post("/v1/completions", json=BODY | {"metadata": {"tags": [1]}})).status_code == 400
+        found = await costs_of(http)
+    assert (found.by_tag, [one.value for one in found.by_key]) == ([], ["none"])
 
 
 async def test_arms_of_a_rollout_are_compared(tmp_path: Path) -> None:

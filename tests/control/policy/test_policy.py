@@ -111,6 +111,7 @@ def test_learning_is_part_of_a_policy_only_where_it_is_given() -> None:
     digests.append(policy(f"{TWO}    never_learn: [b, a]").digest)
     assert len({*digests}) == 4
     assert policy(f"{TWO}    never_learn: [a, b, a]").digest == digests[-1]
+    assert policy(f"{TWO}    never_record: [a, b]").digest not in digests
     assert "learning" not in policy(TWO).content()["rules"][1]  # type: ignore[index]
 
 

@@ -44,7 +44,11 @@ def said(text: str) -> list[str]:
         ("version: 1.10", "p.yaml:1: version is 1.1; allowed: text, in quotes"),
         ("rules: {a: 1}", "p.yaml:1: rules is {'a': 1}; allowed: a list"),
         ("- a", "p.yaml:1: is ['a']; allowed: a mapping"),
-        ("", "p.yaml: is empty; allowed: version, description, owner, never_learn, traffic_classes, default, rules"),
+        (
+            "",
+            "p.yaml: is empty; allowed: version, description, owner, never_learn, never_record, traffic_classes, "
+            "default, rules",
+        ),
         ("a: 1\na: 2", "p.yaml: is not YAML: line 2: key 'a' is given twice"),
         ("rules: &a [*a]", "p.yaml: is not YAML: its aliases stand for too much; allowed: 10000 values in all"),
     ],

@@ -24,6 +24,7 @@ from tests.world.site import Site
         {"metrics_tenants": ["acme"]},
         {"by_tenant": [{"value": "acme", "num_requests": 3}]},
         {"groups": [{"by": "tenant", "value": "acme"}, {"by": "all", "value": "all"}]},
+        {"content": {"never_record": ["acme"]}},
         {"opened": {"tenants": ["acme", "acme"]}},
         {"requests_per_minute": {"tenant:acme": 5}},
         {"scope": "tenant:acme"},
@@ -39,6 +40,13 @@ def test_a_tenant_is_not_named_and_the_rest_stays(value: object) -> None:
     shown = json.dumps(out.value(value))
     assert "acme" not in shown
     assert "tenant 1" in shown or "tenant:tenant 1" in shown
+
+
+def test_a_key_that_sums_are_grouped_by_is_not_named() -> None:
+    value = {"by_key": [{"value": "key-of-ann"}, {"value": "none"}], "by_tag": [{"value": "search"}]}
+    out = Redactor()
+    out.learn(value)
+    assert out.value(value) == {"by_key": [{"value": "key 1"}, {"value": "none"}], "by_tag": [{"value": "search"}]}
 
 
 def test_a_traffic_class_is_kept_with_its_domain_and_language() -> None:

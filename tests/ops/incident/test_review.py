@@ -12,7 +12,7 @@ from prolepsis.ops.incident.period import Period
 from prolepsis.ops.incident.prometheus import Firing
 from prolepsis.ops.incident.review import ErrorBudget, Review, budgets, page
 from prolepsis.ops.incident.timeline import Happening, Kind
-from prolepsis.ops.incident.week import Spent, Traffic, WeekFigures
+from prolepsis.ops.incident.week import Spent, Traffic, VerifierUse, WeekFigures
 
 END = datetime(2026, 11, 22, tzinfo=UTC)
 GOOD = Traffic(
@@ -135,6 +135,64 @@ def test_a_quarter_has_capacity_heads_and_drills() -> None:
     assert "| draft_head | 2026-08-14 00:00:00 | 100 days | a@1 -> a@2 |" in shown
     assert "kill-engine" in shown
     assert [one.what for one in QUARTER.findings] == ["no drill was run"]
+
+
+def test_a_month_says_what_verification_took_of_each_rule() -> None:
+    used = replace(
+        FIGURES, verifier={"code": VerifierUse(7200.0, 1800.0, 720.0), "default": VerifierUse(0.0, 0.0, 0.0)}
+    )
+    former = replace(FIGURES, verifier={"code": VerifierUse(100.0, 20.0, 5.0)})
+    shown = page(replace(MONTH, this=used, before=former, owners={"code": "team a"}))
+    assert "| code | team a | 2 | 25 % | 20 % | 10 % | 5 % |" in shown
+    assert "| default |  | 0 | - | - | - | - |" in shown
+    assert "What verification took" not in page(QUIET)
+
+
+def test_a_quarter_has_a_safety_audit_with_who_acted() -> None:
+    end = END.timestamp()
+    acts = [
+        Happening(end - 300, "event", "breaker.open", "server", "suffix chat", ""),
+        Happening(end - 200, "event", "breaker.open", "server", "suffix chat", ""),
+        Happening(end - 100, "rollout", "rollout.rolled_back", "ann", "code@1", ""),
+        Happening(end - 60, "change", "policy.applied", "bob", "version 2", ""),
+        Happening(end - 50, "change", "policy.applied", "ann", "version 3", ""),
+        Happening(end - 40, "use", "file.deleted", "acme", "a", ""),
+    ]
+    review = replace(QUARTER, happened=acts, counted={"requests replayed: match": 1200.0})
+    assert [(row.what, row.act, row.number, row.who) for row in review.safety] == [
+        ("breakers opened", "breaker.open", 2, "server"),
+        ("speculation was stopped", "", 0, ""),
+        ("rollbacks", "rollout.rolled_back", 1, "ann"),
+        ("replays that differ", "", 0, ""),
+        ("comparisons with plain decoding", "", 0, ""),
+        ("drills", "", 0, ""),
+        ("changes of the policy", "policy.applied", 2, "ann, bob"),
+        ("requests replayed: match", "", 1200.0, ""),
+    ]
+    assert "| breakers opened | 2 | breaker.open | server | 2026-11-21 23:56:40 |" in page(review)
+    assert "| requests replayed: match | 1200 |  |  |  |" in page(review)
+    assert "which was not asked" not in page(review)
+    assert "which was not asked" in page(QUARTER)
+    assert "## Safety" not in page(MONTH)
+
+
+@pytest.mark.parametrize(
+    ("subject", "owner"),
+    [
+        ("suffix chat/standard/free/short/code", "team a"),
+        ("suffix, chat/standard/free/short/code/language=de", "team a"),
+        ("code@12ab", "team a"),
+        ("suffix chat/standard/free/short", "platform"),
+        ("suffix chat/standard/free/short/other", "platform"),
+        ("draft_head", "platform"),
+    ],
+)
+def test_a_finding_names_the_owner_of_its_rule(subject: str, owner: str) -> None:
+    opened = Happening(END.timestamp() - 60, "event", "breaker.open", "server", subject, "")
+    owners = {"default": "platform", "code": "team a"}
+    [finding] = replace(QUIET, happened=[opened], owners=owners).findings
+    assert finding.owner == owner
+    assert f"| {owner} |" in page(replace(QUIET, happened=[opened], owners=owners))
 
 
 def test_rules_name_their_owners_or_those_of_the_policy() -> None:

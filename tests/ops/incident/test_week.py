@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from prolepsis.control.store.records import RequestRecord, request_record
 from prolepsis.core.ended import End
 from prolepsis.core.traffic_sums import Drafted
 from prolepsis.ops.incident.period import Period
-from prolepsis.ops.incident.week import NO_CLASS, Spent, WeekFigures, figures
+from prolepsis.ops.incident.week import NO_CLASS, Spent, VerifierUse, WeekFigures, figures
 from tests.control.store.fakes import record
 from tests.ops.tracing.ended import prompt_ended, request_ended
 
@@ -76,6 +77,24 @@ def test_cost_is_summed_by_currency(database: Database) -> None:
         spent = {one.currency: one for one in figures(connection, PERIOD).spent}
     assert spent["EUR"] == Spent("EUR", 800.0, 200.0, 20, 9.0, 2.0)
     assert spent[""].amount_paid is None
+
+
+def test_use_of_the_verifier_is_summed_by_rule(database: Database) -> None:
+    seconds: dict[str, Any] = {f"device_{kind}_s": 1.0 for kind in ("prefill", "plain", "propose", "host")}
+    written = [
+        record(ended_at=1500.0, policy_rule="code", device_verify_s=4.0, correction_s=2.0, **seconds),
+        record(ended_at=1600.0, policy_rule="code", device_verify_s=0.0, correction_s=0.0, **seconds),
+        record(ended_at=1600.0, policy_rule=None, device_verify_s=None, correction_s=0.0),
+        record(ended_at=2000.0, policy_rule="code", device_verify_s=9.0, correction_s=9.0, **seconds),
+    ]
+    with database.write() as connection:
+        records.add(connection, written)
+    with database.read() as connection:
+        used = figures(connection, PERIOD).verifier
+    assert used == {"code": VerifierUse(12.0, 4.0, 2.0), "default": VerifierUse(0.0, 0.0, 0.0)}
+    assert [*used] == ["code", "default"]
+    assert (used["code"].verify_share, used["code"].lost_share) == (4 / 12, 2 / 12)
+    assert used["default"].verify_share is None
 
 
 def test_a_period_without_requests_has_no_figures(database: Database) -> None:

@@ -12,13 +12,18 @@ from sqlalchemy import Row
 
 from prolepsis.control.audit import chain
 from prolepsis.control.controls.flag_file import FlagFile
+from prolepsis.control.policy.runtime import Policies
+from prolepsis.control.policy.source import NOT_READ, GivenPolicy
 from prolepsis.control.rollout.runtime import Rollouts
+from prolepsis.control.store import records
 from prolepsis.control.store.store import Store
 from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import DeadlineExceeded
 from prolepsis.core.events import Event, Tokens
 from prolepsis.core.requests import GenerateRequest
+from prolepsis.server.front.key_file import KeyFile, new_key
+from prolepsis.server.front.keys import Keys
 from tests.control.controls.flag_files import flag, write
 from tests.control.rollout.test_observation import POLICY
 from tests.control.store.fakes import append, latest_records
@@ -149,6 +154,44 @@ def test_texts_of_prompt_and_answer_are_not_in_the_file(store: Store, tmp_path: 
     with store.database.read() as connection:
         assert chain.head(connection)[0] == 1
     assert b"nobody keeps" not in b"".join(file.read_bytes() for file in tmp_path.iterdir())
+
+
+async def test_a_tenant_in_never_record_has_no_record_of_any_kind(store: Store, tmp_path: Path) -> None:
+    file = KeyFile(tmp_path / "keys.json")
+    policy = "never_record: [hospital]\nrules: [{name: all, match: {}, mode: on}]"
+    keys = {tenant: new_key(tenant, roles=["client", "admin"]) for tenant in ("hospital", "acme")}
+    for record, _ in keys.values():
+        file.add(record)
+    site = Site(
+        folder=tmp_path, policy=policy, store=store, keys=Keys(file), config=ServerConfig(idempotency_ttl_s=60.0)
+    )
+    clients = {tenant: site.client(authorization=f"Bearer {key}") for tenant, (_, key) in keys.items()}
+    await clients["acme"].post("/admin/recording", json={})
+    for tenant, client in clients.items():
+        body = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "stream": True}
+        assert (await client.post("/v1/chat/completions", json=body)).status_code == 200
+        for attempt in ("first", "again"):
+            headers = {"idempotency-key": "k", "x-request-id": f"{attempt}-{tenant}"}
+            assert (await client.post("/v1/completions", json=BODY, headers=headers)).status_code == 200
+    assert {(record.tenant, record.route) for record in recorded(store)} == {
+        ("acme", "/v1/completions"),
+        ("acme", "/v1/chat/completions"),
+    }
+    with store.database.read() as connection:
+        assert records.answers_of_retries(connection, ["again-acme"], 10)
+        assert not records.answers_of_retries(connection, ["again-hospital"], 10)
+    assert (await clients["acme"].get("/admin/recording")).json()["num_requests"] == 2
+    for tenant, is_kept in (("hospital", False), ("acme", True)):
+        sample = {"request": {"model": "tiny", "prompt": "Hi"}, "tenant": tenant}
+        reply = await clients["acme"].post("/admin/policy/explain", json=sample)
+        assert reply.json()["in_effect"]["recorded"] is is_kept
+
+
+async def test_nothing_is_recorded_while_it_is_not_known_who_forbids_it(tmp_path: Path) -> None:
+    policies = Site(policy=GivenPolicy(NOT_READ)).feature(Policies)
+    assert not policies.records("acme")
+    policies = Site(policy=GivenPolicy()).feature(Policies)
+    assert policies.records("acme"), "without a policy no tenant forbids it"
 
 
 async def test_run_and_arm_of_a_rollout_are_recorded(store: Store, tmp_path: Path) -> None:

@@ -22,13 +22,12 @@ from prolepsis.control.store.links import digest_at, signed_head
 from prolepsis.control.store.signing import ChainName, SignedHead
 from prolepsis.control.store.turns import PeriodicWork
 from prolepsis.control.web.feature import Feature
-from prolepsis.core.bounded_replies import PLAIN, hooks
+from prolepsis.core.bounded_replies import post
 from prolepsis.core.errors import ConfigError, StoreUnavailable
 from prolepsis.core.network import HTTP, address, scheme_of, without_user
 from prolepsis.core.telemetry.declare import counter, gauge
 
 AUTO, LOG, NONE = "auto", "log", "none"
-WEBHOOK_TIMEOUT_S = 10.0
 _HEAD = TypeAdapter(SignedHead)
 _TORN_SHOWN = 10
 _TURN = 0.9
@@ -64,17 +63,12 @@ def _place(setting: str, default: Path) -> AnchorPlace:
             allowed = "http(s)://HOST or HOST:PORT with a port of 1 to 65535"
             raise ConfigError(f"audit_anchor has the address {shown!r}; allowed: {allowed}", param="audit_anchor")
         turn = f"anchor {sha256(setting.encode()).hexdigest()[:16]}"
-        return AnchorPlace(parts.hostname, partial(_post, setting), turn=turn)
+        return AnchorPlace(parts.hostname, lambda head: post(setting, head.plain()), turn=turn)
     if scheme or not setting:
         message = f"audit_anchor is {setting[:80]!r}; allowed: auto, log, none, a file, http:// or https://"
         raise ConfigError(message, param="audit_anchor")
     path = default if setting == AUTO else Path(setting)
     return AnchorPlace(str(path), partial(_add_line, path), path)
-
-
-def _post(url: str, head: SignedHead) -> None:
-    with httpx2.Client(timeout=WEBHOOK_TIMEOUT_S, headers=PLAIN, event_hooks=hooks()) as http:
-        http.post(url, json=head.plain()).raise_for_status()
 
 
 def _add_line(path: Path, head: SignedHead) -> None:

@@ -18,7 +18,7 @@ from prolepsis.core.terminal.resource import Resource
 _NEWEST = 50
 _SPENT = (
     *("name=value", "requests=num_requests", "tokens=num_output_tokens", "device=total_device_s"),
-    *("per token=device_s_per_token", "amount"),
+    *("per token=device_s_per_token", "amount", "saved", "revenue"),
 )
 _DEVICE_TIME = (
     *("name=value", "prefill=device_s.prefill", "plain=device_s.plain", "verify=device_s.verify"),
@@ -43,7 +43,7 @@ COST = Resource(
     columns={
         **{
             table: columns
-            for path in ("by_route", "by_tenant", "by_rule", "by_proposer")
+            for path in ("by_route", "by_tenant", "by_rule", "by_proposer", "by_key", "by_tag")
             for table, columns in ((path, _SPENT), (f"{path}:device time", _DEVICE_TIME))
         },
         "periods": _PERIODS,

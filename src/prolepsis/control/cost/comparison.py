@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from prolepsis.control.cost.meter import DIMENSIONS, NO_PROPOSER, OTHER, Dimension, Experiment, RequestCost
+from prolepsis.control.cost.meter import COMPARED, NO_PROPOSER, OTHER, Compared, Experiment, RequestCost
 from prolepsis.control.statistics.adjusted import AdjustedRatio, reach_after
 from prolepsis.control.statistics.arms import Arm
 from prolepsis.core.traffic_sums import Interval
@@ -39,7 +39,7 @@ _TAIL = 0.025  # of each bound: 95 % together
 class ArmComparison:
     """One group of an experiment's requests."""
 
-    by: Dimension | Literal["all"]
+    by: Compared | Literal["all"]
     value: str
     num_canary: int
     num_control: int
@@ -127,7 +127,7 @@ class Comparison:
     def __init__(self, experiment: Experiment) -> None:
         self.experiment = experiment
         self._all = _Group(experiment.share)
-        self._by: dict[Dimension, dict[str, _Group]] = {dimension: {} for dimension in DIMENSIONS}
+        self._by: dict[Compared, dict[str, _Group]] = {dimension: {} for dimension in COMPARED}
         self._waiting: deque[tuple[RequestCost, Sequence[_Group]]] = deque(maxlen=_MAX_WAITING)
         self._num_scored = 0
 
@@ -135,7 +135,7 @@ class Comparison:
         """Count a request of the experiment that finished; one without tokens has no cost of a token."""
         if not cost.num_output_tokens:
             return
-        groups = [self._all, *(self._group(dimension, cost.value(dimension)) for dimension in DIMENSIONS)]
+        groups = [self._all, *(self._group(dimension, cost.value(dimension)) for dimension in COMPARED)]
         for group in groups:
             group.arms[cost.arm].add(cost)
         self._waiting.append((cost, groups))
@@ -160,7 +160,7 @@ class Comparison:
                 elif value != NO_PROPOSER:
                     yield self._compared(dimension, value, group, self._all.arms["control"])
 
-    def _group(self, dimension: Dimension, value: str) -> _Group:
+    def _group(self, dimension: Compared, value: str) -> _Group:
         groups = self._by[dimension]
         if value not in groups and len(groups) >= MAX_GROUPS:
             value = OTHER
@@ -176,9 +176,7 @@ class Comparison:
             group.score(cost, prices, typical, reach_after(self._num_scored))
         self._num_scored += 1
 
-    def _compared(
-        self, by: Dimension | Literal["all"], value: str, group: _Group, control: _ArmTotals
-    ) -> ArmComparison:
+    def _compared(self, by: Compared | Literal["all"], value: str, group: _Group, control: _ArmTotals) -> ArmComparison:
         canary, randomised = group.arms["canary"], by != "proposer"
         tokens, prices = canary.num_output_tokens, control.prices
         plain_s = canary.at(prices) if prices is not None else 0.0

@@ -1,4 +1,4 @@
-"""The cost of requests: sums by route, tenant and proposer, and a forecast from their rate."""
+"""The cost of requests: sums by route, tenant, rule, proposer, key and tag, and a forecast from their rate."""
 
 import math
 from collections import deque
@@ -17,8 +17,10 @@ from prolepsis.core.json_value import computed
 from prolepsis.core.stats import DeviceSeconds
 from prolepsis.core.traffic_sums import Interval, TrafficSums, ratio, sums_of_device
 
-Dimension = Literal["route", "tenant", "rule", "proposer"]
-DIMENSIONS: tuple[Dimension, ...] = ("route", "tenant", "rule", "proposer")
+Compared = Literal["route", "tenant", "rule", "proposer"]
+COMPARED: tuple[Compared, ...] = ("route", "tenant", "rule", "proposer")
+Dimension = Literal[Compared, "key", "tag"]
+DIMENSIONS: tuple[Dimension, ...] = (*COMPARED, "key", "tag")
 NO_PROPOSER = "none"  # the proposer of requests without a verified draft
 
 
@@ -46,9 +48,16 @@ class RequestCost:
     amount: float | None = None  # at the prices of the time that it took; None: without prices
     experiment: Experiment | None = None  # None: it is not part of a comparison
     arm: Arm = "control"
+    key: str = ""  # public part of the API key
+    tags: tuple[str, ...] = ()  # those that have sums
+    revenue: float | None = None  # what its client is charged; None: its tags have no price
 
-    def value(self, dimension: Dimension) -> str:
+    def value(self, dimension: Compared) -> str:
         return str(getattr(self, dimension))
+
+    def values(self, dimension: Dimension) -> tuple[str, ...]:
+        """Return the values under which it is summed: of tags it may have several."""
+        return self.tags if dimension == "tag" else (self.key if dimension == "key" else self.value(dimension),)
 
 
 MAX_VALUES = 32  # values of a dimension with sums of their own; later ones are counted as `OTHER`
@@ -65,6 +74,8 @@ class UsageTotals:
     amount: float | None = None
     predicted: Annotated[TrafficSums, Field(exclude=True)] = field(default_factory=TrafficSums)
     """Of requests with a prediction."""
+    revenue: float | None = None
+    """What clients are charged for requests whose tags have a price; null: there are none."""
     value: str = ""  # of the dimension
 
     def add(self, cost: RequestCost) -> None:
@@ -75,6 +86,8 @@ class UsageTotals:
             self.predicted.add(sums_of_device(cost.device))
         if cost.amount is not None:
             self.amount = (self.amount or 0.0) + cost.amount
+        if cost.revenue is not None:
+            self.revenue = (self.revenue or 0.0) + cost.revenue
 
     @computed
     def device_s(self) -> dict[Literal["prefill", "plain", "verify", "propose", "host"], float]:
@@ -119,8 +132,8 @@ class Usage:
     def observe(self, cost: RequestCost) -> None:
         self.total.add(cost)
         for dimension in DIMENSIONS:
-            known, value = self.by[dimension], self.known(dimension, cost.value(dimension))
-            known.setdefault(value, UsageTotals(value=value)).add(cost)
+            for value in {self.known(dimension, value) for value in cost.values(dimension)}:
+                self.by[dimension].setdefault(value, UsageTotals(value=value)).add(cost)
 
     def of(self, dimension: Dimension) -> list[UsageTotals]:
         """Return the totals of a dimension, the most expensive first."""

@@ -9,7 +9,7 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from prolepsis.control.cost.history import store_prices
-from prolepsis.control.cost.prices import PriceFile, PriceInUse
+from prolepsis.control.cost.prices import PriceBook, PriceFile, PriceInUse
 from prolepsis.control.store.database import Database
 from prolepsis.core.audit_event import SERVER, AuditEvent, Emit
 from prolepsis.core.telemetry.declare import counter, gauge
@@ -39,6 +39,7 @@ class PriceWatch:
         self._use = use
         self._kept: str | None = None
         """Version of the book in the store."""
+        self.book: PriceBook | None = None
         self.price: PriceInUse | None = None
         if file is not None:
             self._take(file, "loaded")
@@ -60,7 +61,7 @@ class PriceWatch:
                 self._kept = file.value.full_version
 
     def _take(self, file: PriceFile, act: str, before: object = None) -> None:
-        book = file.value
+        book = self.book = file.value
         self.price = PriceInUse(**file.price.model_dump(), currency=book.currency, version=book.full_version)
         self._price.clear()
         self._price.labels(book.currency, file.price.name, book.full_version).set(file.price.per_second)

@@ -1,6 +1,6 @@
-"""Price books: the price of an hour of a device, by device, region and term. Without one there are no amounts."""
+"""Price books: prices of an hour of a device, and of tokens by tag, for clients. Without one there are no amounts."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -16,6 +16,10 @@ HOURS_PER_MONTH = 730.0  # a twelfth of 365 days
 
 Currency = Annotated[str, spelt(r"[A-Z]{3}", "three capital letters of ISO 4217, such as EUR")]
 Amount = Annotated[Number, Field(ge=0)]
+Tag = Annotated[str, spelt(r"[A-Za-z0-9._:/-]{1,64}", "at most 64 letters, digits, dots, dashes, underscores, : or /")]
+MOST_TAGS = 30
+NO_TAG, OTHER_TAGS = "none", "other"
+"""Requests without tags, and with none that the book lists."""
 Region = Annotated[str, spelt(r"[A-Za-z0-9._-]{0,64}", "at most 64 letters, digits, dots, dashes or underscores")]
 
 
@@ -68,11 +72,25 @@ class PriceInUse(Price):
         return f"{self.version}/{self.name}"
 
 
+class TokenPrices(Part):
+    """What a client is charged for a million tokens, in the book's currency."""
+
+    prompt: Amount = 0.0
+    output: Amount = 0.0
+
+    def of(self, num_prompt_tokens: int, num_output_tokens: int) -> float:
+        return (self.prompt * num_prompt_tokens + self.output * num_output_tokens) / 1e6
+
+
 class PriceBook(VersionedPart):
     """The content of a file."""
 
     currency: Currency
     prices: Annotated[tuple[Price, ...], BeforeValidator(one_or_more), Field(min_length=1)]
+    tags: Annotated[tuple[Tag, ...], BeforeValidator(one_or_more), Field(max_length=MOST_TAGS)] = ()
+    """Tags of requests that have sums of their own."""
+    revenue: dict[Tag, TokenPrices] = Field(default_factory=dict)
+    """Prices of tokens by tag; a request with several of these tags has the first price."""
 
     @model_validator(mode="after")
     def _distinct(self) -> Self:
@@ -80,11 +98,24 @@ class PriceBook(VersionedPart):
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"allowed: each name once; twice: {', '.join(twice)}")
+        if reserved := sorted({NO_TAG, OTHER_TAGS}.intersection(self.tags)):
+            raise ValueError(f"tags names {', '.join(reserved)}; allowed: all but {NO_TAG} and {OTHER_TAGS}")
+        if unlisted := sorted({*self.revenue}.difference(self.tags)):
+            raise ValueError(
+                f"revenue names {', '.join(unlisted)}; allowed: {', '.join(self.tags) or 'what tags lists'}"
+            )
         return self
 
     def content(self) -> Mapping[str, object]:
         prices = [price.model_dump(mode="json", exclude={"description"}) for price in self.prices]
-        return {"currency": self.currency, "prices": sorted(prices, key=lambda price: str(price["name"]))}
+        content = {"currency": self.currency, "prices": sorted(prices, key=lambda price: str(price["name"]))}
+        tagged = self.model_dump(mode="json", include={"tags", "revenue"})
+        return content | {name: value for name, value in tagged.items() if value}
+
+    def listed(self, tags: Collection[str]) -> tuple[str, ...]:
+        """Return those tags of a request that have sums, in the book's order, else what stands for them."""
+        others = (OTHER_TAGS if tags else NO_TAG,) if self.tags else ()
+        return tuple(tag for tag in self.tags if tag in tags) or others
 
     def price(self, name: str | None) -> Price:
         """Return the price of that name, or the only one; raises `ConfigError` if there is no such price."""

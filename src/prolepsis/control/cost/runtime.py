@@ -29,13 +29,14 @@ from prolepsis.control.web.context import Context
 from prolepsis.control.web.feature import Feature
 from prolepsis.control.web.routes import READERS, shown
 from prolepsis.core.audit_event import Emit, discard
-from prolepsis.core.ended import RequestAbout, RequestEnded
+from prolepsis.core.ended import FAILED, RequestAbout, RequestEnded
 from prolepsis.core.facts import NO_RULE
 from prolepsis.core.json_value import computed
 from prolepsis.core.stats import ProposerMemory, RequestStats
 from prolepsis.core.telemetry.declare import counter, gauge
 from prolepsis.core.telemetry.labels import NO_TENANT
 
+NO_KEY = "none"  # the key of callers without one
 COMPARED_FOR_S = 30.0
 """A comparison serves at most this long: bounds of all its groups take some tenths of a second."""
 _OVERALL_SHARE = 0.02  # of the time may go into the bounds over all requests, which are wanted fresh
@@ -65,6 +66,9 @@ class CostReport:
     by_tenant: list[UsageTotals]
     by_rule: list[UsageTotals]
     by_proposer: list[UsageTotals]
+    by_key: list[UsageTotals]
+    by_tag: list[UsageTotals]
+    """By the tags that the price book lists; a request with several is in the sums of each."""
     rollouts: list[ComparedExperiment]
     memory: list[MemoryCost]
     forecast: CostForecast | None  # forecast of a month; null in the first hour
@@ -114,6 +118,10 @@ class CostFeature(Feature):
                 ("output_tokens", "Output tokens of these requests"),
             )
         ]
+        text = "Device time of requests by the tags that the price book lists; of several tags each has all of it"
+        self._tag_seconds = counter(registry, "tag_device_seconds", text, "tag")
+        text = "What clients are charged in the price book's currency, by the tag that has the price"
+        self._revenue = counter(registry, "revenue", text, "tag")
         text = "Share of device time that a rollout saves in its newest stage: estimate, lower and upper bound (95 %)"
         self._saved = gauge(registry, "rollout_saved", text, "rule", "bound", most=192)
         text = "Memory of a proposer, without the target's"
@@ -137,10 +145,15 @@ class CostFeature(Feature):
         for prompt in ended.prompts:
             if prompt.answer in ("complete", "cut") and prompt.stats.device.total:
                 is_compared = prompt.end == "finished" and prompt.stats.num_output_tokens > 0
-                self._observe(about, prompt.stats, is_compared=is_compared)
+                self._observe(about, prompt.stats, is_compared=is_compared, is_charged=prompt.end not in FAILED)
 
-    def _observe(self, about: RequestAbout, stats: RequestStats, *, is_compared: bool) -> None:
-        assignment = about.assignment if about.is_evidence else None
+    def _observe(self, about: RequestAbout, stats: RequestStats, *, is_compared: bool, is_charged: bool) -> None:
+        assignment, book = about.assignment if about.is_evidence else None, self._prices.book
+        tags, charges = (book.listed(about.tags), book.revenue) if book is not None else ((), {})
+        paying, revenue = next((tag for tag in tags if tag in charges and is_charged), None), None
+        if paying is not None:
+            revenue = charges[paying].of(stats.num_prompt_tokens, stats.num_output_tokens)
+            self._revenue.labels(paying).inc(revenue)
         amount = self.device_time.charge(stats.device.total, stats.compute_s or 0.0, stats.num_output_tokens)
         by_tokens = {(counts.num_accepted, counts.num_draft_tokens): name for name, counts in stats.proposers.items()}
         cost = RequestCost(
@@ -154,7 +167,12 @@ class CostFeature(Feature):
             amount=amount,
             experiment=_contest(about) if is_compared else None,
             arm="canary" if assignment and assignment.arm == "canary" else "control",
+            key=about.key_id or NO_KEY,
+            tags=tags,
+            revenue=revenue,
         )
+        for tag in tags:
+            self._tag_seconds.labels(tag).inc(stats.device.total)
         self.usage.observe(cost)
         self._comparisons.observe(cost)
         labels = about.route, cost.tenant, cost.proposer, assignment.arm if assignment else "none"

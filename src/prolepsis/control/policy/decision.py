@@ -62,6 +62,7 @@ class Decision:
     limited_by: tuple[LimitReason, ...] = ()  # those limits that took effect
     rule_flags: tuple[FlagDecision, ...] = ()  # decisions of the flags that rules name
     flag: FlagDecision | None = None  # decision of the flag for all speculation; None: no flags are configured
+    is_recorded: bool = True  # the policy lets records of its tenant's requests be kept
 
     @property
     def flags(self) -> tuple[FlagDecision, ...]:

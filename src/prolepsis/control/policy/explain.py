@@ -158,7 +158,12 @@ def explain(
         rule=name,
         terms=plain_terms(terms),
         refused=None if refused is None else {**refused},
-        in_effect=None if refused else _effect(decide(name, terms, requested, facts.targeting_key)),
+        in_effect=None
+        if refused
+        else {
+            **_effect(decide(name, terms, requested, facts.targeting_key)),
+            "recorded": policy.records(facts.tenant),
+        },
         facts={
             **asdict(facts),
             "roles": sorted(facts.roles),

@@ -242,6 +242,8 @@ class Policy(VersionedPart):
     owner: str = ""  # of the policy, and of rules that name none
     never_learn: TenantNames = ()
     """Tenants whose contract forbids it: no rule may name one of them among those who agreed to be learnt from."""
+    never_record: TenantNames = ()
+    """Tenants of whose requests no record is kept, and no recording for a rehearsal."""
     traffic_classes: TrafficClassTerms = TrafficClassTerms()
     default: GivenTerms = GivenTerms()
     rules: Annotated[tuple[Rule, ...], BeforeValidator(lambda v: tuple(v) if isinstance(v, list) else v)] = ()
@@ -265,7 +267,8 @@ class Policy(VersionedPart):
     def plain_settings(self, *, given: bool = True) -> dict[str, object]:
         """Return what holds for all rules as plain values; `given`: only what differs from its default."""
         classes = self.traffic_classes.model_dump(mode="json")
-        settings = {"never_learn": sorted({*self.never_learn}), "traffic_classes": classes}
+        tenants = {name: sorted({*getattr(self, name)}) for name in ("never_learn", "never_record")}
+        settings = {**tenants, "traffic_classes": classes}
         return {name: value for name, value in settings.items() if not given or value not in ([], _PLAIN_CLASSES)}
 
     @property
@@ -276,6 +279,10 @@ class Policy(VersionedPart):
     def rule_for(self, facts: RequestFacts) -> Rule | None:
         """Return the first rule that matches, None where the default counts."""
         return next((rule for rule in self.rules if rule.match.holds(facts)), None)
+
+    def records(self, tenant: str) -> bool:
+        """Return whether request records of a tenant may be kept."""
+        return tenant not in self.never_record
 
     def named_terms(self) -> list[tuple[str, Terms]]:
         """Return the terms of every rule and of the default by name, in order."""

@@ -21,7 +21,7 @@ from prolepsis.control.policy.decision import (
 )
 from prolepsis.control.policy.learning_terms import LearningTerms
 from prolepsis.control.policy.model import DEFAULT_RULE, Policy, Terms, control_terms
-from prolepsis.control.policy.source import PolicySource
+from prolepsis.control.policy.source import NOT_READ, PolicySource
 from prolepsis.control.web.feature import Feature
 from prolepsis.core.audit_event import SERVER, AuditEvent, Emit, discard
 from prolepsis.core.config import CANDIDATE_HEAD
@@ -128,6 +128,10 @@ class Policies(Feature):
             self._num_learnt += 1
             self._adopt(self.policy)
 
+    def records(self, tenant: str) -> bool:
+        """Return whether request records of a tenant may be kept: of none, while the policy could not be read yet."""
+        return self.policy is None or (self.policy is not NOT_READ and self.policy.records(tenant))
+
     @property
     def detects_language(self) -> bool:
         """Whether the policy in use asks for a guess at languages that requests do not state."""
@@ -177,7 +181,13 @@ class Policies(Feature):
         if contradiction is not None:
             return contradiction
         decision = decide(name, terms, requested, facts.targeting_key, assignment=assignment, limits=limits)
-        return replace(decision, policy_version=policy.full_version, rule_flags=flags, traffic_class=traffic_class)
+        return replace(
+            decision,
+            policy_version=policy.full_version,
+            rule_flags=flags,
+            traffic_class=traffic_class,
+            is_recorded=self.records(facts.tenant),
+        )
 
     async def tick(self) -> None:
         """Take over new content of the source; the last good policy stays if that cannot be used."""

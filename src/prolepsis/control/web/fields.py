@@ -5,6 +5,7 @@ from typing import Annotated, Literal, TypeAlias, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
+from prolepsis.core.facts import TAGS
 from prolepsis.core.requests import MAX_LOGIT_BIASES, MAX_STOP_CHARACTERS, MAX_STOP_STRINGS, MAX_TOP_LOGPROBS
 from prolepsis.core.validation import Number, Part
 
@@ -81,6 +82,14 @@ def _text_of(part: object) -> str | None:
     return part if isinstance(part, str) else None
 
 
+def _with_tags(metadata: object) -> object:
+    """Read a list of tags as the text that names them with commas."""
+    match metadata:
+        case {"tags": [*tags], **others} if all(isinstance(tag, str) for tag in tags):
+            return {**others, TAGS: ",".join(tags)}
+    return metadata
+
+
 def _whole(value: object) -> object:
     """Read 8.0 as the whole number that it is."""
     return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else value
@@ -150,8 +159,11 @@ QualifiedName: TypeAlias = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_./-]{1,64}
 """A function's name, behind that of its namespace where it has one."""
 Schema: TypeAlias = dict[str, object]
 Metadata: TypeAlias = Annotated[
-    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
+    Field(max_length=16),
+    BeforeValidator(_with_tags),
 ]
+"""Texts by name; `tags` may be a list of texts, as LiteLLM has it."""
 Text: TypeAlias = Annotated[
     str,
     Holds(TextPart),

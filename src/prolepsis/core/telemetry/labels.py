@@ -50,6 +50,7 @@ LABELS: Mapping[str, Label] = {
     "device": Label(16),
     "pool": Label(2),
     "exact_group": Label(8, is_open=True),
+    "tag": Label(10, is_open=True),  # listed by the price book
     "finish_reason": Label(8),
     "bound": Label(3),
     # what operators name

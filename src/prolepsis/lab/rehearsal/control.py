@@ -86,6 +86,7 @@ def _with_terms(policy: Policy, change: Callable[[Any], Any]) -> Policy:
     return Policy(
         version=policy.version,
         never_learn=policy.never_learn,
+        never_record=policy.never_record,
         traffic_classes=policy.traffic_classes,
         default=change(policy.default),
         rules=tuple(change(rule) for rule in policy.rules),

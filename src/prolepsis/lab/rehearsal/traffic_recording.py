@@ -107,8 +107,9 @@ class RecordingFeature(Feature):
 
     def keeps(self, about: RequestAbout, request: GenerateRequest) -> Keep:
         """Return what the recording needs of the request."""
-        arrived = about.arrived or self.now()
-        return self.current.begin(request.request_id, arrived) if self.current else Keep.FIGURES
+        if self.current is None or not about.is_recorded:
+            return Keep.FIGURES
+        return self.current.begin(request.request_id, about.arrived or self.now())
 
     def on_request_end(self, ended: RequestEnded) -> None:
         """Record the prompts of a request."""

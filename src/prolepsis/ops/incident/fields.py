@@ -38,7 +38,7 @@ _FIELDS: Mapping[Holds, str] = {
     "tried uid url value values variant verdict version versions warnings weights what where why",
 }
 FIELDS: Mapping[str, Holds] = {name: holds for holds, names in _FIELDS.items() for name in names.split()}
-OF_TENANTS = re.compile(r"metrics_tenants|tenants|(?:\w+_)?by_tenant")
+OF_TENANTS = re.compile(r"metrics_tenants|tenants|never_(?:learn|record)|(?:\w+_)?by_tenant")
 """Fields that hold names of tenants, as a list or as keys."""
 
 _WORD = re.compile(r"[A-Za-z/][A-Za-z0-9_./{}=-]{0,255}")
@@ -67,9 +67,10 @@ def was_made(field: str, text: str) -> bool:
 def kind_of_names(field: str, siblings: Mapping[object, object]) -> str:
     """Return what the names in a field are called: tenant, key, person; empty if it holds none.
 
-    A group's `value` is a tenant if the group is `by` tenants.
+    A group's `value` is a tenant if the group is `by` tenants, and a key likewise.
     """
-    if OF_TENANTS.fullmatch(field) or (field == "value" and siblings.get(_GROUPED) == "tenant"):
+    grouped = siblings.get(_GROUPED) if field == "value" else None
+    if OF_TENANTS.fullmatch(field) or grouped == "tenant":
         return "tenant"
-    holds = FIELDS.get(field, "")
+    holds = "key" if field == "by_key" or grouped == "key" else FIELDS.get(field, "")
     return holds if holds in ("tenant", "key", "person") else ""

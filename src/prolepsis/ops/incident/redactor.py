@@ -13,7 +13,7 @@ from prolepsis.core.audit_event import SERVER
 from prolepsis.ops.incident.fields import FIELDS, OF_TENANTS, OUR_ID, is_our_word, kind_of_names, was_made
 
 _SPELT = re.compile(r"(tenant|key):(.+)")
-_KEPT = frozenset({"", SERVER, "default", "developer", "no tenant", "other"})
+_KEPT = frozenset({"", SERVER, "default", "developer", "no tenant", "none", "other"})
 """Names that stand for no particular person."""
 _SHORTEST = 3  # characters of a name that is looked for in texts
 _HOME = re.compile(r"(/(?:home|Users)/)[^/\s\"']+")
@@ -181,4 +181,4 @@ def _named(value: object, kind: str = "", field: str = "") -> Iterator[tuple[str
             if not isinstance(part, Mapping):
                 yield from _named(part, inner, field)
             elif "var" not in part:
-                yield from _named({"by": kind, **part} if kind == "tenant" else part)
+                yield from _named({"by": kind, **part} if kind in ("tenant", "key") else part)

@@ -3,10 +3,11 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from prolepsis.control.verdict.verdict import RuleVerdict
 from prolepsis.core.config import DAY_S
+from prolepsis.core.facts import NO_RULE, rule_of_class
 from prolepsis.core.terminal.output import shown_time
 from prolepsis.core.traffic_sums import LEAST_REQUESTS as LEAST_SAVED
 from prolepsis.core.traffic_sums import TrafficSums
@@ -29,6 +30,16 @@ _WATCHED = {
     "replay.structural": "a replay differs from its request",
     "drift.cliff": "acceptance fell off a cliff",
 }
+_AUDITED: Mapping[str, tuple[str, ...]] = {
+    "breakers opened": ("breaker.open", "breaker.forced_open"),
+    "speculation was stopped": ("kill.on",),
+    "rollbacks": ("rollout.rolled_back", "rollout.set_back", "policy.rolled_back", "learning.rolled_back"),
+    "replays that differ": ("replay.structural", "replay.near_tie"),
+    "comparisons with plain decoding": ("exact.passed", "exact.failed"),
+    "drills": ("drill.run",),
+    "changes of the policy": ("policy.applied", "policy.reloaded"),
+}
+"""Acts of the safety audit of a quarter; each is listed, also where there was none."""
 DAYS = {"day": 1, "week": 7, "month": 30, "quarter": 91}
 _MONTH, _QUARTER = (DAY_S * DAYS[name] for name in ("month", "quarter"))
 LISTED = 60  # changes that are listed, the last ones
@@ -56,6 +67,18 @@ class ReviewFinding:
     what: str
     subject: str
     why: str
+    owner: str = ""  # who answers for its rule, as the policy says
+
+
+@dataclass(frozen=True, slots=True)
+class SafetyRow:
+    """How often something happened in a quarter that safety depends on."""
+
+    what: str
+    number: float
+    act: str = ""
+    who: str = ""
+    last_at: float | None = None  # Unix time; None: it is not known, or there was none
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +110,7 @@ class Review:
     swaps: Sequence[Happening] = ()  # exchanges of draft heads, whenever they were; the last is the newest
     verdicts: Mapping[str, RuleVerdict] = field(default_factory=dict)  # the last that were stored, by rule
     owners: Mapping[str, str] = field(default_factory=dict)  # of the policy's rules in use, by name
+    counted: Mapping[str, float] | None = None  # by Prometheus, for the safety audit; None: it was not asked
 
     @property
     def is_monthly(self) -> bool:
@@ -137,7 +161,22 @@ class Review:
     @property
     def findings(self) -> list[ReviewFinding]:
         """Findings to look at, the gravest first."""
-        return [*_watched(self.happened), *_over_limits(self), *_worn(self.this, self.before), *_neglected(self)]
+        found = [*_watched(self.happened), *_over_limits(self), *_worn(self.this, self.before), *_neglected(self)]
+        default = self.owners.get(NO_RULE, "")
+        return [replace(each, owner=self.owners.get(_rule_of(each.subject), default)) for each in found]
+
+    @property
+    def safety(self) -> list[SafetyRow]:
+        """The safety audit: acts with who did them, then what Prometheus counted."""
+        rows = []
+        for what, acts in _AUDITED.items():
+            by_act = {act: [row for row in self.happened if row.what == act] for act in acts}
+            rows += [
+                SafetyRow(what, len(found), act, ", ".join(sorted({row.who for row in found})), found[-1].at)
+                for act, found in by_act.items()
+                if found
+            ] or [SafetyRow(what, 0)]
+        return [*rows, *(SafetyRow(what, number) for what, number in (self.counted or {}).items())]
 
 
 def budgets(values: Iterable[tuple[Mapping[str, str], float]]) -> list[ErrorBudget]:
@@ -201,6 +240,12 @@ def _neglected(review: Review) -> Iterator[ReviewFinding]:
     if busy is not None and busy > BUSY:
         why = f"devices are used for {share(busy)} of the time that they are held, more than {share(BUSY)}"
         yield ReviewFinding("capacity is short", "all servers", why)
+
+
+def _rule_of(subject: str) -> str:
+    """Return the rule that a rollout's name begins with, or that a traffic class at the end names."""
+    rule, at, _ = subject.partition("@")
+    return rule if at else rule_of_class(subject.rpartition(" ")[2])
 
 
 def saved(sums: TrafficSums | None) -> str:

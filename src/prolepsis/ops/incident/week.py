@@ -5,11 +5,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Connection, case, func, select
+from sqlalchemy import ColumnElement, Connection, case, func, select
 
 from prolepsis.control.store.tables import cost_periods, request_records
 from prolepsis.core.ended import FAILED
-from prolepsis.core.traffic_sums import Drafted, TrafficSums
+from prolepsis.core.facts import NO_RULE
+from prolepsis.core.traffic_sums import Drafted, TrafficSums, ratio
 from prolepsis.ops.incident.period import Period
 
 NO_CLASS = "no class"
@@ -36,6 +37,23 @@ class Spent:
 
 
 @dataclass(frozen=True, slots=True)
+class VerifierUse:
+    """Device seconds of the requests of a rule, and what of them drafts took."""
+
+    device_s: float
+    verify_s: float
+    lost_s: float  # making and verifying draft tokens that were rejected
+
+    @property
+    def verify_share(self) -> float | None:
+        return ratio(self.verify_s, self.device_s)
+
+    @property
+    def lost_share(self) -> float | None:
+        return ratio(self.lost_s, self.device_s)
+
+
+@dataclass(frozen=True, slots=True)
 class WeekFigures:
     """Everything about one period."""
 
@@ -44,6 +62,7 @@ class WeekFigures:
     errors: Mapping[str, int] = field(default_factory=dict)
     """Failed requests by the code of the error; `aborted`: by the server."""
     spent: tuple[Spent, ...] = ()
+    verifier: Mapping[str, VerifierUse] = field(default_factory=dict)  # by rule, the most device time first
 
     @property
     def total(self) -> Traffic:
@@ -63,17 +82,29 @@ def figures(connection: Connection, period: Period) -> WeekFigures:
         proposers=_proposers(connection, here),
         errors={row[0]: row[1] for row in connection.execute(errors)},
         spent=_spent(connection, period),
+        verifier=_verifier(connection, here),
     )
+
+
+def _verifier(connection: Connection, here: Any) -> dict[str, VerifierUse]:
+    of, rule = request_records.c, func.coalesce(request_records.c.policy_rule, NO_RULE)
+    sums = [func.coalesce(func.sum(column), 0.0) for column in (_device(), of.device_verify_s, of.correction_s)]
+    query = select(rule, *sums).where(here).group_by(rule).order_by(sums[0].desc(), rule)
+    return {name: VerifierUse(*seconds) for name, *seconds in connection.execute(query)}
+
+
+def _device() -> ColumnElement[float]:
+    of = request_records.c
+    return sum((of[f"device_{kind}_s"] for kind in ("plain", "verify", "propose", "host")), of.device_prefill_s)
 
 
 def _classes(connection: Connection, here: Any) -> dict[str, Traffic]:
     of = request_records.c
-    device = sum((of[f"device_{kind}_s"] for kind in ("plain", "verify", "propose", "host")), of.device_prefill_s)
     sums = (
         func.count(),
         func.sum(case((of.terminal.in_(FAILED), 1), else_=0)),
         *(func.sum(of[name]) for name in ("num_output_tokens", "num_draft_tokens", "num_accepted")),
-        func.sum(case((of.predicted_plain_s > 0, device), else_=0.0)),
+        func.sum(case((of.predicted_plain_s > 0, _device()), else_=0.0)),
         func.coalesce(func.sum(of.predicted_plain_s), 0.0),
     )
     rows = connection.execute(select(of.traffic_class, *sums).where(here).group_by(of.traffic_class))

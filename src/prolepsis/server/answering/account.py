@@ -10,6 +10,7 @@ from prolepsis.control.web.errors import RequestAborted, RequestRefused
 from prolepsis.core.ended import Answer, End, Keep, PromptEnded, RequestAbout, RequestEnded
 from prolepsis.core.errors import AnswerBroken, ClientDeadlineExceeded, GrammarFailed, ProlepsisError, UserError
 from prolepsis.core.events import Event, Tokens
+from prolepsis.core.facts import stated_tags
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import RequestStats
 from prolepsis.core.token_intervals import TokenIntervals
@@ -211,6 +212,7 @@ def about(prepared: PreparedRequest) -> RequestAbout:
         flags={flag.key: {"variant": flag.variant, "reason": flag.reason} for flag in decision.flags},
         audit_share=audit.percentage / 100.0 if audit else None,
         audit_content=audit.content if audit else None,
+        is_recorded=decision.is_recorded,
         learns=prepared.learns,
         http_request_id=prepared.context.http_request_id,
         client=client_family(prepared.context.headers.get("user-agent", "")),
@@ -220,6 +222,7 @@ def about(prepared: PreparedRequest) -> RequestAbout:
         domain=facts.domain,
         language=facts.language,
         language_detected=facts.language_detected,
+        tags=stated_tags(prepared.body.metadata, prepared.context.headers),
         asks=decision.requested.mode,
         front_cache=front_cache,
         arrived=prepared.context.arrived,

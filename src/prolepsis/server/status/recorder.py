@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable
 
 from prolepsis.control.cost.runtime import CostFeature
+from prolepsis.control.policy.runtime import Policies
 from prolepsis.control.store.records import RequestRetry, request_record
 from prolepsis.control.store.store import Store
 from prolepsis.control.web.context import Context
@@ -22,18 +23,21 @@ class StoreState(Reply):
 
 
 class Recorder(Feature):
-    """Hands a sampled share of requests to the store's writer, without waiting for it."""
+    """Hands a sampled share of requests to the store's writer, without waiting for it; none that the policy forbids."""
 
     name = "records"
 
-    def __init__(self, store: Store, sample: float, prices_version: Callable[[], str | None]) -> None:
-        """`prices_version` names the price in use."""
+    def __init__(
+        self, store: Store, sample: float, prices_version: Callable[[], str | None], records: Callable[[str], bool]
+    ) -> None:
+        """`prices_version` names the price in use; `records`: whether the policy lets records of a tenant be kept."""
         self._writer = store.writer
         self._sample = sample
         self._prices_version = prices_version
+        self._records = records
 
     def on_request_end(self, ended: RequestEnded) -> None:
-        if not self._writer.is_on:
+        if not (self._writer.is_on and ended.about.is_recorded):
             return
         for prompt in ended.prompts:
             if random.random() < self._sample:
@@ -42,7 +46,8 @@ class Recorder(Feature):
 
     def retried(self, retry: RequestRetry) -> None:
         """Record the names of a retry, by which the request is found whose answer it got."""
-        self._writer.offer(retry)
+        if self._records(retry.tenant):
+            self._writer.offer(retry)
 
     def readiness(self) -> StoreState | None:
         """Return what readiness says of the store, without addresses; None without one. It never makes it unready."""
@@ -51,5 +56,6 @@ class Recorder(Feature):
         return StoreState.model_validate(self._writer.health(), from_attributes=True)
 
 
-def feature(context: Context, costs: CostFeature) -> Recorder:
-    return Recorder(context.store, context.config.store_sample, lambda: costs.price.label if costs.price else None)
+def feature(context: Context, costs: CostFeature, policies: Policies) -> Recorder:
+    sample = context.config.store_sample
+    return Recorder(context.store, sample, lambda: costs.price.label if costs.price else None, policies.records)

@@ -3,7 +3,9 @@
 import json
 import time
 from pathlib import Path
+from urllib.parse import parse_qsl, urlsplit
 
+import promql_parser
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -15,6 +17,7 @@ from prolepsis.core.audit_event import SERVER, AuditEvent
 from prolepsis.core.config import DAY_S
 from prolepsis.server.cli.main import app
 from tests.control.store.fakes import record
+from tests.loopback import Reply, Request, serving
 
 OPENED = AuditEvent(actor=SERVER, action="breaker.open", subject="suffix chat", after={"reason": "cliff"})
 
@@ -92,6 +95,62 @@ def test_what_clients_keep_is_no_change(store: Store) -> None:
         chain.append(connection, [act, *uploads])
     assert [one["what"] for one in json.loads(review("--json").stdout)["changes"]] == ["policy.applied"]
     assert "policy.applied" in review().stdout
+
+
+def test_each_finding_is_posted_once_and_what_was_not_taken_is_posted_again(store: Store) -> None:
+    taken: list[dict[str, str]] = []
+    statuses = [200, 503]
+
+    def take(request: Request) -> Reply:
+        status = statuses.pop(0) if statuses else 200
+        if status == 200:
+            taken.append(json.loads(request.body))
+            assert request.headers["idempotency-key"] == taken[-1]["key"]
+        return Reply(status)
+
+    with store.database.write() as connection:
+        versions.put(connection, "owner: platform\n", author="ops", expect=versions.NO_VERSION)
+    with serving(take) as url:
+        words = ("review", "--tickets", f"{url}/hook?token=hunter22")
+        failed = CliRunner().invoke(app, words)
+        assert failed.exit_code == 2
+        assert "127.0.0.1 did not take a ticket: 503; posted before: 1" in failed.stderr
+        assert "hunter22" not in failed.output
+        assert "posted 1 new of 2 tickets" in CliRunner().invoke(app, words).stderr
+        assert "posted 0 new of 2 tickets" in CliRunner().invoke(app, words).stderr
+        assert [(one["what"], one["subject"], one["owner"]) for one in taken] == [
+            ("a breaker opened", "suffix chat", "platform"),
+            ("acceptance fell", "suffix, chat", "platform"),
+        ]
+        assert len({one["key"] for one in taken}) == 2
+    refused = CliRunner().invoke(app, ["review", "--tickets", "hook"])
+    assert "allowed: http(s)://HOST" in refused.stderr
+
+
+def test_prometheus_counts_for_the_safety_audit() -> None:
+    asked: list[str] = []
+
+    def answer(request: Request) -> Reply:
+        query = dict(parse_qsl(urlsplit(request.path).query))["query"]
+        asked.append(query)
+        labels = {"outcome": "match"} if "prolepsis_replays_total" in query else {}
+        labels |= {"policy": "words", "decision": "stop"} if "output_policy" in query else {}
+        is_counted = "increase(" in query
+        series = [{"metric": labels, "value": [0, "12"]}] if is_counted else []
+        return Reply(body=json.dumps({"data": {"result": series}}).encode())
+
+    with serving(answer) as url:
+        document = json.loads(review("--period", "quarter", "--prometheus", url, "--json").stdout)
+    counted = {row["what"]: row["number"] for row in document["safety"] if not row["act"] and row["number"]}
+    assert counted == {
+        "requests replayed: match": 12,
+        "answers changed or ended by output policies: words, stop": 12,
+        "faults of output policies: words": 12,
+        "requests refused by role or policy": 12,
+    }
+    for query in asked:
+        promql_parser.parse(query)
+    assert sum("[7862400s]" in query for query in asked) == 4, "of 91 days"
 
 
 def test_an_unknown_period_is_refused_by_name() -> None:

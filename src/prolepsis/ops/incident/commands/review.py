@@ -21,10 +21,19 @@ from prolepsis.ops.incident.commands.incident import PrometheusUrl, To
 from prolepsis.ops.incident.period import Period, parse_time
 from prolepsis.ops.incident.prometheus import Prometheus
 from prolepsis.ops.incident.review import DAYS, Review, budgets, page
+from prolepsis.ops.incident.tickets import post_new
 from prolepsis.ops.incident.timeline import of_entry, timeline
 from prolepsis.ops.incident.week import WeekFigures, figures
 
 _SWAPS = 20  # newest exchanges of draft heads that are read
+_COUNTED = {
+    "requests replayed: {outcome}": "sum by (outcome) (increase(prolepsis_replays_total[{span}]))",
+    "answers changed or ended by output policies: {policy}, {decision}": "sum by (policy, decision) (increase("
+    'prolepsis_output_policy_decisions_total{{decision=~"rewrite|stop"}}[{span}]))',
+    "faults of output policies: {policy}": "sum by (policy) (increase(prolepsis_output_policy_faults_total[{span}]))",
+    "requests refused by role or policy": 'sum(increase(prolepsis_http_requests_total{{status="403"}}[{span}]))',
+}
+"""What the safety audit has of Prometheus: texts and queries."""
 _BUDGETS = "slo:period_error_budget_remaining:ratio"
 
 
@@ -36,6 +45,9 @@ def review(
     end: To = "now",
     output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="default: stdout")] = None,
     prometheus: PrometheusUrl = None,
+    tickets: Annotated[
+        str | None, typer.Option(metavar="URL", help="webhook that gets each thing to look at once, as JSON")
+    ] = None,
     store: StoreOption = None,
     as_json: AsJson = False,
 ) -> None:
@@ -45,6 +57,10 @@ def review(
         raise ConfigError(f"period is {length!r}; allowed: {', '.join(DAYS)}", param="period")
     span = timedelta(days=DAYS[length])
     reviewed = _review(Period(until - span, until), Period(until - 2 * span, until - span), prometheus, store)
+    if tickets is not None:
+        with ready_database(store) as database:
+            number = post_new(reviewed.findings, tickets, length, until, database)
+        note(f"posted {number} new of {len(reviewed.findings)} tickets")
     if as_json:
         print_json(_plain(reviewed))
     elif output is None:
@@ -71,7 +87,17 @@ def _review(period: Period, before: Period, prometheus: str | None, store: str |
         swaps=swaps,
         verdicts=verdicts,
         owners=owners,
+        counted=_counted(asking, period) if asking else None,
     )
+
+
+def _counted(asking: Prometheus, period: Period) -> dict[str, float]:
+    span, at = f"{period.seconds:.0f}s", period.end.timestamp()
+    return {
+        what.format_map(labels): value
+        for what, query in _COUNTED.items()
+        for labels, value in asking.values(query.format(span=span), at)
+    }
 
 
 def _owners(connection: Connection) -> Mapping[str, str]:
@@ -95,6 +121,7 @@ def _plain(reviewed: Review) -> dict[str, object]:
         "before": _figures(reviewed.before),
         "changes": [asdict(row) for row in reviewed.changes],
         "owners": dict(reviewed.owners),
+        "safety": [asdict(row) for row in reviewed.safety],
         "expected": [asdict(expected) for expected in reviewed.expected],
         "capacity": reviewed.capacity,
         "draft_heads": [asdict(row) for row in reviewed.swaps],
@@ -114,4 +141,8 @@ def _figures(week: WeekFigures) -> dict[str, object]:
         ],
         "errors": dict(week.errors),
         "spent": [asdict(spent) for spent in week.spent],
+        "verifier": {
+            rule: {**asdict(use), "verify_share": use.verify_share, "lost_share": use.lost_share}
+            for rule, use in week.verifier.items()
+        },
     }
