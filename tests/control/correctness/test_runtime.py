@@ -119,6 +119,10 @@ async def test_a_corrupted_emission_is_structural_and_on_record(tmp_path: Path, 
         assert difference["margin"] is None or difference["margin"] > difference["tolerance"]
         assert served.sample("replays_total", outcome="structural") == 1.0
         assert served.sample("speculation_killed", source="operator") == 0.0
+        [example] = (await served.get("/admin/requests?only=mismatched"))["requests"]
+        assert (example["mismatch"], example["diff"]) == (difference, None), "no text is kept by default"
+        assert 0.0 <= difference["similarity"] < 1.0
+        assert said["similarity"]["mean"] == served.sample("replay_similarity_total") == difference["similarity"]
     assert store.writer.flush(20.0)
     [entry] = entries_of(store.database)
     assert entry.action == "replay.structural"
@@ -269,6 +273,32 @@ async def test_an_answer_that_the_server_cut_is_not_replayed(tmp_path: Path) -> 
         assert reply["choices"][0]["finish_reason"] == "content_filter"
         said = await served.correctness()
         assert (said["num_queued"], sum(said["outcomes"].values())) == (0, 0)
+        await served.ask(max_tokens=1)
+        [violated, _] = (await served.get("/admin/requests?only=violated"))["requests"]
+        assert violated["stopped_by"] == ["one"]
+
+
+async def test_a_mismatch_shows_where_the_answers_part_as_far_as_texts_are_kept(tmp_path: Path) -> None:
+    async with serving(table(flawed=True), tmp_path, audit_content="tokens") as served:
+        await served.ask()
+        [difference] = (await served.until(1))["differences"]
+        [example] = (await served.get("/admin/requests?only=mismatched"))["requests"]
+        diff, name = example["diff"], example["record"]["request_id"]
+        assert (name, diff["recorded_ids"][1:] != [], len(diff["replayed_ids"])) == (
+            *(difference["request_id"], True),
+            40 - difference["position"],
+        )
+        assert diff["recorded_ids"][0] != diff["replayed_ids"][0]
+        [one] = (await served.get(f"/admin/requests/{name}"))["requests"]
+        assert (one["diff"], one["mismatch"]) == (diff, difference)
+
+
+async def test_a_replay_that_matches_is_no_example_and_wholly_similar(tmp_path: Path) -> None:
+    async with serving(table(), tmp_path, audit_content="tokens") as served:
+        await served.ask()
+        said = await served.until(1)
+        assert said["similarity"] == {"num_compared": 1, "mean": 1.0, "lowest": 1.0, "is_low": False}
+        assert (await served.get("/admin/requests?only=mismatched"))["requests"] == []
 
 
 async def test_a_replay_that_fails_is_counted_and_the_next_one_runs(tmp_path: Path) -> None:
