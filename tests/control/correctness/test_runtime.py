@@ -15,6 +15,7 @@ from msgspec import structs
 from typer.testing import CliRunner, Result
 
 from prolepsis.control.controls.file import ControlsFile
+from prolepsis.control.correctness.commands import CORRECTNESS
 from prolepsis.control.correctness.replay import LAST
 from prolepsis.control.correctness.runtime import MAX_TRIES, Share
 from prolepsis.control.store.store import Store
@@ -393,6 +394,12 @@ def test_status_and_figures_say_how_it_stands(url: str) -> None:
     assert "50%" in bad.stdout
     assert "structural" in bad.stdout
     assert "4.5" in bad.stdout
+
+
+@pytest.mark.parametrize(("structural", "is_low"), [(0, False), (1, False), (0, True)])
+def test_the_status_is_that_of_a_defect_or_of_low_similarity(structural: int, is_low: bool) -> None:
+    document = {"outcomes": {"structural": structural}, "similarity": {"is_low": is_low}}
+    assert CORRECTNESS.fails(document) is bool(structural or is_low)
 
 
 def test_a_missing_server_is_reported() -> None:

@@ -256,6 +256,7 @@ def test_the_entropy_of_answers_by_their_tokens_and_by_the_target() -> None:
     in_turn, mixed = asked([9], [1, 2] * 8 + [1]), asked([9], [1, 2, 1, 3] * 4 + [1])
     assert entropy([in_turn]) == {"unigram": pytest.approx(0.9975, abs=1e-4), "bigram": 0.0, "target": None}
     assert entropy([mixed])["bigram"] == pytest.approx(0.5)
+    assert entropy([asked([9], [1, 2, 3, 4, 5, 4, 5])])["bigram"] is None, "4 of 6 pairs came once"
     assert entropy([asked([9, 9], [])]) == {"unigram": None, "bigram": None, "target": None}
     assert entropy([asked([9], [5])]) == {"unigram": 0.0, "bigram": None, "target": None}
     sure, unsure = replace(in_turn, logprobs=[0.0]), replace(in_turn, logprobs=[log(0.25)])
@@ -268,7 +269,7 @@ def test_the_entropy_of_answers_by_their_tokens_and_by_the_target() -> None:
     [
         [-0.5, -1.5],
         {"content": [{"token": "x", "logprob": -0.5}, {"token": "y", "logprob": -1.5}]},
-        {"tokens": ["x", "y"], "token_logprobs": [-0.5, -1.5]},
+        {"tokens": ["a", "x", "y"], "token_logprobs": [None, -0.5, -1.5]},
     ],
 )
 def test_log_probabilities_of_a_line_as_a_list_or_as_replies_have_them(tmp_path: Path, kept: object) -> None:

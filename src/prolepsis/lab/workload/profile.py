@@ -93,7 +93,8 @@ def _logprobs(kept: Any) -> Iterator[float]:
     if isinstance(kept, Mapping):
         kept = kept.get("content") or kept.get("token_logprobs")
     for item in kept or ():
-        yield float(item["logprob"] if isinstance(item, Mapping) else item)
+        if item is not None:  # what nothing stands before has none
+            yield float(item["logprob"] if isinstance(item, Mapping) else item)
 
 
 def served_requests(records: Sequence[Mapping[str, Any]]) -> tuple[list[ProfiledRequest], float | None]:
@@ -187,16 +188,17 @@ def profile_of(requests: Sequence[ProfiledRequest]) -> dict[str, Any]:
 def entropy(requests: Sequence[ProfiledRequest]) -> dict[str, float | None]:
     """Return bits a token of the answers together; null: not known.
 
-    `unigram`: by how often each token comes; `bigram`: the same, given the token before; `target`: the mean
-    surprise of the target, by the log-probabilities that it gave. Few tokens make the first two too low.
+    `unigram`: by how often each token comes; `bigram`: the same, given the token before, unless most pairs came once;
+    `target`: the mean surprise of the target, by the log-probabilities that it gave. Few tokens make the first two low.
     """
     tokens = Counter(token for request in requests for token in request.answer_ids)
     pairs = Counter(pair for request in requests for pair in pairwise(request.answer_ids))
     first = Counter(token for request in requests for token in request.answer_ids[:-1])
     logprobs = [logprob for request in requests for logprob in request.logprobs]
+    are_repeated = 2 * sum(number for number in pairs.values() if number > 1) >= pairs.total() > 0
     return {
         "unigram": _bits(tokens) if tokens else None,
-        "bigram": max(0.0, _bits(pairs) - _bits(first)) if pairs else None,
+        "bigram": max(0.0, _bits(pairs) - _bits(first)) if are_repeated else None,
         "target": sum(-logprob for logprob in logprobs) / len(logprobs) / log(2.0) if logprobs else None,
     }
 
