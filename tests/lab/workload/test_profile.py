@@ -275,8 +275,9 @@ def test_the_entropy_of_answers_by_their_tokens_and_by_the_target() -> None:
 def test_log_probabilities_of_a_line_as_a_list_or_as_replies_have_them(tmp_path: Path, kept: object) -> None:
     [line] = read(tmp_path, {"prompt": "a", "answer": "xy", "logprobs": kept})
     assert line.logprobs == [-0.5, -1.5]
-    [line] = read(tmp_path, {"prompt": "a", "answer": "xy", "logprobs": None})
-    assert line.logprobs == []
+    for asked_for in (None, True, 5):
+        [line] = read(tmp_path, {"body": {"prompt": "a", "answer": "xy", "logprobs": asked_for}})
+        assert line.logprobs == []
 
 
 def test_each_class_has_its_own_entropy(tmp_path: Path) -> None:

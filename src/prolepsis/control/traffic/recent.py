@@ -112,9 +112,7 @@ class RecentFeature(Feature):
 
         self.routes = routes.all
         self.requests: deque[RecentRequest] = deque(maxlen=MAX_RECENT)
-        self.found: dict[Finding, deque[RecentRequest]] = {
-            finding: deque(maxlen=MAX_MISMATCHES) for finding in get_args(Finding)
-        }
+        self.found = {finding: deque[RecentRequest](maxlen=MAX_MISMATCHES) for finding in get_args(Finding)}
 
     def keeps(self, about: RequestAbout, request: GenerateRequest) -> Keep:
         """Which request a person will ask about, one that was slow or failed, is known at its end only."""

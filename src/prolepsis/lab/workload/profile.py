@@ -89,10 +89,10 @@ def _request(given: Mapping[str, Any], tokenizer: Tokenizer, blocks: BlockNumber
 
 
 def _logprobs(kept: Any) -> Iterator[float]:
-    """Yield the log-probabilities of a line: a list of them, or what replies of chats or completions have."""
+    """Yield the log-probabilities of a line: a list, or what replies of chats or completions have."""
     if isinstance(kept, Mapping):
-        kept = kept.get("content") or kept.get("token_logprobs")
-    for item in kept or ():
+        kept = kept.get("content") or kept.get("token_logprobs")  # a request's own is true or a number
+    for item in kept if isinstance(kept, list) else ():
         if item is not None:  # what nothing stands before has none
             yield float(item["logprob"] if isinstance(item, Mapping) else item)
 
