@@ -162,6 +162,7 @@ class PromptEnded:
     tokens: tuple[Tokens, ...]  # all that was emitted, if it was kept (`Keep`)
     finish_reasons: tuple[str, ...]  # finish reasons of the samples that ended, as the client sees them
     delivery: Mapping[str, DeliveredDrafts]  # by proposer
+    stopped_by: tuple[str, ...] = ()  # names of the output policies that ended samples
     whole_calls: tuple[bool, ...] = ()
     """For each sample that began a tool call: whether all of its calls are complete."""
     waited_s: float = 0.0  # seconds that it waited for admission; `stats` counts from then on

@@ -68,12 +68,18 @@ def parse(value: object, request_id: str) -> Recording:
 
 
 Outcome = Literal["match", "near_tie", "structural"]
+NUM_BEYOND = 64
+"""Tokens, the first that differs among them, that a replay decodes where it leaves its recording."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
     differences: Mapping[int, Difference]  # the first difference of each sample that has one
-    num_tokens: int  # tokens decoded
+    tokens: tuple[tuple[int, ...], ...]  # decoded, by sample
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(map(len, self.tokens))
 
     @property
     def outcome(self) -> Outcome:

@@ -53,6 +53,7 @@ class SequenceState:
         self.client_draft: ClientDraft | None = None  # the last that its client sent
         self.replays = source.emitted[index] if source.is_replay else None
         """In a replay: the tokens that this sequence is compared with."""
+        self.differs_at: int | None = None  # output position at which it left them
         self.noise_key = noise_key(source.params.seed, index)
         self.tokens = list(source.prompt_token_ids)
         self.num_prompt_tokens = len(source.prompt_token_ids)

@@ -24,6 +24,7 @@ from prolepsis.core.errors import (
 )
 from prolepsis.core.events import Aborted, Event, Failed, Finished, Terminal, Tokens
 from prolepsis.core.plan import AppliedPlan
+from prolepsis.core.recording import NUM_BEYOND
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import JudgedDraft
 from prolepsis.engine.accounting import (
@@ -481,8 +482,11 @@ class Scheduler:
         """Find where the sequence ends and advance its grammar that far; raises `GrammarFailed`."""
         try:
             ending = find_ending(sequence, result.tokens, self.limits.max_model_len)
-            if result.difference is not None:  # later tokens cannot be compared
-                ending = Ending(len(result.tokens), "stop")
+            if result.difference is not None:
+                sequence.differs_at = result.difference.position
+            left = sequence.differs_at
+            if left is not None and ending is None and sequence.num_output_tokens + 1 - left >= NUM_BEYOND:
+                ending = Ending(len(result.tokens), "stop")  # what is shown of a difference is decoded
             if sequence.matcher is not None:
                 sequence.matcher.advance(result.tokens[: ending.num_tokens] if ending else result.tokens)
         except Exception as error:

@@ -77,11 +77,11 @@ class Verification:
     def _compared(
         self, sequence: SequenceState, emitted: Sequence[int], result: VerifyResult, logits: Tensor
     ) -> SampledTokens:
-        """Return the result of a replay, which ends with the first token that was not emitted before."""
+        """Return the result of a replay, with the first token that was not emitted before as its difference."""
         assert not result.path, "a replay is decoded plainly"
         [token], position = result.tokens, sequence.num_output_tokens
         before = emitted[position] if position < len(emitted) else None
-        if token == before:
+        if token == before or sequence.differs_at is not None:
             return SampledTokens(result.tokens)
         if before is None:
             return SampledTokens(result.tokens, difference=Difference(position, None, token, "structural"))

@@ -12,8 +12,8 @@ from prolepsis.control.learning.capture import CaptureFeature
 from prolepsis.control.replicas import registry
 from prolepsis.control.rollout import feature as rollout
 from prolepsis.control.store.allowances import AllowanceTable
-from prolepsis.control.traffic import recent
 from prolepsis.control.traffic.feature import TrafficFeature
+from prolepsis.control.traffic.recent import RecentFeature
 from prolepsis.control.web.context import Context
 from prolepsis.control.web.feature import Feature
 from prolepsis.control.web.intake import Intake
@@ -43,7 +43,6 @@ FEATURES: Sequence[Callable[[Context], Feature]] = (
     audit.waiting_acts,
     audit.anchors,
     alerts.feature,
-    recent.feature,
     lambda context: cast(Feature, named("lab.rehearsal.traffic_recording:RecordingFeature")(context)),
     lambda context: SkippedFeature(context.skipped, context.registry),
 )
@@ -66,25 +65,27 @@ def services_of(context: Context, sources: Sources, tokenizer: Tokenizer, intake
         apply_plan=control.plan.shed,
         find_bucket=buckets.bucket if is_limited and context.database.is_kept else None,  # else this server's own
     )
-    traces = tracing.feature(context)
+    traces, recent = tracing.feature(context), RecentFeature(context.store)
+    decode = partial(tokenizer.decode, skip_special_tokens=False)
     replays = correctness.feature(
         context,
         control.controls.kill_switch,
         partial(gate.has_room, config.limits.replay_beside),
         count=control.rollouts.take_replay,
         report=traces.on_mismatch,
+        found=recent.on_mismatch,
+        decode=decode,
     )
     records, service = recorder.feature(context, control.costs, control.policies), service_health.feature(context)
     idempotency = Idempotency(config, context.registry, retried=records.retried)
     stored = response_routes.feature(context, keys)
     output = OutputPolicies(sources.output, OutputMetrics(context.registry))
     corpora = Corpora(context, tokenizer, intake, lambda: control.policies.learning)
-    decode = partial(tokenizer.decode, skip_special_tokens=False)
     writers = Writers(config.writers)
     swaps = heads.feature(context, partial(named("lab.measure.prompts:shipped_token_ids"), tokenizer))
     features: tuple[Feature, ...] = (
         *(replicas, service, gate, buckets, idempotency, stored, *control.features),
-        *(records, replays, traces, control.health.keeper(context.database, context.wall)),
+        *(records, replays, traces, recent, control.health.keeper(context.database, context.wall)),
         key_changes(context, keys),
         audit.feature(context, decode, replays.replay_now),
         CaptureFeature(

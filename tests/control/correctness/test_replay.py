@@ -11,7 +11,7 @@ from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.events import Difference, Event, Tokens
 from prolepsis.core.messages import ApplyPlan
 from prolepsis.core.plan import SpecPlan
-from prolepsis.core.recording import Recording, recording
+from prolepsis.core.recording import NUM_BEYOND, Recording, recording
 from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.engine.rows import Row, SampledTokens
 from prolepsis.engine.runner import Computed
@@ -84,13 +84,15 @@ async def test_a_draft_that_was_emitted_unverified_is_structural(params: str) ->
     async with engine(unverified, wrong_from=0) as client:
         recorded, _ = await served(client, request("a", [1, 2, 3], PARAMS[params]))
         found = await replay(client, recorded, "again")
+        plain = await replay(client, replace(recorded, tokens=found.tokens), "plain")
     assert found.outcome == "structural"
     [(sequence, difference)] = found.differences.items()
     assert (sequence, difference.emitted) == (0, recorded.tokens[0][difference.position])
     assert difference.margin is not None
     assert difference.tolerance is not None
     assert difference.margin > difference.tolerance
-    assert found.num_tokens == difference.position + 1, "the replay ends where nothing can be compared any more"
+    assert (plain.outcome, found.tokens[0][difference.position]) == ("match", difference.replayed)
+    assert found.num_tokens > difference.position + 1, "behind its difference it is decoded plainly"
 
 
 @pytest.mark.parametrize("kept", [5, 39])
@@ -102,6 +104,14 @@ async def test_tokens_that_were_lost_or_made_up_are_structural(kept: int) -> Non
         long = await replay(client, replace(recorded, tokens=((*tokens, 1),)), "long")
     assert short.differences == {0: Difference(kept, None, tokens[kept], "structural")}
     assert long.differences == {0: Difference(len(tokens), 1, None, "structural")}
+
+
+async def test_a_replay_ends_a_few_tokens_behind_its_difference() -> None:
+    async with engine() as client:
+        recorded, _ = await served(client, request("a", [1, 2, 3], replace(PARAMS["greedy"], max_tokens=120)))
+        [tokens] = recorded.tokens
+        found = await replay(client, replace(recorded, tokens=(tokens[:10],)), "short")
+    assert found.tokens == (tokens[: 10 + NUM_BEYOND],)
 
 
 async def test_only_the_sequence_that_differs_is_named() -> None:

@@ -15,6 +15,7 @@ from msgspec import structs
 from typer.testing import CliRunner, Result
 
 from prolepsis.control.controls.file import ControlsFile
+from prolepsis.control.correctness.commands import CORRECTNESS
 from prolepsis.control.correctness.replay import LAST
 from prolepsis.control.correctness.runtime import MAX_TRIES, Share
 from prolepsis.control.store.store import Store
@@ -119,6 +120,10 @@ async def test_a_corrupted_emission_is_structural_and_on_record(tmp_path: Path, 
         assert difference["margin"] is None or difference["margin"] > difference["tolerance"]
         assert served.sample("replays_total", outcome="structural") == 1.0
         assert served.sample("speculation_killed", source="operator") == 0.0
+        [example] = (await served.get("/admin/requests?only=mismatched"))["requests"]
+        assert (example["mismatch"], example["diff"]) == (difference, None), "no text is kept by default"
+        assert 0.0 <= difference["similarity"] < 1.0
+        assert said["similarity"]["mean"] == served.sample("replay_similarity_total") == difference["similarity"]
     assert store.writer.flush(20.0)
     [entry] = entries_of(store.database)
     assert entry.action == "replay.structural"
@@ -269,6 +274,32 @@ async def test_an_answer_that_the_server_cut_is_not_replayed(tmp_path: Path) -> 
         assert reply["choices"][0]["finish_reason"] == "content_filter"
         said = await served.correctness()
         assert (said["num_queued"], sum(said["outcomes"].values())) == (0, 0)
+        await served.ask(max_tokens=1)
+        [violated, _] = (await served.get("/admin/requests?only=violated"))["requests"]
+        assert violated["stopped_by"] == ["one"]
+
+
+async def test_a_mismatch_shows_where_the_answers_part_as_far_as_texts_are_kept(tmp_path: Path) -> None:
+    async with serving(table(flawed=True), tmp_path, audit_content="tokens") as served:
+        await served.ask()
+        [difference] = (await served.until(1))["differences"]
+        [example] = (await served.get("/admin/requests?only=mismatched"))["requests"]
+        diff, name = example["diff"], example["record"]["request_id"]
+        assert (name, diff["recorded_ids"][1:] != [], len(diff["replayed_ids"])) == (
+            *(difference["request_id"], True),
+            40 - difference["position"],
+        )
+        assert diff["recorded_ids"][0] != diff["replayed_ids"][0]
+        [one] = (await served.get(f"/admin/requests/{name}"))["requests"]
+        assert (one["diff"], one["mismatch"]) == (diff, difference)
+
+
+async def test_a_replay_that_matches_is_no_example_and_wholly_similar(tmp_path: Path) -> None:
+    async with serving(table(), tmp_path, audit_content="tokens") as served:
+        await served.ask()
+        said = await served.until(1)
+        assert said["similarity"] == {"num_compared": 1, "mean": 1.0, "lowest": 1.0, "is_low": False}
+        assert (await served.get("/admin/requests?only=mismatched"))["requests"] == []
 
 
 async def test_a_replay_that_fails_is_counted_and_the_next_one_runs(tmp_path: Path) -> None:
@@ -363,6 +394,12 @@ def test_status_and_figures_say_how_it_stands(url: str) -> None:
     assert "50%" in bad.stdout
     assert "structural" in bad.stdout
     assert "4.5" in bad.stdout
+
+
+@pytest.mark.parametrize(("structural", "is_low"), [(0, False), (1, False), (0, True)])
+def test_the_status_is_that_of_a_defect_or_of_low_similarity(structural: int, is_low: bool) -> None:
+    document = {"outcomes": {"structural": structural}, "similarity": {"is_low": is_low}}
+    assert CORRECTNESS.fails(document) is bool(structural or is_low)
 
 
 def test_a_missing_server_is_reported() -> None:

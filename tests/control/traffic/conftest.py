@@ -1,3 +1,3 @@
-from tests.ops.console.conftest import browse, few_logs, open_scene
+from tests.ops.console.conftest import browse, few_logs, keyed_scene, open_scene
 
-__all__ = ["browse", "few_logs", "open_scene"]
+__all__ = ["browse", "few_logs", "keyed_scene", "open_scene"]

@@ -1,6 +1,8 @@
 """Workloads with known overlap, sharing, load and forms, and files that cannot be used."""
 
 import json
+from dataclasses import replace
+from math import log
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from prolepsis.lab.workload.profile import (
     ProfiledRequest,
     at_once,
     by_length,
+    entropy,
     kind_of,
     overlap,
     profile_of,
@@ -132,6 +135,7 @@ def test_lines_with_times_and_recorded_tokens(tmp_path: Path) -> None:
         ('{"id": "a"}', "line 2: 'prompt'; needed: prompt or messages"),
         ('{"prompt": "refuse me"}', "line 2: the template refuses messages"),
         ('{"prompt": "a", "answer": 5}', "allowed: text, in quotes; given: 5; needed"),
+        ('{"prompt": "a", "logprobs": ["x"]}', "line 2: could not convert"),
         ('{"prompt": "a", "at": "noon"}', "line 2: could not convert"),
         ('{"prompt_token_ids": ["a"], "tokens": [[1]]}', "line 2: invalid literal"),
     ],
@@ -241,7 +245,46 @@ def test_answers_by_their_length_with_what_was_accepted() -> None:
     draft = RecordedDraft(0, 0, 0, parents=(-1, 0, 1, 2), path=(0, 1, 2))
     lines = [TraceLine(at=0.0, prompt=8, output=output) for output in (64, 501, 0)]
     lines.append(TraceLine(at=0.0, prompt=8, output=600, drafts={"suffix": (draft,)}))
-    assert [tuple(row.values()) for row in by_length(lines)] == [("to_64", 1, 64, None), ("over_500", 2, 1101, 0.75)]
+    found = [*by_length([ProfiledRequest(line, "c", logprobs=[-log(2.0)] * (line.output == 64)) for line in lines])]
+    bits = [row.pop("entropy")["target"] for row in found]
+    assert [tuple(row.values()) for row in found] == [("to_64", 1, 64, None), ("over_500", 2, 1101, 0.75)]
+    assert bits == [pytest.approx(1.0), None]
+
+
+def test_the_entropy_of_answers_by_their_tokens_and_by_the_target() -> None:
+    """1 and 2 in turn: one bit by how often each comes, none by the token before; 3 follows 1 as often as 2 does."""
+    in_turn, mixed = asked([9], [1, 2] * 8 + [1]), asked([9], [1, 2, 1, 3] * 4 + [1])
+    assert entropy([in_turn]) == {"unigram": pytest.approx(0.9975, abs=1e-4), "bigram": 0.0, "target": None}
+    assert entropy([mixed])["bigram"] == pytest.approx(0.5)
+    assert entropy([asked([9], [1, 2, 3, 4, 5, 4, 5])])["bigram"] is None, "4 of 6 pairs came once"
+    assert entropy([asked([9, 9], [])]) == {"unigram": None, "bigram": None, "target": None}
+    assert entropy([asked([9], [5])]) == {"unigram": 0.0, "bigram": None, "target": None}
+    sure, unsure = replace(in_turn, logprobs=[0.0]), replace(in_turn, logprobs=[log(0.25)])
+    assert entropy([sure])["target"] == 0.0
+    assert entropy([sure, unsure])["target"] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        [-0.5, -1.5],
+        {"content": [{"token": "x", "logprob": -0.5}, {"token": "y", "logprob": -1.5}]},
+        {"tokens": ["a", "x", "y"], "token_logprobs": [None, -0.5, -1.5]},
+    ],
+)
+def test_log_probabilities_of_a_line_as_a_list_or_as_replies_have_them(tmp_path: Path, kept: object) -> None:
+    [line] = read(tmp_path, {"prompt": "a", "answer": "xy", "logprobs": kept})
+    assert line.logprobs == [-0.5, -1.5]
+    for asked_for in (None, True, 5):
+        [line] = read(tmp_path, {"body": {"prompt": "a", "answer": "xy", "logprobs": asked_for}})
+        assert line.logprobs == []
+
+
+def test_each_class_has_its_own_entropy(tmp_path: Path) -> None:
+    lines = ({"prompt": "a", "answer": answer, "category": answer} for answer in ("aaaa", "abcd"))
+    found = report(read(tmp_path, *lines), "")
+    bits = [row["entropy"]["unigram"] for row in found["classes"]]
+    assert (bits[0], bits[1] > bits[0], found["entropy"]["unigram"] > bits[0]) == (0.0, True, True)
 
 
 def test_each_rule_of_the_field_names_its_source() -> None:

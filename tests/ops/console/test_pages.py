@@ -355,7 +355,9 @@ async def test_needs_attention_names_alert_and_runbook(open_scene: Scene, browse
     http = browse(open_scene)
     await open_scene.tick()
     await press(http, "breaker", state="forced_open", proposer="suffix", traffic_class=CHAT, reason="odd")
+    feature_of(open_scene, "correctness")._similarities.extend([0.5] * 20)
     page = (await http.get("/console")).text
+    assert 'Alert OutputsDissimilar:</span> <a href="/console/runbooks/mismatch">runbook</a>' in page
     assert 'Alert BreakerOpen:</span> <a href="/console/runbooks/breaker">runbook</a>' in page
 
 

@@ -73,6 +73,11 @@ def test_fields_that_check_a_guess_or_that_clients_chose_are_left_out() -> None:
     assert Redactor().value(value) == {"request_id": "r1"}
 
 
+def test_parts_of_answers_are_left_out_with_their_tokens() -> None:
+    value = {"position": 3, "diff": {"common": "it is", "recorded": "blue", "recorded_ids": [11]}}
+    assert Redactor().value(value) == {"position": 3}
+
+
 OUR_ID = "req-" + "0a1b2c3d" * 4
 
 

@@ -59,6 +59,7 @@ def buckets(name: str, le: str, good: float, tier: str = "standard") -> dict[str
 DONE, FAILED = 'prolepsis_requests_total{outcome="finished"}', 'prolepsis_requests_total{outcome="failed"}'
 MATCH = 'prolepsis_replays_total{outcome="match"}'
 STRUCTURAL = 'prolepsis_replays_total{outcome="structural"}'
+SIMILARITY = "prolepsis_replay_similarity_total"
 OF = 'proposer="draft_head", traffic_class="a/b/free/short"'
 DRAFTED, ACCEPTED = (f"prolepsis_spec_decode_num_{what}_tokens_total{{{OF}}}" for what in ("draft", "accepted"))
 DRAFTS = f"prolepsis_spec_decode_num_drafts_total{{{OF}}}"
@@ -123,6 +124,9 @@ RESTARTS = 'prolepsis_engine_restarts_total{instance="a", result="started"}'
 OTHERS = [
     Case("OutputsDiffer", {STRUCTURAL: "0x10 1x30"}, 15),
     Case("OutputsDiffer", {STRUCTURAL: "0x40", MATCH: "0+1x40"}, 15, ()),
+    Case("OutputsDissimilar", {SIMILARITY: "0+0.5x60", MATCH: "0+1x60"}, 50),
+    Case("OutputsDissimilar", {SIMILARITY: "0+0.5x60", MATCH: "0+1x60"}, 15, ()),  # 15 replays are too few
+    Case("OutputsDissimilar", {SIMILARITY: "0+0.9x60", MATCH: "0+1x60"}, 50, ()),
     Case("AcceptanceCliff", {f'prolepsis_drift_status{{{OF}, status="cliff"}}': "0x5 1x10"}, 10, (HEAD,)),
     Case("AcceptanceDrift", {f'prolepsis_drift_status{{{OF}, status="drifted"}}': "1x20"}, 10, (HEAD,)),
     Case(

@@ -140,7 +140,7 @@ def test_a_trace_made_twice_has_the_same_ids() -> None:
 
 
 def test_a_replay_is_below_the_request_that_it_repeats() -> None:
-    replayed = Replayed({0: Difference(4, 1, 2, "structural"), 1: Difference(2, 1, 2, "near_tie")}, 9)
+    replayed = Replayed({0: Difference(4, 1, 2, "structural"), 1: Difference(2, 1, 2, "near_tie")}, ((), ()))
     span = replay_span(TRACE, "r", replayed, (ARRIVAL + 9, ARRIVAL + 10))
     assert (span.trace_id, span.parent_id, span.failed) == (TRACE.trace_id, TRACE.span_id, True)
     assert span.attributes == {

@@ -29,12 +29,12 @@ async def replay(client: EngineClient, recorded: Recording, request_id: str) -> 
         speculation=SpeculationChoice("off"),
         emitted=recorded.tokens,
     )
-    lengths, differences = [0] * source.n, dict[int, Difference]()
+    decoded, differences = [list[int]() for _ in range(source.n)], dict[int, Difference]()
     events = client.generate(source)
     try:
         async for event in events:
             if isinstance(event, Tokens):
-                lengths[event.index] += len(event.token_ids)
+                decoded[event.index] += event.token_ids
                 if event.difference is not None:
                     differences[event.index] = event.difference
             elif isinstance(event, Failed):
@@ -44,7 +44,7 @@ async def replay(client: EngineClient, recorded: Recording, request_id: str) -> 
     finally:
         if isinstance(events, AsyncGenerator):
             await events.aclose()
-    for index, (length, before) in enumerate(zip(lengths, recorded.tokens, strict=True)):
-        if index not in differences and length < len(before):
-            differences[index] = Difference(length, before[length], None, "structural")
-    return Replayed(differences, sum(lengths))
+    for index, (tokens, before) in enumerate(zip(decoded, recorded.tokens, strict=True)):
+        if index not in differences and len(tokens) < len(before):
+            differences[index] = Difference(len(tokens), before[len(tokens)], None, "structural")
+    return Replayed(differences, tuple(map(tuple, decoded)))

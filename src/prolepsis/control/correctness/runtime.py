@@ -14,7 +14,10 @@ from uuid import uuid4
 import structlog
 from prometheus_client import CollectorRegistry
 
+from prolepsis.control.audit.requests import Decode
 from prolepsis.control.controls.kill_switch_runtime import KillSwitch
+from prolepsis.control.correctness import evidence
+from prolepsis.control.correctness.evidence import MOST_COMPARED, AnswerDiff, SimilarityReply
 from prolepsis.control.correctness.queue import DROPS, ReplayDrop, ReplayQueue, ServedRequest
 from prolepsis.control.correctness.replay import replay
 from prolepsis.control.web.context import Context
@@ -54,10 +57,13 @@ class ReplayMismatch(SampleDifference):
     mode: Mode
     reason: EffectiveReason
     plan_version: int
+    similarity: float  # of the two answers, 0 to 1
 
 
 Report = Callable[[RequestEnded, str, Replayed, float], None]
 """Receives an HTTP request, the id of its part that was replayed, the replay, and when it began."""
+Found = Callable[[RequestEnded, int, ReplayMismatch, AnswerDiff | None], None]
+"""Receives an HTTP request, the number of its prompt whose replay differs, and what is known of that."""
 REPLAYS = "replays"  # the actor that engages the kill switch for replays
 
 
@@ -100,9 +106,12 @@ class ReplayFeature(Feature):
         count: Callable[[Assignment, bool], None] | None = None,
         trip: Callable[[str], None] | None = None,
         report: Report | None = None,
+        found: Found,
+        decode: Decode,
     ) -> None:
         """`has_capacity`: whether a replay may run now. `count` receives the assignment of each replayed request and
-        whether its tokens were right, `trip` the reason to stop all speculation, `report` replays with wrong tokens."""
+        whether its tokens were right, `trip` the reason to stop all speculation, `report` replays with wrong tokens,
+        `found` every one that differs."""
         self.config = config
         self.queue = ReplayQueue(config.limits.replay_queue, registry)
         self.health_parts = {"correctness": self._shown}
@@ -110,6 +119,9 @@ class ReplayFeature(Feature):
         """Replays since the start; match rate = match / (match + near_tie + structural)."""
         self.mismatches: deque[ReplayMismatch] = deque(maxlen=MAX_MISMATCHES)  # the last ones
         self.client = client
+        self._similarities: deque[float] = deque(maxlen=MOST_COMPARED)
+        text = "Similarity to their answers (0 to 1) of replays that could be compared, summed"
+        self._similarity = counter(registry, "replay_similarity", text)
         text = "Requests decoded again without speculation, by outcome"
         self._replays = counter(registry, "replays", text, "outcome")
         for outcome in OUTCOMES:
@@ -121,6 +133,8 @@ class ReplayFeature(Feature):
         self._count = count
         self._trip = trip
         self._report = report
+        self._found = found
+        self._decode = decode
         self._share = Share(config.replay_sample)
         self._drawn: set[str] = set()  # requests that run and are to be replayed
         self._running = asyncio.Lock()
@@ -131,6 +145,7 @@ class ReplayFeature(Feature):
             share=self.config.replay_sample,
             exactness=self.client.info.exactness,
             match_rate=self.match_rate,
+            similarity=evidence.similarity_reply(self._similarities),
             outcomes={outcome: self.outcomes[outcome] for outcome in OUTCOMES},
             num_queued=len(self.queue),
             dropped={reason: self.queue.dropped[reason] for reason in DROPS},
@@ -199,7 +214,9 @@ class ReplayFeature(Feature):
             began = time.monotonic()
             replayed = await self._attempt(served.recorded)
             if replayed is not None:
-                self._judge(served, replayed)
+                mismatch = self._judge(served, replayed)
+                if mismatch is not None:
+                    self._found(served.ended, served.number, mismatch, await self._diff(served, replayed, mismatch))
                 if self._report is not None and not self._is_right(replayed.outcome):
                     self._report(served.ended, served.request_id, replayed, began)
             elif served.num_tries + 1 < MAX_TRIES:
@@ -227,14 +244,26 @@ class ReplayFeature(Feature):
                 if not self._has_capacity():
                     return None
 
-    def _judge(self, served: ServedRequest, replayed: Replayed) -> None:
-        outcome = replayed.outcome
+    async def _diff(self, served: ServedRequest, replayed: Replayed, mismatch: ReplayMismatch) -> AnswerDiff | None:
+        pair = served.recorded.tokens[mismatch.sample], replayed.tokens[mismatch.sample]
+        content = served.about.audit_content or self.config.audit_content
+        try:
+            return await asyncio.to_thread(evidence.answer_diff, *pair, mismatch.position, self._decode, content)
+        except Exception:  # contained: tokens that have no text must not hide the mismatch
+            log.exception("diff_failed", request_id=served.request_id)
+            return None
+
+    def _judge(self, served: ServedRequest, replayed: Replayed) -> ReplayMismatch | None:
+        """Count a replay; return its mismatch."""
+        outcome, similar = replayed.outcome, evidence.similarity(served.recorded, replayed)
         self._ended(outcome)
+        self._similarities.append(similar)
+        self._similarity.inc(similar)
         assignment = served.about.assignment
         if self._count is not None and served.counts and assignment is not None:
             self._count(assignment, self._is_right(outcome))
         if not replayed.shown:
-            return
+            return None
         first = min(replayed.shown, key=lambda difference: (difference.kind != "structural", difference.sample))
         about = served.about
         mismatch = ReplayMismatch(
@@ -246,6 +275,7 @@ class ReplayFeature(Feature):
             arm=about.assignment.arm if about.assignment else None,
             **asdict(served.mode),
             **asdict(first),
+            similarity=similar,
         )
         self.mismatches.append(mismatch)
         write = log.error if mismatch.kind == "structural" else log.warning
@@ -255,6 +285,7 @@ class ReplayFeature(Feature):
             number, every = self.outcomes["structural"], self.config.limits.replay_trip_after
             if self._trip is not None and every and number % every == 0:
                 self._trip(f"{number} replayed requests had other tokens, the last was {mismatch.request_id}")
+        return mismatch
 
     def _is_right(self, outcome: Outcome) -> bool:
         """In strict mode all tokens are identical; in normal mode rounding may decide between nearly tied tokens."""
@@ -296,6 +327,7 @@ class CorrectnessReply:
     share: float  # share of finished requests that are replayed, 0 to 1
     exactness: Literal["strict", "normal"]
     match_rate: float | None  # share of matches among the replays that could be compared; null before the first
+    similarity: SimilarityReply
     outcomes: dict[ReplayOutcome, int]  # replays since the start; failed ones could not be compared
     num_queued: int
     dropped: dict[ReplayDrop, int]  # requests drawn for a replay that were not replayed, by reason
@@ -310,8 +342,10 @@ def feature(
     *,
     count: Callable[[Assignment, bool], None],
     report: Report,
+    found: Found,
+    decode: Decode,
 ) -> ReplayFeature:
-    """Return the replays; their outcomes may engage the kill switch. `count` and `report` as `ReplayFeature`."""
+    """Return the replays; their outcomes may engage the kill switch. The others as `ReplayFeature`."""
     return ReplayFeature(
         context.client,
         context.config,
@@ -321,4 +355,6 @@ def feature(
         count=count,
         trip=partial(kill_switch.trip, REPLAYS),
         report=report,
+        found=found,
+        decode=decode,
     )

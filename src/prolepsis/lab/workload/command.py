@@ -43,5 +43,5 @@ def workload(
     prompts = "" if "/" in requests[0].category else f" --prompts {file}"
     command = f"run {file} --machine rehearsal/machine.json" if document["drafts"] else f"measure{prompts} -o rehearsal"
     command = f"prolepsis policy show --url {server}" if server else f"prolepsis rehearse {command}"
-    document |= {"not_told": "what is - or none; entropy: no source has probabilities", "next": [{"command": command}]}
+    document |= {"not_told": "what is - or none", "next": [{"command": command}]}
     print_reply(document, {"classes": _CLASSES}, as_json=as_json)

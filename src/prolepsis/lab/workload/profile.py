@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
-from itertools import accumulate, groupby
+from itertools import accumulate, groupby, pairwise
+from math import log, log2
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ class ProfiledRequest:
     prompt_ids: Sequence[int] = ()
     answer_ids: Sequence[int] = ()
     text: str = ""
+    logprobs: Sequence[float] = ()  # of the answer's tokens, by the target
 
 
 def read_requests(file: Path, tokenizer: Callable[[], Tokenizer]) -> tuple[list[ProfiledRequest], float | None]:
@@ -82,7 +84,17 @@ def _request(given: Mapping[str, Any], tokenizer: Tokenizer, blocks: BlockNumber
     line = replace(line, tier="background" if "body" in given else "standard", tools=bool(body.get("tools")))
     line = replace(line, structured="none" if form == "text" else str(form), route="/v1/chat/completions")
     line = replace(line, blocks=blocks.of([*ids, *answer_ids], ""))
-    return ProfiledRequest(line, body.get("category") or traffic_class_of(line.facts()), ids, answer_ids, text)
+    category = body.get("category") or traffic_class_of(line.facts())
+    return ProfiledRequest(line, category, ids, answer_ids, text, [*_logprobs(body.get("logprobs"))])
+
+
+def _logprobs(kept: Any) -> Iterator[float]:
+    """Yield the log-probabilities of a line: a list, or what replies of chats or completions have."""
+    if isinstance(kept, Mapping):
+        kept = kept.get("content") or kept.get("token_logprobs")  # a request's own is true or a number
+    for item in kept if isinstance(kept, list) else ():
+        if item is not None:  # what nothing stands before has none
+            yield float(item["logprob"] if isinstance(item, Mapping) else item)
 
 
 def served_requests(records: Sequence[Mapping[str, Any]]) -> tuple[list[ProfiledRequest], float | None]:
@@ -107,19 +119,19 @@ def report(requests: Sequence[ProfiledRequest], evidence: str) -> dict[str, Any]
     classes = [{"traffic_class": name, "kind": kind_of(name, figures), **figures} for name, figures in of_class.items()]
     rows = [{"traffic_class": stats["traffic_class"], **row} for stats in classes for row in outlook(stats, evidence)]
     rules = [{"kind": kind, **rule} for kind in dict.fromkeys(row["kind"] for row in classes) for rule in RULES[kind]]
-    lengths = [*by_length([request.line for request in requests])]
+    lengths = [*by_length(requests)]
     return {**profile_of(requests), "lengths": lengths, "classes": classes, "outlook": rows, "rules": rules}
 
 
-def by_length(lines: Sequence[TraceLine]) -> Iterator[dict[str, Any]]:
-    """Yield answers and the acceptance of their drafts by length of answers, as far as that is told."""
-    answered = sorted((line for line in lines if line.output), key=lambda line: line.output)
-    for band, group in groupby(answered, lambda line: length_band(line.output)):
+def by_length(requests: Sequence[ProfiledRequest]) -> Iterator[dict[str, Any]]:
+    """Yield answers, the acceptance of their drafts and their entropy by length, as far as that is told."""
+    answered = sorted((item for item in requests if item.line.output), key=lambda item: item.line.output)
+    for band, group in groupby(answered, lambda item: length_band(item.line.output)):
         of_band = [*group]
-        drafts = [draft for line in of_band for own in line.drafts.values() for draft in own]
+        drafts = [draft for item in of_band for own in item.line.drafts.values() for draft in own]
         accepted = ratio(sum(len(draft.path) for draft in drafts), sum(len(draft.parents) for draft in drafts))
-        counts = {"num_requests": len(of_band), "num_tokens": sum(line.output for line in of_band)}
-        yield {"answers": band.removeprefix("answer_"), **counts, "accepted": accepted}
+        counts = {"num_requests": len(of_band), "num_tokens": sum(item.line.output for item in of_band)}
+        yield {"answers": band.removeprefix("answer_"), **counts, "accepted": accepted, "entropy": entropy(of_band)}
 
 
 def outlook(figures: Mapping[str, Any], evidence: str) -> Iterator[dict[str, str]]:
@@ -167,9 +179,34 @@ def profile_of(requests: Sequence[ProfiledRequest]) -> dict[str, Any]:
         "letters": {name: number / scripts.total() for name, number in scripts.most_common(5)},
         "requests_a_second": ratio(len(lines) - 1, max(line.at for line in lines) - min(line.at for line in lines)),
         "at_once": at_once(lines),
+        "entropy": entropy(requests),
         "overlap": [overlap(answered, name) for name in LOOKUPS if answered],
         "drafts": {name: {"drafted": own, "right": right[name]} for name, own in sorted(drafted.items()) if own},
     }
+
+
+def entropy(requests: Sequence[ProfiledRequest]) -> dict[str, float | None]:
+    """Return bits a token of the answers together; null: not known.
+
+    `unigram`: by how often each token comes; `bigram`: the same, given the token before, unless most pairs came once;
+    `target`: the mean surprise of the target, by the log-probabilities that it gave. Few tokens make the first two low.
+    """
+    tokens = Counter(token for request in requests for token in request.answer_ids)
+    pairs = Counter(pair for request in requests for pair in pairwise(request.answer_ids))
+    first = Counter(token for request in requests for token in request.answer_ids[:-1])
+    logprobs = [logprob for request in requests for logprob in request.logprobs]
+    are_repeated = 2 * sum(number for number in pairs.values() if number > 1) >= pairs.total() > 0
+    return {
+        "unigram": _bits(tokens) if tokens else None,
+        "bigram": max(0.0, _bits(pairs) - _bits(first)) if are_repeated else None,
+        "target": sum(-logprob for logprob in logprobs) / len(logprobs) / log(2.0) if logprobs else None,
+    }
+
+
+def _bits(counts: Counter[Any]) -> float:
+    """Return the entropy of counts, in bits."""
+    total = counts.total()
+    return sum(number / total * log2(total / number) for number in counts.values())
 
 
 def overlap(requests: Sequence[ProfiledRequest], lookup: str) -> dict[str, Any]:

@@ -238,6 +238,9 @@ def _of_correctness(reply: CorrectnessReply) -> Iterator[Attention]:
     if wrong := reply.outcomes["structural"]:
         text = f"{wrong} replayed requests had other tokens than plain decoding gives."
         yield Attention("bad", text, "/console/quality", "OutputsDiffer")
+    if reply.similarity.is_low:
+        text = f"Replays have a similarity of {reply.similarity.mean:.2f} to their answers; rounding explains less."
+        yield Attention("bad", text, "/console/quality", "OutputsDissimilar")
 
 
 def _of_verdicts(reply: VerdictsReply) -> Iterator[Attention]:

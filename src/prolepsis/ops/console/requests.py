@@ -32,7 +32,14 @@ PARTS = {
     "device_host_s": "scheduling",
 }
 """Columns of a record with parts of its time, in words: what a store keeps."""
-ORDERS = {"newest": "Newest", "slowest": "Slowest", "least_accepted": "Least accepted"}
+LISTS = {
+    "order=newest": "Newest",
+    "order=slowest": "Slowest",
+    "order=least_accepted": "Least accepted",
+    "only=mismatched": "Mismatched",
+    "only=violated": "Ended by an output policy",
+}
+"""In words, by query."""
 MAX_DRAWN = 128
 
 
@@ -49,19 +56,15 @@ class ShownRequest:
     amount: float | None
     rounds: Sequence[Round]
     plain_steps: Mapping[PlainReason, int]
+    recent: RecentRequest | None
 
 
 async def _recent(visit: Visit) -> Page | GoTo:
     if visit.query.get("name"):
         return GoTo(f"/console/requests/{quote(visit.query['name'].strip(), safe='')}")
-    order = visit.query.get("order", "newest")
-    query = {"order": order if order in ORDERS else "newest"}
-    values = {
-        "recent": await visit.section(RecentReply, "/admin/requests", query),
-        "orders": ORDERS,
-        "order": query["order"],
-    }
-    return Page("requests.html", "Requests", values)
+    asked = next((query for query in map("=".join, visit.query.items()) if query in LISTS), "order=newest")
+    recent = await visit.section(RecentReply, "/admin/requests", dict([asked.split("=")]))
+    return Page("requests.html", "Requests", {"recent": recent, "lists": LISTS, "asked": asked})
 
 
 async def _request(visit: Visit) -> Page:
@@ -106,7 +109,8 @@ def shown(
         rounds = list(audited_rounds(entry))
     plain_steps: Mapping[PlainReason, int] = recent.plain_steps if recent else {}
     total_s = recent.stages.total if recent else None
-    return ShownRequest(record, list(_placed(parts)), total_s, device_s, amount, rounds[:MAX_DRAWN], plain_steps)
+    rounds, stages = rounds[:MAX_DRAWN], list(_placed(parts))
+    return ShownRequest(record, stages, total_s, device_s, amount, rounds, plain_steps, recent)
 
 
 def _placed(parts: Mapping[str, float]) -> Iterator[tuple[str, float, float, float]]:

@@ -12,7 +12,7 @@ from prolepsis.control.cost.meter import Dimension
 Holds = Literal["ours", "tenant", "key", "person", "text", "written", "left out"]
 """ours: words that we chose, kept where they are spelt so. tenant, key, person: names, which get numbers. text: it is
 redacted. written: what people wrote, with all that is in it; there a number may be a password or a card. left out:
-names that clients chose, and what checks a guess at a text."""
+names that clients chose, parts of answers, and what checks a guess at a text."""
 _FIELDS: Mapping[Holds, str] = {
     "ours": "act action answer arm band breaker client condition currency drift event exactness feature judge "
     "killed_by kind level loss metric mode off on_fault outcome phase proposer route severity source sources state "
@@ -21,7 +21,8 @@ _FIELDS: Mapping[Holds, str] = {
     "key": "key_id",
     "person": "actor by author",
     "written": "before after configuration content definition labels match targeting text variants",
-    "left out": "http_request_id answer_id trace_id hash salt digest_salt prompt_digest output_digests details_digest",
+    "left out": "http_request_id answer_id trace_id hash salt digest_salt prompt_digest output_digests details_digest "
+    "diff common recorded replayed",
     "text": "about address alert aliases allowed assumes at auto batch blocks bound candidate_head chain "
     "changed_by compiler consumer control current dashboard decision default_sampling describe "
     "description detail details device digest direction domain draft_head draft_head_reason draft_model "
@@ -34,7 +35,7 @@ _FIELDS: Mapping[Holds, str] = {
     "policy_rule policy_version pool position prepared previous price prices_version processes prolepsis "
     "proposers python rates reason record_id region replica request request_id response rests_on result "
     "rollout rollout_id rollout_run row rule rules sample says scope seq signature slot stack stage "
-    "stages started step store stored subject subjects summary target title to tokenizer trained_for "
+    "stages started step stopped_by store stored subject subjects summary target title to tokenizer trained_for "
     "tried uid url value values variant verdict version versions warnings weights what where why",
 }
 FIELDS: Mapping[str, Holds] = {name: holds for holds, names in _FIELDS.items() for name in names.split()}

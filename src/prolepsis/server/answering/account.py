@@ -73,6 +73,7 @@ class PromptAccount:
         self._check = check
         self._checks: dict[int, AnswerCheck | None] = {}
         self._finish_reasons: list[str] = []
+        self._stopped_by: list[str] = []
         self._clock = clock
         self._began_at = clock()
         self._first_token_at: float | None = None
@@ -111,6 +112,8 @@ class PromptAccount:
             await check.whole(delta)
         if delta.finish_reason is not None:
             self._finish_reasons.append(delta.finish_reason)
+        if delta.finish_reason == "content_filter":
+            self._stopped_by.append(str(delta.stop_reason).partition(":")[0])
         return delta
 
     def sent(self, delta: Delta) -> None:
@@ -152,6 +155,7 @@ class PromptAccount:
             tokens=progress.stored.tokens if progress.stored is not None else tuple(progress.kept),
             finish_reasons=tuple(self._finish_reasons),
             delivery=self.delivery.by_proposer(filled),
+            stopped_by=tuple(self._stopped_by),
             whole_calls=tuple(
                 whole for check in self._checks.values() if check and (whole := check.whole_calls) is not None
             ),
