@@ -166,6 +166,14 @@ async def test_what_begins_a_stream_is_said_once() -> None:
     assert [event["sequence_number"] for event in response.events] == list(range(len(response.events)))
 
 
+@virtual_time
+async def test_a_stream_that_begins_early_echoes_once() -> None:
+    said = {"messages": [{"role": "assistant", "content": "Well, "}], "echo": True}
+    sent = await Server(late()).begin(CHAT, said)
+    assert sent.text.count("Well, ") == 2, "of two choices"
+    assert sent.text.rindex("Well, ") < sent.text.index("Hello")
+
+
 ERRORS: Mapping[str, tuple[str, ...]] = {
     CHAT: ("error", "code"),
     TEXTS: ("error", "code"),

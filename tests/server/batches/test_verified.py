@@ -161,6 +161,14 @@ def test_the_target_writes_for_a_writer_that_is_down(serve: Serve, writer: FakeW
     assert batch["cost"]["ratio"] is None
 
 
+@pytest.mark.parametrize("asked", [{"echo": True}, {"n": 2}, {"logprobs": True}])
+def test_the_target_writes_what_a_writer_would_not(serve: Serve, writer: FakeWriter, asked: dict[str, Any]) -> None:
+    content = jsonl(*(chat_line(f"{i}", "say good", **asked) for i in range(4)))
+    _, found = run(serve(Target(), **of(writer)).openai(), content)
+    assert {result["writer"] for result in found} == {"target"}
+    assert not writer.asked
+
+
 def test_a_rule_keeps_lines_from_writers(serve: Serve, writer: FakeWriter, tmp_path: Path) -> None:
     (file := tmp_path / "policy.yaml").write_text("version: 1\ndefault: {writers: []}\n")
     _, found = run(serve(Target(), rules=PolicyFile(file), **of(writer)).openai(), lines("good"))

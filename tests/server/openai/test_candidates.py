@@ -164,6 +164,7 @@ async def test_a_rule_keeps_texts_from_writers(tmp_path: Path) -> None:
         ({"k": 5}, "'k' is 5; allowed: 1 to n (4)"),
         ({"n": 17}, "n"),
         ({"logprobs": True}, "allowed: none of them"),
+        ({"echo": True}, "allowed: none of them"),
         ({"stream": True}, "allowed: none of them"),
         ({"structured_outputs": {"regex": "a"}}, "a regex is given with a writer; allowed: a choice"),
         ({"writer": "large"}, "allowed here, by the setting writers and the policy's rule: small"),

@@ -183,7 +183,7 @@ async def test_a_strict_server_refuses_it_by_name(
         (CHAT, {"functions": [FUNCTION]}, "functions", "use 'tools'"),
         (CHAT, {"use_beam_search": True}, "use_beam_search", "allowed: false or null"),
         (CHAT, {"modalities": ["text", "audio"]}, "modalities", "not supported"),
-        (CHAT, {"echo": 0}, "echo", "false"),
+        (RESPONSES, {"echo": 0}, "echo", "false"),
         (CHAT, said({"role": "assistant", "content": "a", "refusal": "no"}), "messages[0].refusal", "not supported"),
         (TEXT, {"n": 2, "best_of": 3}, "best_of", "allowed: 2, the value of n, or null"),
         (TEXT, {"top_logprobs": 3}, "top_logprobs", "use 'logprobs'"),

@@ -1,5 +1,6 @@
 """Prompts that are echoed, scored and cut to length, in vLLM's shapes; streams equal their whole twins."""
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 
 from tests.fake_client import INFO
 from tests.server.conftest import Served
-from tests.server.fakes import FakeEngine
+from tests.server.fakes import END, FakeEngine
 
 Connect = Callable[[FakeEngine], httpx2.AsyncClient]
 PROMPT = "Ö é"
@@ -36,8 +37,9 @@ async def test_an_echoed_prompt_has_log_probabilities_and_places_of_its_bytes(cl
     assert logprobs["tokens"][:4] == ["\ufffd", "\ufffd", " ", "\ufffd"]
     assert logprobs["token_logprobs"] == [None, *[-0.125] * (NUM_BYTES - 1), *[-0.25] * 4]
     assert logprobs["top_logprobs"][:2] == [None, {"A": -0.5, "\ufffd": -0.125}]
+    assert list(logprobs["top_logprobs"][1]) == ["\ufffd", "A"], "the token that is there stands first"
     assert engine.requests[0].params.prompt_logprobs == 1
-    assert "prompt_logprobs" not in shown
+    assert shown["prompt_logprobs"] is None
 
 
 async def test_an_echo_without_log_probabilities_is_text_only(client: Connect) -> None:
@@ -45,6 +47,59 @@ async def test_an_echo_without_log_probabilities_is_text_only(client: Connect) -
     shown = await choice(client(engine), echo=True)
     assert (shown["text"], shown["logprobs"]) == (f"{PROMPT}ok", None)
     assert engine.requests[0].params.prompt_logprobs is None
+
+
+@pytest.mark.parametrize(
+    ("prompt", "changes", "text"),
+    [
+        ([72, 105, END], {}, "Hi<end>"),
+        ([72, 105, END], {"skip_special_tokens": True}, "Hi"),
+        ([[72, 105, END], [72]], {"n": 2}, "Hi<end>"),
+    ],
+)
+async def test_a_prompt_given_as_tokens_is_echoed_with_its_control_tokens(
+    client: Connect, prompt: Any, changes: dict[str, Any], text: str
+) -> None:
+    shown = await choice(client(FakeEngine("ok")), prompt=prompt, echo=True, logprobs=0, **changes)
+    assert shown["text"] == f"{text}ok"
+    assert shown["logprobs"]["text_offset"] == [0, 1, 2, len(text), len(text) + 1, len(text) + 2]
+
+
+async def test_what_is_not_asked_for_is_null_in_whole_answers_and_not_in_chunks(client: Connect) -> None:
+    http, named = client(FakeEngine("ok")), {"prompt_logprobs": None, "prompt_token_ids": None}
+    assert (await choice(http)).items() >= {**named, "token_ids": None}.items()
+    chat = (await http.post("/v1/chat/completions", json=CHAT)).json()
+    assert chat.items() >= named.items()
+    assert chat["choices"][0]["token_ids"] is None
+    for path, body in (("/v1/completions", BASE), ("/v1/chat/completions", CHAT)):
+        chunks = (await http.post(path, json=body | {"stream": True})).text
+        assert chunks.count('"choices"') > 0
+        assert not any(name in chunks for name in (*named, "token_ids"))
+
+
+SAID = {"role": "assistant", "content": "An apple "}
+
+
+@pytest.mark.parametrize(
+    ("messages", "changes", "content"),
+    [
+        ([*CHAT["messages"], SAID], {"continue_final_message": True}, "An apple a day"),
+        ([*CHAT["messages"], SAID], {"n": 2}, "An apple a day"),
+        (CHAT["messages"], {}, "a day"),
+        ([SAID, *CHAT["messages"]], {}, "a day"),
+    ],
+)
+async def test_a_chat_echoes_what_its_assistant_has_begun(
+    client: Connect, messages: list[dict[str, str]], changes: dict[str, Any], content: str
+) -> None:
+    http, body = client(FakeEngine("a day")), CHAT | {"messages": messages, "echo": True, **changes}
+    whole = (await http.post("/v1/chat/completions", json=body)).json()
+    assert [one["message"]["content"] for one in whole["choices"]] == [content] * changes.get("n", 1)
+    lines = (await http.post("/v1/chat/completions", json=body | {"stream": True})).text.split("\n\n")
+    parts = [json.loads(line.removeprefix("data: "))["choices"][0] for line in lines if line.startswith("data: {")]
+    for one in whole["choices"]:
+        mine = [part["delta"].get("content", "") for part in parts if part["index"] == one["index"]]
+        assert "".join(mine) == content
 
 
 async def test_echoed_tokens_are_named_by_their_ids_where_that_is_asked_for(client: Connect) -> None:
@@ -160,11 +215,23 @@ async def test_the_last_tokens_of_a_long_prompt_are_kept(
         assert list(engine.requests[0].prompt_token_ids) == tokens[-kept:]
 
 
-async def test_a_chat_is_cut_too(client: Connect) -> None:
-    engine = FakeEngine()
-    response = await client(engine).post("/v1/chat/completions", json=CHAT | {"truncate_prompt_tokens": 3})
-    assert response.status_code == 200
-    assert bytes(engine.requests[0].prompt_token_ids) == b"Hi\n"
+@pytest.mark.parametrize(("side", "kept"), [(None, b"Hi\n"), ("left", b"Hi\n"), ("right", b"use")])
+async def test_a_chat_is_cut_too(client: Connect, side: str | None, kept: bytes) -> None:
+    engine, cut = FakeEngine(), {"truncate_prompt_tokens": 3, "truncation_side": side}
+    response = await client(engine).post("/v1/chat/completions", json=CHAT | cut)
+    assert (response.status_code, response.headers.get("warning")) == (200, None)
+    assert bytes(engine.requests[0].prompt_token_ids) == kept
+
+
+@pytest.mark.parametrize("most", [-1, 600, None])
+async def test_a_long_prompt_may_keep_its_first_tokens(client: Connect, most: int | None) -> None:
+    engine, tokens = FakeEngine(), [i % 100 for i in range(500)]
+    cut = {"prompt": tokens, "truncate_prompt_tokens": most, "truncation_side": "right", "max_tokens": 100}
+    response = await client(engine).post("/v1/completions", json=BASE | cut)
+    if most == -1:
+        assert list(engine.requests[0].prompt_token_ids) == tokens[:412]
+    else:
+        assert response.json()["error"]["code"] == "context_length_exceeded"
 
 
 @pytest.mark.parametrize(
@@ -176,7 +243,7 @@ async def test_a_chat_is_cut_too(client: Connect) -> None:
         ("/v1/completions", {"truncate_prompt_tokens": 0}, "prompt"),
         ("/v1/completions", {"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
         ("/v1/chat/completions", {"max_tokens": 0}, "max_tokens"),
-        ("/v1/chat/completions", {"echo": True}, "echo"),
+        ("/v1/verify/chat/completions", {"echo": True}, "echo"),
         ("/v1/responses", {"prompt_logprobs": 1}, "prompt_logprobs"),
         ("/v1/verify/completions", {"echo": True}, "echo"),
         ("/v1/verify/completions", {"prompt_logprobs": 1}, "prompt_logprobs"),
@@ -186,7 +253,11 @@ async def test_a_chat_is_cut_too(client: Connect) -> None:
 async def test_what_cannot_be_is_a_400_that_names_it(
     client: Connect, path: str, changes: dict[str, Any], param: str
 ) -> None:
-    body = {"/v1/chat/completions": CHAT, "/v1/responses": {"model": "tiny", "input": "Hi"}}.get(path, BASE)
+    body = {
+        "/v1/chat/completions": CHAT,
+        "/v1/verify/chat/completions": CHAT,
+        "/v1/responses": {"model": "tiny", "input": "Hi"},
+    }.get(path, BASE)
     response = await client(FakeEngine()).post(path, json=body | changes)
     assert (response.status_code, response.json()["error"]["param"]) == (400, param), response.text
 

@@ -62,7 +62,7 @@ _REFUSED: _Rows = (
     (("disabled",), "truncation"),
 )
 _DROPPED: _Rows = (
-    ((), "annotations include response_fields"),
+    ((), "annotations include response_fields truncation_side"),
     ((False,), "return_progress store timings_per_token"),
     ((True,), "cache_prompt stream_reasoning"),
     ((True, False), "disable_any_whitespace parallel_tool_calls"),

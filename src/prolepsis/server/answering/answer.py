@@ -23,6 +23,7 @@ from prolepsis.server.answering.usage import summed
 from prolepsis.server.front.tracing import ANNOUNCED, ANSWER_ID, FAILED
 from prolepsis.server.output.filtered import FilteredSample
 from prolepsis.server.output.policy import AnswerFacts
+from prolepsis.server.preparing.bodies import CompletionBody
 from prolepsis.server.preparing.prepare import ModelParts
 from prolepsis.server.preparing.prepared import PreparedRequest
 from prolepsis.server.text.deltas import ChoiceText, Delta, Positions
@@ -132,8 +133,10 @@ class _Answering:
         first, samples, shown = number * request.n, list[_Sample](), None
         skips = body.skip_special_tokens is not False
         if self.prepared.echoes or request.params.prompt_logprobs is not None:
-            has_text = self.prepared.echoes
-            shown = ShownPrompt(request.prompt_token_ids, model.tokenizer, has_text=has_text, skip_special_tokens=skips)
+            has_text, hides = self.prepared.echoes, skips
+            if isinstance(body, CompletionBody) and body.echo and not isinstance(body.prompt[number], str):
+                hides = body.skip_special_tokens is True  # what was given as tokens is echoed whole
+            shown = ShownPrompt(request.prompt_token_ids, model.tokenizer, has_text=has_text, skip_special_tokens=hides)
         stop = StopStrings.of(request.params.stop)
         for index in range(first, first + request.n):
             pipeline = (

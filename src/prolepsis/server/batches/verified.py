@@ -90,7 +90,7 @@ async def _written(
 ) -> WriterTexts | None:
     """Return what a writer writes for a line, None where the target has to write it."""
     try:
-        if not (body.tools or body.logprobs or body.prompt_logprobs is not None or (body.n or 1) > 1):
+        if not (body.tools or body.logprobs or body.prompt_logprobs is not None or body.echo or (body.n or 1) > 1):
             return await written(verify.writer, body, 1, prepared, services)
     except (InvalidParameter, UpstreamUnavailable, UpstreamInvalid) as error:
         log.warning("writer_failed", error=str(error))

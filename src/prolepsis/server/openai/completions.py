@@ -10,7 +10,7 @@ from prolepsis.core.stats import RequestStats
 from prolepsis.server.answering.answer import Parts
 from prolepsis.server.answering.stream import Voice, padded
 from prolepsis.server.answering.usage import Json, metrics, usage
-from prolepsis.server.openai.formats import Format, prompt_logprobs
+from prolepsis.server.openai.formats import OF_PROMPT, Format, prompt_logprobs
 from prolepsis.server.preparing.bodies import ChatBody
 from prolepsis.server.preparing.prepared import PreparedRequest
 from prolepsis.server.services import Services
@@ -27,6 +27,7 @@ async def whole_completion(
     reply = {
         **_envelope(prepared, services, form.object),
         "choices": choices,
+        **(dict.fromkeys(OF_PROMPT) if isinstance(prepared.body, ChatBody) else {}),
         **_prompts(prepared),
         **_scores(deltas[0][0], prepared),
     }

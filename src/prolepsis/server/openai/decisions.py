@@ -86,8 +86,8 @@ class CandidatesBody(ChatBody):
     def _fits(self) -> Self:
         if self.k > self.n:
             raise ValueError(f"'k' is {self.k}; allowed: 1 to n ({self.n})")
-        if self.stream or self.tools or self.logprobs or self.prompt_logprobs is not None:
-            raise ValueError("has 'stream', 'tools', 'logprobs' or 'prompt_logprobs'; allowed: none of them")
+        if self.stream or self.tools or self.logprobs or self.prompt_logprobs is not None or self.echo:
+            raise ValueError("has 'stream', 'tools', 'logprobs', 'prompt_logprobs' or 'echo'; allowed: none of them")
         return self
 
 

@@ -34,6 +34,8 @@ class Format(Protocol):
         """Reasoning so far, over all samples."""
 
 
+OF_PROMPT = ("prompt_token_ids", "prompt_logprobs")
+"""Null in whole answers where they are not asked for, as vLLM's clients expect, and left out of chunks."""
 MakeFormat = Callable[[PreparedRequest], Format]
 
 
@@ -57,7 +59,9 @@ class ChatFormat:
         is_first = delta.first and not self._is_open
         shown: Json = {"role": "assistant"} if is_first else {}
         for kind, name in (("content", "content"), ("reasoning", "reasoning_content")):
-            text = "".join(piece.text for piece in pieces if piece.kind == kind)
+            text = _text(pieces, kind)
+            if is_first and kind == "content":
+                text = self._prepared.echoed + text
             if text or (is_first and kind == "content"):
                 shown[name] = text
         # one delta a call: id and name where it begins, then arguments only
@@ -80,7 +84,8 @@ class ChatFormat:
 
     def opening(self) -> Sequence[Json]:
         self._is_open = True
-        said: Json = {"delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
+        message = {"role": "assistant", "content": self._prepared.echoed}
+        said: Json = {"delta": message, "logprobs": None, "finish_reason": None}
         return [{"index": index, **said} for index in range(self._prepared.num_choices)]
 
     @property
@@ -92,14 +97,15 @@ class ChatFormat:
         parts = [self._take(delta) for delta in deltas]
         answer = parts[-1][0]
         pieces = [piece for _, some in parts for piece in some]
-        content = _text(pieces, "content")
+        content = self._prepared.echoed + _text(pieces, "content")
         calls = [_whole_call(i, call_id, pieces) for i, call_id in enumerate(answer.call_ids)]
         message: Json = {"role": "assistant", "content": content if content or not calls else None, "refusal": None}
         if reasoning := _text(pieces, "reasoning"):
             message["reasoning_content"] = reasoning
         if calls:
             message["tool_calls"] = calls
-        return {"index": deltas[-1].index, "message": message, **_chat_ending(deltas, answer, self._prepared)}
+        choice: Json = {"index": deltas[-1].index, "message": message, "token_ids": None}
+        return {**choice, **_chat_ending(deltas, answer, self._prepared)}
 
     def _take(self, delta: Delta) -> tuple[ChatReader, Sequence[Piece]]:
         answer = self._answers.get(delta.index)
@@ -119,9 +125,13 @@ class CompletionFormat(Format):
         self._prepared = prepared
 
     def chunk_choice(self, delta: Delta) -> Json | None:
-        return self.choice([delta])
+        return self._shown([delta])
 
     def choice(self, deltas: Sequence[Delta]) -> Json:
+        shown = self._shown(deltas)
+        return {**shown, **{name: None for name in ("token_ids", *OF_PROMPT) if name not in shown}}
+
+    def _shown(self, deltas: Sequence[Delta]) -> Json:
         last = deltas[-1]
         prompt = deltas[0].prompt if deltas[0].first else None
         before = (prompt.text,) if prompt is not None else ()
@@ -212,10 +222,10 @@ def _completion_logprobs(all_shown: Sequence[ShownToken], *, as_ids: bool) -> Js
 
 
 def _top_by_name(emitted: ShownToken, *, as_ids: bool) -> Json | None:
-    """The likeliest tokens and the emitted one; of tokens with equal texts the emitted or else the likeliest."""
+    """The emitted token and the likeliest ones; of tokens with equal texts the emitted or else the likeliest."""
     if emitted.logprob is None:
         return None
-    top: Json = {}
+    top: Json = {_name(emitted, as_ids=as_ids): emitted.logprob}
     for token in emitted.top:
         top.setdefault(_name(token, as_ids=as_ids), token.logprob)
-    return {**top, _name(emitted, as_ids=as_ids): emitted.logprob}
+    return top

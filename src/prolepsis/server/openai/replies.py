@@ -188,6 +188,7 @@ PromptLogprobs: TypeAlias = list[dict[str, PromptLogprob] | None]
 class CompletionChoice(Choice):
     text: str
     logprobs: CompletionLogprobs | None
+    prompt_token_ids: list[int] | None = None
     prompt_logprobs: PromptLogprobs | None = None
 
 

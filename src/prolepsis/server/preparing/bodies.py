@@ -302,6 +302,7 @@ class GenerationBody(SharedBody):
     """Log-probabilities of these tokens stand in place of those of the likeliest."""
     truncate_prompt_tokens: PromptTokens | None = None
     """The prompt's last tokens, so many, are the prompt; -1: those that fit the context."""
+    truncation_side: Literal["left", "right"] | None = None  # right: the first tokens are the prompt, not the last
 
     @property
     def answer_tokens(self) -> int | None:
@@ -339,6 +340,7 @@ class TemplateBody(ClientBody):
 
 class ChatBody(GenerationBody, TemplateBody):
     messages: Messages
+    echo: bool | None = None  # the content begins with that of the last message, if that is the assistant's
     max_completion_tokens: MaxTokens | None = None
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None

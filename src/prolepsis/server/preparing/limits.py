@@ -52,11 +52,13 @@ class AnswerRoom:
         """The longest answer, while the length of the prompt is not known."""
         return max(self.context, self.least) if self.asked is None else self.asked
 
-    def truncated(self, token_ids: Sequence[int], number: int | None) -> tuple[int, ...]:
-        """Return the last tokens of a prompt, so many; None: all; `FITTING`: those that leave room for the answer."""
+    def truncated(self, token_ids: Sequence[int], body: GenerationBody) -> tuple[int, ...]:
+        """Return the tokens of a prompt that its body keeps: all, a number, or those that leave room for the answer."""
+        number = body.truncate_prompt_tokens
         if number == FITTING:
             number = max(1, self.context - (max(1, self.least) if self.asked is None else self.asked))
-        return tuple(token_ids if number is None else token_ids[max(0, len(token_ids) - number) :])
+        first = 0 if number is None or body.truncation_side == "right" else max(0, len(token_ids) - number)
+        return tuple(token_ids[first:] if number is None else token_ids[first : first + number])
 
     def behind(self, length: int, field: str) -> int:
         """Return how long the answer behind a prompt of `length` tokens may be; raises where both do not fit."""

@@ -63,7 +63,7 @@ async def prepare_chat(
     params, room = _limits(body, (body.top_logprobs or 0) if body.logprobs else None, context, model)
     turn = partial(model.intake.large_work.run, context.caller.tenant, context.num_bytes)
     chat = await turn(lambda: _read_chat(body, context, model))
-    prompt = replace(chat.prompt, token_ids=room.truncated(chat.prompt.token_ids, body.truncate_prompt_tokens))
+    prompt = replace(chat.prompt, token_ids=room.truncated(chat.prompt.token_ids, body))
     request = replace(
         _request(body, prompt, params, room.behind(len(prompt.token_ids), field), chat.grammar),
         prediction_token_ids=chat.predicted,
@@ -137,7 +137,7 @@ def _read_completion(
             if wrong is not None:
                 message = f"prompt holds token {str(wrong)[:24]}; allowed: 0 to {largest}"
                 raise InvalidParameter(message, param="prompt")
-        prompt = ModelPrompt(room.truncated(given, body.truncate_prompt_tokens))
+        prompt = ModelPrompt(room.truncated(given, body))
         answer = room.behind(len(prompt.token_ids), "prompt")
         requests.append(_request(body, prompt, params, answer, asked.form.grammar))
     return asked, requests

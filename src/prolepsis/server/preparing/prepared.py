@@ -110,6 +110,14 @@ class PreparedRequest:
         return isinstance(self.body, CompletionBody) and bool(self.body.echo)
 
     @property
+    def echoed(self) -> str:
+        """What the content of a chat's answers begins with: the assistant's last message, where that is asked for."""
+        body = self.body
+        if not isinstance(body, ChatBody) or not body.echo or body.messages[-1].role != "assistant":
+            return ""
+        return body.messages[-1].content or ""
+
+    @property
     def seed(self) -> int:
         """The caller's, or the one that was drawn; all prompts have it."""
         return self.requests[0].params.seed

@@ -41,7 +41,7 @@ def check_supported(body: ChatBody | CompletionBody) -> ChatBody | CompletionBod
         "logprobs": "is given; allowed: none here" if asks_logprobs else "",
         "prompt_logprobs": "is given; allowed: none here" if body.prompt_logprobs is not None else "",
         "logprob_token_ids": "is given; allowed: none here" if body.logprob_token_ids else "",
-        "echo": "is true; allowed: false here" if isinstance(body, CompletionBody) and body.echo else "",
+        "echo": "is true; allowed: false here" if body.echo else "",
         "max_tokens": "is 0; allowed: 1 or more here" if body.max_tokens == 0 else "",
         "tools": "is given; allowed: none here" if isinstance(body, ChatBody) and body.tools else "",
         "stream": "is false; allowed: true, as the answer is always a stream" if body.stream is False else "",
