@@ -15,7 +15,7 @@ REPLICAS ?= 3
 WORKERS ?= auto
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
 	if $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo $$p; break; fi; done)
-EXTRAS := engine,gpu,train,postgres,otel,age,flags,language
+EXTRAS := engine,gpu,train,postgres,queue,otel,age,flags,language
 CPU_INDEX := https://download.pytorch.org/whl/cpu
 TORCH_INDEX ?= $(shell if [ "$$(uname -s)" = Linux ] && [ ! -e /proc/driver/nvidia/version ]; \
 	then echo $(CPU_INDEX); else echo none; fi)

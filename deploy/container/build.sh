@@ -14,7 +14,7 @@
 set -eu
 cd "$(dirname "$0")/../.."
 tag=${1:-localhost/prolepsis}
-extras=${EXTRAS:-engine,gpu,postgres,otel,age,flags}
+extras=${EXTRAS:-engine,gpu,postgres,queue,otel,age,flags}
 context=build/image
 python=${PYTHON:-$([ -x .venv/bin/python ] && echo .venv/bin/python || echo python3)}
 version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from prolepsis.core import errors
 from prolepsis.core.client_draft import ClientDraft
 from prolepsis.core.codec import Codec, FrameReader, ProtocolError
-from prolepsis.core.config import EngineConfig
+from prolepsis.core.config import EngineConfig, RemoteProposerTerms
 from prolepsis.core.continuation import Continuation, Continued
 from prolepsis.core.errors import (
     ContextTooLong,
@@ -106,6 +106,7 @@ MESSAGES: tuple[Message, ...] = (
     Generate(0, GenerateRequest("", (), SamplingParams())),
     Refused(3),
     Start(EngineConfig(model="some", kv_memory="1GiB", max_model_len=99, model_dir=Path("/models"))),
+    Start(EngineConfig(remote_proposer=RemoteProposerTerms(address="redis://:secret@h?stream=s", key=Path("/key")))),
     Bounded((1, 99)),
     Abort("r", "shutdown"),
     OfferDraft("r", ClientDraft(4, (1, 2))),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from prolepsis.core.messages import ApplyPlan
 from prolepsis.core.plan import SpecPlan
 from prolepsis.engine.drafting.draft import Draft, chain
+from prolepsis.engine.drafting.proposer import SequenceView
 from prolepsis.engine.drafting.proposers.prompt_lookup import PromptLookupProposer
 from prolepsis.engine.drafting.remote.link import ConnectionLost, Link
 from prolepsis.engine.drafting.remote.messages import (
@@ -28,6 +29,7 @@ from prolepsis.remote.propose.server import ProposeServer, ServedModel
 from tests.exact.serving import serve, setup_of
 from tests.exact.test_engine_equality import PARAMS, PROMPT, ask, plain_texts
 from tests.fakes import VOCAB, build, drain, outputs, submit, terminals
+from tests.remote.propose.queues import RedisServer, engine_at, needs_client, needs_redis, redis_server, taking
 from tests.remote.propose.servers import KEY, VOCABULARY, FakeConnection, FakeLink, proposer_at, rude, serving
 
 KINDS = ("right", "old", "tree", "wrong", "random", "late", "lost", "garbage")
@@ -105,6 +107,35 @@ def test_a_real_server_changes_no_token(wait_s: float) -> None:
     assert {name: outputs(events)[name, 0] for name in PARAMS} == plain_texts()
     if wait_s:
         assert sum(end.stats.num_accepted for end in terminals(events).values()) > 0
+
+
+class Fatal(PromptLookupProposer):
+    """Has Redis killed while it drafts."""
+
+    def __init__(self, redis: RedisServer) -> None:
+        super().__init__(min_match=1)
+        self.num_calls = 0
+        self._redis = redis
+
+    def propose(self, sequences: Sequence[SequenceView], limits: Sequence[int]) -> list[Draft | None]:
+        self.num_calls += 1
+        if self.num_calls == 4:
+            self._redis.kill()
+        return super().propose(sequences, limits)
+
+
+@needs_client
+@needs_redis
+def test_a_queue_changes_no_token_also_as_redis_is_lost() -> None:
+    with redis_server() as redis, taking(fatal := Fatal(redis), redis.queue):
+        engine = build(setup_of(proposers=[engine_at(redis.queue)]))
+        engine.send(ApplyPlan(SpecPlan(fixed_depth=4)))
+        submit(engine, *(ask(name, name) for name in PARAMS))
+        events = drain(engine)
+        engine.close()
+    assert {name: outputs(events)[name, 0] for name in PARAMS} == plain_texts()
+    assert fatal.num_calls == 4
+    assert sum(end.stats.num_accepted for end in terminals(events).values()) > 0
 
 
 def test_a_server_of_garbage_changes_no_token() -> None:

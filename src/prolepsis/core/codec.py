@@ -15,7 +15,7 @@ from types import UnionType
 from typing import Any, Generic, TypeVar, Union, get_args, get_type_hints
 
 import msgspec
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 
 from prolepsis.core import errors
 from prolepsis.core.errors import ProlepsisError
@@ -121,6 +121,7 @@ _ERRORS: Mapping[type[ProlepsisError], type[msgspec.Struct]] = {
     if isinstance(kind, type) and issubclass(kind, ProlepsisError)
 }
 _ERROR_OF_FORM = {form: kind for kind, form in _ERRORS.items()}
+_PLAIN = TypeAdapter[object](object)
 _ANY_ERROR: Any = Union[tuple(_ERRORS.values())]  # noqa: UP007
 
 
@@ -132,7 +133,7 @@ def _to_plain(value: object) -> object:
         text = str(value).encode(errors="replace").decode()
         return form(text, *(getattr(value, field.name, field.default) for field in given))
     if isinstance(value, BaseModel):
-        return value.model_dump(mode="json")
+        return _PLAIN.dump_python(value.model_dump(), mode="json")  # passwords travel, which its own JSON hides
     raise TypeError(f"a {type(value).__name__} does not travel")
 
 

@@ -59,6 +59,11 @@ Common = Annotated[Value, COMMON]
 AutoLength = Annotated[int | None, BeforeValidator(_none_for_auto), PlainSerializer(_auto_for_none)]
 
 
+def without_password(url: str) -> str:
+    """Return a URL as it may be shown."""
+    return re.sub(r"(://[^:@/]*):[^@/]*@", r"\1:***@", url)
+
+
 class SettingTerms(BaseModel):
     """Values of one setting, as NAME=VALUE,... or as a mapping of the file."""
 
@@ -84,10 +89,12 @@ class UpstreamTerms(SettingTerms):
 
 
 class RemoteProposerTerms(SettingTerms):
-    address: str | None = Field(default=None, description="HOST:PORT")
+    address: Annotated[str | None, PlainSerializer(without_password, when_used="json-unless-none")] = Field(
+        default=None, description="HOST:PORT, or redis://HOST:PORT/DB?stream=NAME of a queue"
+    )
     key: Path | None = Field(default=None, description="file with the key")
     ca: Path | None = Field(
-        default=None, description="certificates (PEM) that verify the propose server; turns on TLS to it"
+        default=None, description="certificates (PEM) that verify the propose server or Redis; turns on TLS to it"
     )
     ahead: int = Field(
         default=16,
@@ -106,11 +113,11 @@ class RemoteProposerTerms(SettingTerms):
     @field_validator("address")
     @classmethod
     def _address(cls, given: str | None) -> str | None:
-        from prolepsis.core.network import host_and_port  # takes time to import
+        from prolepsis.core.network import QUEUE_ADDRESS, host_and_port  # takes time to import
 
         place = None if given is None else host_and_port(given)
-        if given is not None and (place is None or place[1] == 0):
-            raise ValueError("allowed: HOST:PORT, such as 10.0.0.7:8600")
+        if given is not None and (place is None or place[1] == 0) and not QUEUE_ADDRESS.fullmatch(given):
+            raise ValueError("allowed: HOST:PORT, such as 10.0.0.7:8600, or redis://HOST:PORT/DB?stream=NAME")
         return given
 
 
@@ -290,11 +297,6 @@ class EngineConfig(BaseModel):
     def _sampling(cls, given: str) -> str:
         given_sampling(given)
         return given
-
-
-def without_password(url: str) -> str:
-    """Return a URL as it may be shown."""
-    return re.sub(r"(://[^:@/]*):[^@/]*@", r"\1:***@", url)
 
 
 def days_by_tenant(given: Iterable[str]) -> Mapping[str, float]:

@@ -40,6 +40,7 @@ GPU = Extra("gpu", "NVIDIA's nvidia-ml-py", "pynvml")
 LANGUAGE = Extra("language", "py3langid", "py3langid")
 OTEL = Extra("otel", "OpenTelemetry", "opentelemetry.exporter.otlp.proto.http")
 POSTGRES = Extra("postgres", "psycopg", "psycopg")
+QUEUE = Extra("queue", "redis", "redis")
 RAY = Extra("ray", "Ray Serve", "ray.serve")
 
 

@@ -14,6 +14,7 @@ from prolepsis.core.errors import ConfigError
 HTTP = ("http", "https")
 EVERYWHERE = ("0.0.0.0", "::", "")  # noqa: S104
 """Hosts of a server that listens on every address of its machine."""
+QUEUE_ADDRESS = re.compile(r"redis:(//([^\s/?#@]*@)?(\[[\w:]+\]|[\w.-]+)(:[0-6]?\d{1,4})?(/\d+)?)\?stream=([\w.:-]+)")
 _MOST_MS = 2**31 - 1
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 

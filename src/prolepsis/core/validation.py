@@ -177,6 +177,8 @@ def shown_value(value: object) -> str:
 
 def _beginning(value: object, most: int) -> object:
     inner = max(1, most // 4)
+    if isinstance(value, str):
+        value = re.sub(r"://.*@", "://***@", value)  # a URL may have a password
     if isinstance(value, str | bytes):
         return value[:_MOST_CHARACTERS]
     if isinstance(value, list | tuple):

@@ -44,6 +44,7 @@ from prolepsis.engine.drafting.proposers.synthetic import SyntheticProposer
 from prolepsis.engine.drafting.proposers.vocabulary import vocabulary_digest
 from prolepsis.engine.drafting.remote.link import Link, RemoteAddress
 from prolepsis.engine.drafting.remote.proposer import RemoteProposer, RemoteSettings
+from prolepsis.engine.drafting.remote.queue import Queue
 from prolepsis.engine.drafting.window import DraftWindow, paying_loads
 from prolepsis.engine.exactness import Exactness, decide, passed_file
 from prolepsis.engine.hidden_states import HiddenStateRouter
@@ -321,7 +322,7 @@ def _proposers(
             assert draft is not None, "the draft model is loaded with its proposer"
             proposers.append(DraftModelProposer(draft.model, draft.tokenizer, target.tokenizer, num_pages=num_pages))
     if REMOTE in proposer_names(config) and (terms := config.remote_proposer) is not None:
-        address = RemoteAddress.of(config, vocabulary_digest(target.tokenizer))
+        address = Queue.of(config, digest := vocabulary_digest(target.tokenizer)) or RemoteAddress.of(config, digest)
         settings = RemoteSettings(terms.ahead, terms.wait_ms / 1000.0)
         observe = observer.observe if observer is not None else None
         size = target.model.info.vocab_size

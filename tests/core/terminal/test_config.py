@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import prolepsis
+from prolepsis.core.config import RemoteProposerTerms
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.terminal.config import SECTIONS, field_names, load_settings, misspelt_variables
 
@@ -40,11 +41,31 @@ def test_a_named_file_replaces_the_one_in_the_directory(tmp_path: Path) -> None:
     assert (settings.server.port, settings.server.host) == (8000, "other.example")
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1", ":8600", "127.0.0.1:0", "127.0.0.1:x", "::1:8600"])
-def test_the_address_of_a_propose_server_is_host_and_port(address: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=f"--remote-proposer, address is {address!r}; allowed: HOST:PORT"):
+@pytest.mark.parametrize(
+    "address",
+    [
+        "127.0.0.1",
+        ":8600",
+        "127.0.0.1:0",
+        "127.0.0.1:x",
+        "::1:8600",
+        "redis://h:6379",
+        "redis://h:99999?stream=s",
+        "redis://h/a?stream=s",
+    ],
+)
+def test_the_address_of_a_propose_server_is_host_and_port_or_a_queue(address: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=re.escape(f"--remote-proposer, address is {address!r}; allowed: HOST:PORT")):
         load_settings({"remote_proposer": f"address={address}"}, {}, directory=tmp_path)
     assert load_settings({"remote_proposer": "address=[::1]:8600"}, {}, directory=tmp_path).engine.remote_proposer
+
+
+def test_the_password_of_a_queue_is_not_shown(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=re.escape("address is 'redis://***@h/0'; allowed")):
+        load_settings({"remote_proposer": "address=redis://:a/b@h/0"}, {}, directory=tmp_path)
+    terms = RemoteProposerTerms(address="redis://:secret@[::1]:6379/0?stream=s")
+    assert terms.address == "redis://:secret@[::1]:6379/0?stream=s"
+    assert terms.model_dump(mode="json")["address"] == "redis://:***@[::1]:6379/0?stream=s"
 
 
 def test_the_context_length_is_auto_or_a_number(tmp_path: Path) -> None:

@@ -67,11 +67,23 @@ class ServingLimits:
 
 
 @dataclass(slots=True, kw_only=True)
-class _ServedSequence(SequenceFields):
+class EngineSequence(SequenceFields):
     """A sequence of an engine, as the proposer sees it."""
 
     number: int  # number that its engine gave it
     is_unfit: bool = False  # it has tokens that the proposer does not know
+    used_s: int = 0  # time of its last round, of one that came by a queue
+
+    @classmethod
+    def of(cls, engine: object, message: Open) -> "EngineSequence":
+        """Return the sequence that an engine opens; raises `ProtocolError` for parameters that none may have."""
+        params = SamplingParams(temperature=message.temperature, top_p=message.top_p, top_k=message.top_k)
+        try:
+            params.validate(0)
+        except InvalidParameter as error:
+            raise ProtocolError(str(error)) from error
+        key, scope = f"{engine}/{message.number}", message.scope.hex()
+        return cls(key, [], message.num_prompt_tokens, params, message.noise_key, scope, number=message.number)
 
 
 class ProposeServer:
@@ -87,7 +99,7 @@ class ProposeServer:
         self.strangers: dict[_Engine, None] = {}  # connections in the handshake, the oldest first
         self.numbers = count()
         self.arrived = asyncio.Event()
-        self.gone: deque[_ServedSequence] = deque()
+        self.gone: deque[EngineSequence] = deque()
         """Sequences of engines that have left: the proposer forgets them between two calls."""
         self._worker = None if self.proposer.free else ThreadPoolExecutor(1, thread_name_prefix="proposer")
 
@@ -108,7 +120,7 @@ class ProposeServer:
                 taken = [(engine, engine.take_in()) for engine in list(self.engines)]
                 rounds = [(engine, wanted) for engine, wanted in taken if wanted is not None]
                 if rounds:
-                    drafts = iter(await self._drafts([wish for _, wanted in rounds for wish in wanted]))
+                    drafts = iter(await self.drafts([wish for _, wanted in rounds for wish in wanted]))
                     for engine, wanted in rounds:
                         engine.answer([(sequence, next(drafts)) for sequence, _ in wanted])
         finally:
@@ -117,7 +129,8 @@ class ProposeServer:
             if self._worker is not None:
                 self._worker.shutdown(wait=True)
 
-    async def _drafts(self, wishes: Sequence[tuple[_ServedSequence, int]]) -> Sequence[Draft | None]:
+    async def drafts(self, wishes: Sequence[tuple[EngineSequence, int]]) -> Sequence[Draft | None]:
+        """Return a draft or None for each sequence, with the most nodes that it may have."""
         fit = [(sequence, most) for sequence, most in wishes if not sequence.is_unfit]
         if not fit or self.proposer.backs_off():
             return [None] * len(wishes)
@@ -140,7 +153,7 @@ class _Engine(asyncio.Protocol):
         next(self._handshake)
         self._waiting: deque[FromEngine] = deque()
         self._waiting_bytes = 0
-        self._sequences: dict[int, _ServedSequence] = {}
+        self._sequences: dict[int, EngineSequence] = {}
         self._num_tokens: dict[int, int] = {}  # tokens of each sequence, those that wait included
         self._total_tokens = 0
         self._last_opened = 0
@@ -194,7 +207,7 @@ class _Engine(asyncio.Protocol):
         self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_later(_LEAVE_S, self.abort)
 
-    def take_in(self) -> list[tuple[_ServedSequence, int]] | None:
+    def take_in(self) -> list[tuple[EngineSequence, int]] | None:
         """Process all messages that wait, between two calls of the proposer.
 
         Return the sequences to draft for, each with the most nodes of its draft; None if nothing was asked for.
@@ -219,7 +232,7 @@ class _Engine(asyncio.Protocol):
         known = ((self._sequences[number], wish) for number, wish in wishes.items() if number in self._sequences)
         return [(sequence, min(max(1, wish), most)) for sequence, wish in known]
 
-    def answer(self, drafts: Sequence[tuple[_ServedSequence, Draft | None]]) -> None:
+    def answer(self, drafts: Sequence[tuple[EngineSequence, Draft | None]]) -> None:
         """Send the drafts of the sequences that `take_in` returned; they have not grown since."""
         if self._transport.is_closing():
             return
@@ -285,23 +298,10 @@ class _Engine(asyncio.Protocol):
             raise ProtocolError(f"more than {most} sequences")
         if message.number <= self._last_opened:
             raise ProtocolError(f"sequence {message.number} after {self._last_opened}; allowed: rising numbers")
-        params = SamplingParams(temperature=message.temperature, top_p=message.top_p, top_k=message.top_k)
-        try:
-            params.validate(0)
-        except InvalidParameter as error:
-            raise ProtocolError(str(error)) from error
+        self._sequences[message.number] = EngineSequence.of(self._number, message)
         self._last_opened = message.number
-        self._sequences[message.number] = _ServedSequence(
-            f"{self._number}/{message.number}",
-            [],
-            message.num_prompt_tokens,
-            params,
-            message.noise_key,
-            message.scope.hex(),
-            number=message.number,
-        )
 
-    def _found(self, number: int) -> _ServedSequence:
+    def _found(self, number: int) -> EngineSequence:
         if number not in self._sequences:
             raise ProtocolError(f"sequence {number}, which is not open")
         return self._sequences[number]

@@ -18,6 +18,7 @@ from prolepsis.server.cli.serve import LogLevel
 
 if TYPE_CHECKING:
     import ssl
+    from collections.abc import Coroutine
 
     from prolepsis.remote.propose.server import ProposeServer
 
@@ -37,7 +38,7 @@ def propose_server(
     log_level: Annotated[LogLevel, typer.Option(help="least severity of log lines")] = "info",
     log_json: Annotated[bool, typer.Option("--log-json", help="write log lines as JSON")] = False,
 ) -> None:
-    """Draft for engines that have the same key and serve --model, until interrupted."""
+    """Draft for engines that have the same key and serve --model, until interrupted. A queue replaces --listen."""
     from prolepsis.core.network import host_and_port, server_tls
     from prolepsis.core.telemetry.logs import configure_logs
 
@@ -51,15 +52,20 @@ def propose_server(
     with loading():
         from prolepsis.engine.drafting.remote.link import shared_key
         from prolepsis.engine.drafting.remote.messages import ProposeLimits
+        from prolepsis.engine.drafting.remote.queue import Queue
         from prolepsis.remote.propose.served import served_model
         from prolepsis.remote.propose.server import ProposeServer, ServingLimits
 
         key = shared_key(settings.engine)
         ensure_model(settings)
         model = served_model(settings.engine, proposer)
-    terms = ProposeLimits(most_draft_tokens=max_draft_tokens)
+    server = ProposeServer(model, key, ServingLimits(max_engines, ProposeLimits(most_draft_tokens=max_draft_tokens)))
+    if (queue := Queue.of(settings.engine, model.vocabulary)) is not None:
+        from prolepsis.remote.propose.queue import QueueServer
+
+        return asyncio.run(_until_ended(QueueServer(server, queue).run()))
     try:
-        asyncio.run(_serve(ProposeServer(model, key, ServingLimits(max_engines, terms)), *place, tls))
+        asyncio.run(_serve(server, *place, tls))
     except OSError as error:
         print_error(f"cannot listen on {listen}: {error}")
         raise typer.Exit(NOT_SERVED) from error
@@ -69,10 +75,14 @@ async def _serve(server: "ProposeServer", host: str, port: int, tls: "ssl.SSLCon
     import structlog
 
     listening = await server.listen(host, port, tls)
-    drafting = asyncio.ensure_future(server.run())
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, drafting.cancel)
     bound = listening.sockets[0].getsockname()
     structlog.get_logger(__name__).info("listening", host=bound[0], port=bound[1], proposer=server.proposer.name)
     async with listening:
-        with suppress(asyncio.CancelledError):
-            await drafting
+        await _until_ended(server.run())
+
+
+async def _until_ended(run: "Coroutine[None, None, None]") -> None:
+    drafting = asyncio.ensure_future(run)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, drafting.cancel)
+    with suppress(asyncio.CancelledError):
+        await drafting

@@ -17,8 +17,9 @@ import structlog
 from prolepsis.core.codec import FrameReader, ProtocolError
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.errors import ConfigError
+from prolepsis.core.extras import QUEUE
 from prolepsis.core.handshake import SharedKey, connecting, shake_hands_now
-from prolepsis.core.network import client_tls, host_and_port
+from prolepsis.core.network import QUEUE_ADDRESS, client_tls, host_and_port
 from prolepsis.engine.drafting.remote.messages import (
     FROM_SERVER,
     MOST_FROM_SERVER,
@@ -42,11 +43,13 @@ class ConnectionLost(Exception):
 
 
 def shared_key(config: EngineConfig) -> SharedKey:
-    """Return the key of engines and propose servers; raises `ConfigError` without one."""
+    """Return the key of engines and propose servers; raises `ConfigError` without one, or what their queue needs."""
     terms = config.remote_proposer
     if terms is None or terms.key is None:
         message = "remote_proposer.key is not set; allowed: a file that engine and propose server share"
         raise ConfigError(message, param="remote_proposer")
+    if QUEUE_ADDRESS.fullmatch(terms.address or ""):
+        QUEUE.require("a queue of remote_proposer.address", param="remote_proposer")
     return SharedKey.read(terms.key, "remote_proposer.key")
 
 
@@ -81,7 +84,6 @@ class RemoteAddress:
             if self.tls is not None:
                 connection = self.tls.wrap_socket(connection, server_hostname=self.host)
             terms = TERMS.decode(shake_hands_now(connection, connecting(self.key, PROTOCOL, self.vocabulary)))
-            connection.setblocking(False)
         except BaseException:
             connection.close()
             raise
@@ -92,6 +94,7 @@ class Connection:
     def __init__(self, connection: socket.socket, terms: ProposeLimits) -> None:
         self.terms = terms
         self.is_good = False  # it has brought drafts
+        connection.setblocking(False)
         self._socket = connection
         self._reader = FrameReader(MOST_FROM_SERVER)
         self._unsent = bytearray()

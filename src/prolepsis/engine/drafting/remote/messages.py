@@ -22,6 +22,7 @@ from prolepsis.engine.drafting.draft import Draft
 PROTOCOL = "propose 2"
 SCOPE_BYTES = 16
 MOST_NODES = 128
+SILENT_S = 5.0  # without an answer for so long an engine gives up its server, and a round in a queue is late
 MOST_FROM_ENGINE, MOST_FROM_SERVER = 8 << 20, 1 << 20  # bytes of a message
 
 Count = Annotated[int, Meta(ge=0)]

@@ -21,6 +21,7 @@ from prolepsis.engine.drafting.remote.messages import (
     FROM_ENGINE,
     MOST_NODES,
     SCOPE_BYTES,
+    SILENT_S,
     DraftCall,
     Drafts,
     Extend,
@@ -30,7 +31,6 @@ from prolepsis.engine.drafting.remote.messages import (
     SentDraft,
 )
 
-_SILENT_S = 5.0  # without an answer: the connection is given up
 _LONGEST_BACKOFF = 256  # rounds without waiting, after rounds in which waiting brought no draft
 _PATIENCE = 4
 """Useless drafts in a row that a sequence may have; then it asks every second token, then every fourth, ..."""
@@ -213,8 +213,8 @@ class RemoteProposer(Proposer):
 
     def _ask(self, connection: Connection, sequences: Sequence[SequenceView], limits: Sequence[int]) -> None:
         """Send what is new of the sequences that have too little ahead, and ask for drafts."""
-        if self._rounds and self._clock() - self._rounds[0].sent_at > _SILENT_S:
-            raise ConnectionLost(f"no answer for {_SILENT_S:g} s")
+        if self._rounds and self._clock() - self._rounds[0].sent_at > SILENT_S:
+            raise ConnectionLost(f"no answer for {SILENT_S:g} s")
         frames = bytearray()
         wishes: list[tuple[int, int]] = []
         for sequence, limit in zip(sequences, limits, strict=True):
