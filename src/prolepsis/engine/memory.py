@@ -31,7 +31,7 @@ class Loaded:
 
     @property
     def lender(self) -> ModelInfo | HeadInfo | None:
-        """The draft model, or without one the head: both would not be needed, and a head costs less to ask."""
+        """The draft model, or without one the head: one of them has enough, and a head costs less to ask."""
         return (self.draft or self.head) if self.lends else None
 
     @property

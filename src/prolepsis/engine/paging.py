@@ -9,7 +9,7 @@ from prolepsis.engine.kept_prefixes import LEAST_TOKENS, KeptPrefixes
 from prolepsis.engine.kv.pages import PagePool, extend_hashes
 from prolepsis.engine.request import SequenceState
 
-CALM_STEPS = 32  # steps in a row that need no lent page, after which it goes back: drafts pay only while they go on
+CALM_STEPS = 32  # steps in a row in which sequences could have done without lent pages, after which these go back
 
 log = structlog.get_logger(__name__)
 
