@@ -194,6 +194,8 @@ class EngineSetup:
     """How the engine under test is set up; small budgets make everything happen soon."""
 
     num_pages: int = 64
+    num_lendable: int = 0
+    lender: str = ""  # the proposer that lends these pages
     max_sequences: int = 8
     max_step_tokens: int = 64
     max_model_len: int = 256
@@ -222,14 +224,15 @@ def build(setup: EngineSetup) -> Engine:
 def build_as(kind: type[E], setup: EngineSetup) -> E:
     """Return an engine of a subclass."""
     model = setup.model
-    cache = model.make_cache(setup.num_pages)
-    pool = PagePool(setup.num_pages, PAGE_SIZE, prefix_cache=setup.prefix_cache)
-    paging = Paging(pool, cache.copy_page, cache.clear_page)
+    cache = model.make_cache(setup.num_pages + setup.num_lendable)
+    pool = PagePool(setup.num_pages, PAGE_SIZE, prefix_cache=setup.prefix_cache, num_lendable=setup.num_lendable)
     limits = SchedulerLimits(
         setup.max_sequences, setup.max_step_tokens, setup.max_model_len, VOCAB, model.info.eos_token_ids
     )
     window = DraftWindow(flat_cost())
     proposers = ProposerSet(setup.proposers, window, AcceptanceEstimator(), VOCAB, watch=setup.watch)
+    lender = next((known for known in proposers.contained if known.name == setup.lender), None)
+    paging = Paging(pool, cache.copy_page, cache.clear_page, lender=lender)
     named = partial(EngineInfo, weights="table", tokenizer=Letters.fingerprint)
     info = named("table", "table", VOCAB, setup.max_model_len, "fp", "strict", "table", proposers.names)
     plan = AppliedPlan()

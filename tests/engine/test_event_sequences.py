@@ -16,5 +16,6 @@ async def test_random_events_raise_nothing_and_change_no_answer(tmp_path: Path) 
     number = int(os.environ.get("PROLEPSIS_EVENT_SEQUENCES") or 3 * settings().max_examples)
     server = await lives(tmp_path, range(number))
     assert server.ends[""] > number
+    assert server.num_lent > 0, "drafts gave way to sequences"
     assert {"engine_error", "grammar_failed", "deadline_exceeded"} <= server.ends.keys()
     assert not server.health.detail, "some failed, most did not"

@@ -1,7 +1,7 @@
 """What sequences hold, share and publish."""
 
 from prolepsis.engine.kv.pages import PagePool
-from prolepsis.engine.paging import Paging
+from prolepsis.engine.paging import CALM_STEPS, Paging
 from prolepsis.engine.request import SequenceState, open_request
 from tests.fakes import request
 
@@ -111,3 +111,84 @@ def test_trim_gives_back_what_only_a_draft_needed() -> None:
     paging.trim(sequence)
     assert len(sequence.pages) == 2
     paging.pool.check([sequence.pages])
+
+
+class FakeLender:
+    name = "lender"
+
+    def __init__(self, *, is_free: bool = True) -> None:
+        self.is_free = is_free
+        self.calls: list[str] = []
+
+    def lend(self) -> bool:
+        self.calls.append("lend")
+        return self.is_free
+
+    def take_back(self) -> None:
+        self.calls.append("take_back")
+
+
+def with_lender(lender: FakeLender) -> tuple[Paging, list[tuple[int, int]], list[int]]:
+    copies, cleared = list[tuple[int, int]](), list[int]()
+    pool = PagePool(4, SIZE, num_lendable=3)
+    return Paging(pool, lambda a, b: copies.append((a, b)), cleared.append, lender=lender), copies, cleared
+
+
+def test_a_lender_whose_memory_is_in_use_lends_nothing() -> None:
+    paging, _, _ = with_lender(FakeLender(is_free=False))
+    assert not paging.borrow()
+    assert not make(4)[0].borrow(), "nor does none"
+    assert paging.pool.num_available == 4
+
+
+def test_lent_pages_are_cleared_once_and_are_for_what_runs() -> None:
+    lender = FakeLender()
+    paging, _, cleared = with_lender(lender)
+    (held,), (new,) = sequence_of(list(range(16))), sequence_of([1])
+    assert paging.start(held, 0)
+    assert not paging.grow(held, 17)
+    assert paging.borrow()
+    assert not paging.borrow(), "once"
+    assert paging.grow(held, 17)
+    assert cleared == [4], "what the lender left there could be no numbers"
+    assert not paging.start(new, 0)
+    assert paging.start(new, 0, lent=True)
+    assert (new.pages, cleared, lender.calls) == ([5], [4, 5], ["lend"])
+    paging.drop(new)
+    assert paging.start(new, 0, lent=True)
+    assert cleared == [4, 5]
+
+
+def test_pages_go_back_after_calm_steps_and_what_is_held_there_is_copied() -> None:
+    lender = FakeLender()
+    paging, copies, _ = with_lender(lender)
+    (other,), (first, second) = sequence_of(list(range(14))), sequence_of(list(range(6)), n=2)
+    paging.start(other, 0)
+    assert paging.borrow()
+    assert paging.start(first, 0, lent=True)
+    first.num_computed = 6
+    paging.fork(first, second)
+    assert first.pages == second.pages == [4, 5]
+    for _ in range(CALM_STEPS):
+        paging.settle([other, first, second])
+    assert lender.calls == ["lend"], "the other one needs its pages"
+    paging.drop(other)
+    for _ in range(CALM_STEPS - 1):
+        paging.settle([first, second])
+    paging.settle([first, second, *sequence_of([1], n=3)])  # a start would not be allowed
+    for _ in range(CALM_STEPS):
+        assert lender.calls == ["lend"]
+        paging.settle([first, second])
+    assert lender.calls == ["lend", "take_back"]
+    assert first.pages == second.pages == [target for _, target in copies]
+    assert [source for source, _ in copies] == [4, 5]
+    paging.pool.check([first.pages, second.pages])
+
+
+def test_pages_that_nobody_holds_go_back_at_once() -> None:
+    lender = FakeLender()
+    paging, _, _ = with_lender(lender)
+    assert paging.borrow()
+    paging.settle([])
+    paging.settle([])
+    assert (lender.calls, paging.pool.num_available) == (["lend", "take_back"], 4)

@@ -239,6 +239,23 @@ def test_queue_and_compute_time_add_up() -> None:
     assert ends["b"].stats.queue_s >= ends["a"].stats.compute_s > 0
 
 
+@pytest.mark.parametrize("lender", ["scripted", ""])
+def test_a_better_priority_borrows_before_it_displaces(lender: str) -> None:
+    lending = Scripted(lambda sequence, limit: None)
+    engine = build(EngineSetup(num_pages=8, max_model_len=256, num_lendable=8, lender=lender, proposers=[lending]))
+    low, same = (request(name, [i] * 120, LONG, priority=2) for i, name in enumerate(("low", "same"), 1))
+    high = request("high", [3] * 120, LONG, priority=1)
+    submit(engine, low)
+    events = [event for _ in range(4) for event in engine.step()]
+    submit(engine, high, same)
+    events += engine.step()
+    assert {sequence.request.request_id for sequence in engine.scheduler.running} == {"high", *(["low"] * bool(lender))}
+    events += drain(engine)
+    assert (terminals(events)["low"].stats.num_preemptions == 0) == bool(lender)
+    for source in (low, high, same):
+        assert outputs(events)[source.request_id, 0] == reference(source, noise_key(0, 0))
+
+
 def test_waiting_after_a_preemption_is_queue_time() -> None:
     now = [0.0]
     engine = build(EngineSetup(max_sequences=1, clock=lambda: now[0]))

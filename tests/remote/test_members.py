@@ -248,4 +248,5 @@ def test_the_counts_of_a_tenant_are_added() -> None:
 
 def test_memory_adds_up_by_proposer() -> None:
     head, index = ProposerMemory("head", weights=5, kv=2), ProposerMemory("suffix", index=3)
-    assert summed_memory([[head, index], [head]]) == [ProposerMemory("head", weights=10, kv=4), index]
+    lent = replace(head, lent=2)
+    assert summed_memory([[head, index], [lent]]) == [ProposerMemory("head", weights=10, kv=4, lent=2), index]

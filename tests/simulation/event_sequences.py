@@ -20,6 +20,7 @@ from prolepsis.core.ended import Assignment, PromptEnded, RequestAbout, RequestE
 from prolepsis.core.errors import GrammarFailed
 from prolepsis.core.events import Event, Failed, Finished, Terminal
 from prolepsis.core.messages import Abort, ApplyPlan
+from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.core.plan import DisabledProposer, SpecPlan
 from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
 from prolepsis.core.stats import RequestStats
@@ -35,7 +36,7 @@ from prolepsis.engine.step import Engine
 from prolepsis.server.answering.account import classified
 from prolepsis.server.status.service_health import ServiceHealth
 from tests import fakes
-from tests.fake_proposer import Scripted
+from tests.fake_proposer import Script, Scripted
 from tests.server.application import build as build_app
 from tests.server.application import feature_of
 from tests.server.fakes import ByteTokenizer, FakeEngine
@@ -102,11 +103,13 @@ class EventSequence:
         self.is_calm = draw.random() < 0.5  # so that steps only decode, whose cost is learned
         verifier = FaultyVerifier(draw, draw.choice([0.0, 0.0, 0.02, 0.1]), draw.random() < 0.3)
         setup = fakes.EngineSetup(
-            num_pages=draw.choice([17, 20, 64]),
+            num_pages=draw.choice([9, 9, 17, 64]),
+            num_lendable=4,
+            lender="costly",
             max_sequences=draw.choice([1, 2] if self.is_calm else [1, 2, 4, 8]),
             max_step_tokens=draw.choice([9, 24, 64]),
             prefix_cache=draw.random() < 0.5,
-            proposers=[Scripted(self._draft, name, free=name != "costly") for name in self._names()],
+            proposers=[Scripted(self._script(name), name, free=name != "costly") for name in self._names()],
             verifier=verifier,
             observer=self.server.metrics,
         )
@@ -138,6 +141,16 @@ class EventSequence:
             return None
         return fakes.draft_chain(sequence, min(limit, self.random.randint(1, 4)), wrong_from=self.random.randint(0, 4))
 
+    def _script(self, name: str) -> Script:
+        """Return what a proposer drafts with; that of "costly" writes to the pages that it lends."""
+        return self._draft_in_lendable if name == "costly" else self._draft
+
+    def _draft_in_lendable(self, sequence: SequenceView, limit: int) -> Draft | None:
+        cache, first = self.engine.runner.cache, self.engine.scheduler.pool.num_pages * PAGE_SIZE  # type: ignore[attr-defined]
+        cache.slots[first:] = [(-3, -3)] * (len(cache.slots) - first)
+        draft = self._draft(sequence, limit)
+        return draft and replace(draft, proposer="costly")
+
     def live(self) -> None:
         """Live to the end; raises where a step takes no end."""
         left = self.random.randint(1, 8)
@@ -149,6 +162,8 @@ class EventSequence:
                 return
             self._disturb()
             self.events += self.engine.step()
+            self.server.num_lent += self.engine.scheduler.pool.num_lent > 0
+            self.engine.scheduler.check()
         raise AssertionError("the engine takes no end")
 
     def _submit(self) -> None:
@@ -160,11 +175,14 @@ class EventSequence:
                 "auto" if assignment.mode == "on" else assignment.mode, rollout_run=assignment.rollout_run
             )
         params = SamplingParams(
-            temperature=draw.choice([0.0, 1.0]), seed=draw.randint(0, 99), max_tokens=draw.choice([1, 5, 12, 40])
+            temperature=draw.choice([0.0, 1.0]),
+            seed=draw.randint(0, 99),
+            max_tokens=draw.choice([1, 5, 12, 40]),
+            ignore_eos=draw.random() < 0.5,
         )
         source = GenerateRequest(
             name,
-            tuple(draw.randint(1, 9) for _ in range(draw.choice([1] if self.is_calm else [1, 3, 20]))),
+            tuple(draw.randint(1, 9) for _ in range(draw.choice([1] if self.is_calm else [1, 20, 120, 120]))),
             params,
             n=1 if self.is_calm else draw.choice([1, 1, 1, 3]),
             traffic_class=draw.choice(CLASSES),
@@ -218,6 +236,7 @@ class Server:
         self.app = build_app(config, self.client, ByteTokenizer(), self.metrics, policy=policy, prices=prices)
         self.rollouts = feature_of(self.app, Rollouts)
         self.http = httpx2.AsyncClient(transport=httpx2.ASGITransport(self.app), base_url="http://localhost")
+        self.num_lent = 0  # steps in which pages were lent
         self.ends: Counter[str] = Counter()
         """Requests by the code of their error; empty: they finished."""
         [self.health] = [one for one in self.app.state.features if isinstance(one, ServiceHealth)]

@@ -7,7 +7,15 @@ from collections.abc import Mapping
 from typing import Literal
 
 _OfSteps = Literal[
-    "no_draft", "not_worth_it", "too_costly", "backoff", "breaker_open", "killed", "shadow_budget", "decision_failed"
+    "no_draft",
+    "not_worth_it",
+    "too_costly",
+    "memory_lent",
+    "backoff",
+    "breaker_open",
+    "killed",
+    "shadow_budget",
+    "decision_failed",
 ]
 PlainReason = Literal[_OfSteps, "no_capacity"]
 """Why a decoding step, which might have speculated, was plain for one sequence."""
@@ -55,6 +63,7 @@ IN_WORDS: Mapping[EffectiveReason | PlainReason | LimitReason | LossReason | Ver
     "no_draft": "no proposer had a draft",
     "not_worth_it": "verifying the draft would not have paid",
     "too_costly": "asking proposers would not have paid",  # the costly ones, where no free one had a draft, or any
+    "memory_lent": "a proposer's memory was lent to the KV cache, and no other had a draft",
     "backoff": "the proposers back off after failures",
     "breaker_open": "breakers disable the proposers of this class",
     "killed": "the kill switch stops it",  # maybe after drafts had been verified or compared

@@ -121,6 +121,7 @@ class ProposerMemory:
     weights: int = 0
     kv: int = 0  # its own keys and values, allocated permanently, with their hidden states
     index: int = 0  # what it has learned of texts: what it may grow to, where that is bounded
+    lent: int = 0  # the part of `kv` that holds pages of sequences now, so that it drafts nothing
 
     @property
     def total(self) -> int:

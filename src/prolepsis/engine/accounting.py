@@ -31,7 +31,7 @@ from prolepsis.engine.timings import StepTiming
 
 _SHORT = 4  # a prediction of so few tokens is looked for in the prompt as a whole
 _NOT_ASKED: frozenset[PlainReason] = frozenset(
-    {"too_costly", "backoff", "breaker_open", "shadow_budget", "decision_failed", "no_capacity"}
+    {"too_costly", "memory_lent", "backoff", "breaker_open", "shadow_budget", "decision_failed", "no_capacity"}
 )
 
 

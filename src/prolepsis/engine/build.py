@@ -49,7 +49,7 @@ from prolepsis.engine.drafting.window import DraftWindow, paying_loads
 from prolepsis.engine.exactness import Exactness, decide, passed_file
 from prolepsis.engine.hidden_states import HiddenStateRouter
 from prolepsis.engine.kept_prefixes import FOLDER, KeptPrefixes
-from prolepsis.engine.kv.memory import MemoryUse, parse_bytes
+from prolepsis.engine.kv.memory import MemoryUse, PagePlan, parse_bytes
 from prolepsis.engine.kv.pages import PagePool
 from prolepsis.engine.memory import Loaded, check_head, plan_memory
 from prolepsis.engine.models.draft_models import warn_of_other_target
@@ -57,10 +57,10 @@ from prolepsis.engine.models.heads.aliases import HeadAliases
 from prolepsis.engine.models.heads.base import DraftHead
 from prolepsis.engine.models.heads.registry import chosen_head, head_for, list_heads, misfit_of, seen_by_auto
 from prolepsis.engine.models.load import LoadedModel, build_of, load_model, machine_of
-from prolepsis.engine.models.protocol import ArgmaxModel, KVCache, ThreadedModel
+from prolepsis.engine.models.protocol import ArgmaxModel, KVCache, PlacedModel, ThreadedModel
 from prolepsis.engine.models.targets.early_exit import make_exit
 from prolepsis.engine.native.processor import default_threads, machine_file
-from prolepsis.engine.paging import Paging
+from prolepsis.engine.paging import Lender, Paging
 from prolepsis.engine.profile import cost_curve, curve_file
 from prolepsis.engine.runner import Runner, require_features
 from prolepsis.engine.sampling.sampler import Sampler
@@ -142,16 +142,23 @@ def assemble(
     early, exit_sequences = None, 0
     if EARLY_EXIT in proposer_names(config) and config.early_exit_layer is not None:
         early, exit_sequences = make_exit(model, config.early_exit_layer), min(config.max_requests, EXIT_SEQUENCES)
-    loaded = Loaded(info, draft.model.info if draft else None, head.info if head else None, exit_sequences)
+    drafting = draft.model if draft else head
+    lender = drafting if isinstance(model, PlacedModel) and isinstance(drafting, PlacedModel) else None
+    draft_info, head_info = draft.model.info if draft else None, head.info if head else None
+    loaded = Loaded(info, draft_info, head_info, exit_sequences, lends=lender is not None)
     with phase("planning memory"):
         plan = plan_memory(config, loaded, reserved)
         num_pages, max_model_len = plan.num_pages, plan.max_model_len
-        cache = model.make_cache(num_pages + SCRATCH_PAGES * exit_sequences)
-    slots = _draft_head_slots(config, target, head, find_head, num_pages)
+        all_pages = num_pages + plan.num_lendable
+        cache = model.make_cache(all_pages + SCRATCH_PAGES * exit_sequences)
+        lent = None
+        if lender is not None:
+            lent = lender.make_cache_in(cache, num_pages, loaded.lender_pages(num_pages, config.max_requests))
+    slots = _draft_head_slots(config, target, head, find_head, plan, lent=None if draft else lent)
     slot = slots[DRAFT_HEAD]
-    proposers = _proposers(config, target, draft, observer, num_pages)
+    proposers = _proposers(config, target, draft, observer, num_pages, lent=lent)
     if early:
-        scratch = {"first_page": num_pages, "max_sequences": exit_sequences, "page_bytes": info.page_bytes}
+        scratch = {"first_page": all_pages, "max_sequences": exit_sequences, "page_bytes": info.page_bytes}
         proposers.append(EarlyExitProposer(early, cache, **scratch))
     if slot.head is not None:
         proposers.append(slot.head)
@@ -163,7 +170,11 @@ def assemble(
     if hidden_states.aux_layers:
         require_features(model)
     spec_plan = AppliedPlan(SpecPlan(num_speculative_tokens=config.num_speculative_tokens))
-    paging = _paging(config, machine_file(FOLDER, *on_machine).with_suffix(""), num_pages, cache, slots.values())
+    name = DRAFT_MODEL if draft else DRAFT_HEAD
+    lends = next((known for known in speculation.proposers.contained if lent and known.name == name), None)
+    paging = _paging(
+        config, machine_file(FOLDER, *on_machine).with_suffix(""), plan, cache, slots.values(), lender=lends
+    )
     log.info("engine_built", model=info.name, forward=info.forward, pages=num_pages, exactness=exactness.mode)
     team = model.team if isinstance(model, ThreadedModel) else None
     sampler = Sampler(info.vocab_size, info.eos_token_ids, team=team)
@@ -189,26 +200,33 @@ def _draft_head_slots(
     target: LoadedModel,
     head: DraftHead | None,
     find: Callable[[str], DraftHead | None] | None,
-    num_pages: int,
+    plan: PagePlan,
+    *,
+    lent: KVCache | None,
 ) -> Mapping[str, DraftHeadSlot]:
-    """Return a slot for the head of all requests, which serves all tenants, and empty ones for other heads."""
+    """Return a slot for the head of all requests, which serves all tenants, and empty ones for other heads.
+
+    `lent`: the first head's cache, if it lends that: then it needs no pages for those that are lent.
+    """
     find = find or partial(head_for, target=target, root=config.model_dir)
+    all_pages = plan.num_pages + plan.num_lendable
 
     def slot(name: HeadProposerName, first: DraftHead | None) -> DraftHeadSlot:
-        def proposer(head: DraftHead) -> HeadProposer:
+        def proposer(head: DraftHead, lent: KVCache | None = None) -> HeadProposer:
             if name == DRAFT_HEAD and head.info.serves:
                 message = f"draft head {head.info.name} serves {len(head.info.serves)} of the tenants; allowed"
                 raise ModelLoadError(f"{message} in {DRAFT_HEAD}: heads that serve everybody; in other slots: all")
-            return HeadProposer(head, num_pages=num_pages, max_sequences=config.max_requests, name=name)
+            num_pages = all_pages if lent is None else plan.num_pages
+            return HeadProposer(head, num_pages=num_pages, max_sequences=config.max_requests, name=name, cache=lent)
 
         def load(head: str) -> HeadProposer | None:
             draft_head = find(head)
             if draft_head is None:
                 return None
-            check_head(draft_head.info, target.model.info.device, num_pages, config.max_requests)
+            check_head(draft_head.info, target.model.info.device, all_pages, config.max_requests)
             return proposer(draft_head)
 
-        return DraftHeadSlot(load, target.model, proposer(first) if first else None, proposer=name)
+        return DraftHeadSlot(load, target.model, proposer(first, lent) if first else None, proposer=name)
 
     return {name: slot(name, head if name == DRAFT_HEAD else None) for name in HEAD_PROPOSERS}
 
@@ -256,14 +274,21 @@ def _scheduler(
 
 
 def _paging(
-    config: EngineConfig, folder: Path, num_pages: int, cache: KVCache, slots: Iterable[DraftHeadSlot]
+    config: EngineConfig,
+    folder: Path,
+    plan: PagePlan,
+    cache: KVCache,
+    slots: Iterable[DraftHeadSlot],
+    *,
+    lender: Lender | None,
 ) -> Paging:
     """Return the paging of sequences; a page is copied and cleared in all caches that have one of its number.
 
     `folder`: for prefixes that are kept. They are the target's alone: a draft head begins behind them.
     """
     caches: tuple[KVCache | DraftHeadSlot, ...] = (cache, *slots)
-    pool, kept = PagePool(num_pages, PAGE_SIZE, prefix_cache=config.prefix_cache), None
+    sizes = {"page_size": PAGE_SIZE, "num_lendable": plan.num_lendable}
+    pool, kept = PagePool(plan.num_pages, **sizes, prefix_cache=config.prefix_cache), None
     if config.prefix_disk != "0" and config.prefix_cache:
         kept = KeptPrefixes(folder, parse_bytes(config.prefix_disk, name="prefix_disk"), pool, cache.views)
         kept.restore()
@@ -276,7 +301,7 @@ def _paging(
         for each in caches:
             each.clear_page(page)
 
-    return Paging(pool, copy, clear, kept)
+    return Paging(pool, copy, clear, kept, lender)
 
 
 def proposer_names(config: EngineConfig) -> tuple[str, ...]:
@@ -312,6 +337,8 @@ def _proposers(
     draft: LoadedModel | None,
     observer: EngineObserver | None,
     num_pages: int,
+    *,
+    lent: KVCache | None,
 ) -> list[Proposer]:
     """Return the proposers that need nothing of the target's inside, in the configuration's order, remote ones last."""
     proposers: list[Proposer] = []
@@ -320,7 +347,8 @@ def _proposers(
             proposers.append(FREE_PROPOSERS[name](config, target.tokenizer))
         elif name == DRAFT_MODEL:
             assert draft is not None, "the draft model is loaded with its proposer"
-            proposers.append(DraftModelProposer(draft.model, draft.tokenizer, target.tokenizer, num_pages=num_pages))
+            own = draft.tokenizer, target.tokenizer
+            proposers.append(DraftModelProposer(draft.model, *own, num_pages=num_pages, cache=lent))
     if REMOTE in proposer_names(config) and (terms := config.remote_proposer) is not None:
         address = Queue.of(config, digest := vocabulary_digest(target.tokenizer)) or RemoteAddress.of(config, digest)
         settings = RemoteSettings(terms.ahead, terms.wait_ms / 1000.0)

@@ -1,7 +1,7 @@
 """Adds up what an engine takes of memory before its caches are allocated, and decides how many KV pages it has."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import structlog
@@ -10,7 +10,7 @@ from prolepsis.core.config import EngineConfig
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.engine.drafting.proposers.early_exit import SCRATCH_PAGES
-from prolepsis.engine.drafting.proposers.head import MAX_NODES
+from prolepsis.engine.drafting.proposers.head import MAX_NODES, head_pages
 from prolepsis.engine.drafting.proposers.head_slots import MAX_DEFERRED_BYTES
 from prolepsis.engine.drafting.proposers.scratch import scratch_pages
 from prolepsis.engine.kv.machine import CPU, host_memory, memory_of
@@ -27,11 +27,24 @@ class Loaded:
     draft: ModelInfo | None = None
     head: HeadInfo | None = None
     exit_sequences: int = 0  # sequences that an early exit drafts for in one step
+    lends: bool = False  # the cache of draft model or head lies in the target's, to be lent to sequences
+
+    @property
+    def lender(self) -> ModelInfo | HeadInfo | None:
+        """The draft model, or without one the head: one of them has enough, and a head costs less to ask."""
+        return (self.draft or self.head) if self.lends else None
 
     @property
     def page_bytes(self) -> int:
         """Bytes of a page in all caches that have one for each page of the pool."""
-        return sum(each.page_bytes for each in (self.target, self.draft, self.head) if each)
+        lent = 0
+        if self.head and self.draft and self.lends:  # the head has pages for those that the draft model lends, too
+            lent = -(-self.head.page_bytes * self.draft.page_bytes // self.target.page_bytes)
+        return lent + sum(each.page_bytes for each in (self.target, self.draft, self.head) if each)
+
+    def lender_pages(self, num_pages: int, max_requests: int) -> int:
+        """Return the pages of the lender's cache."""
+        return num_pages if self.draft else head_pages(num_pages, max_requests)
 
 
 def plan_memory(config: EngineConfig, loaded: Loaded, reserved: Sequence[MemoryUse] = ()) -> PagePlan:
@@ -48,6 +61,10 @@ def plan_memory(config: EngineConfig, loaded: Loaded, reserved: Sequence[MemoryU
     warn_of_cut(plan.max_model_len, limit if config.max_model_len is None else length, config.kv_memory, room)
     uses = {use.what: format_bytes(use.num_bytes) for use in room.uses if use.num_bytes}
     size = format_bytes(plan.num_pages * shape.page_bytes)
+    if (lender := loaded.lender) is not None:
+        num_bytes = loaded.lender_pages(plan.num_pages, config.max_requests) * lender.page_bytes
+        plan = replace(plan, num_lendable=-(-num_bytes // loaded.target.page_bytes))
+        uses["lendable"] = format_bytes(num_bytes)
     log.info("memory_planned", kv_cache=size, max_model_len=plan.max_model_len, **uses, free=format_bytes(room.left))
     return plan
 

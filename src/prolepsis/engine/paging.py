@@ -1,10 +1,28 @@
 """Gives pages to sequences, shares and publishes them, and takes them back."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import structlog
 
 from prolepsis.engine.kept_prefixes import LEAST_TOKENS, KeptPrefixes
 from prolepsis.engine.kv.pages import PagePool, extend_hashes
 from prolepsis.engine.request import SequenceState
+
+CALM_STEPS = 32  # steps in a row in which sequences could have done without lent pages, after which these go back
+
+log = structlog.get_logger(__name__)
+
+
+class Lender(Protocol):
+    """A proposer whose cache is in the memory of the pages that can be lent."""
+
+    name: str
+
+    def lend(self) -> bool:
+        """Leave the memory, and draft nothing; False if it is in use."""
+
+    def take_back(self) -> None: ...
 
 
 class Paging:
@@ -16,17 +34,55 @@ class Paging:
         copy_page: Callable[[int, int], None],
         clear_page: Callable[[int], None],
         kept: KeptPrefixes | None = None,
+        lender: Lender | None = None,
     ) -> None:
         self.pool = pool
+        self._lender = lender
+        self._unclean = set[int]()  # lent pages that hold what the lender wrote, which may be no numbers
+        self._num_calm = 0
         self.kept = kept  # keeps pages of prompts over restarts
         self._copy_page = copy_page
         self._clear_page = clear_page
 
-    def start(self, sequence: SequenceState, reserve: int) -> bool:
+    def borrow(self) -> bool:
+        """Have the lender's memory as pages; False if there is none, or it cannot be had now."""
+        if self._lender is None or self.pool.num_lent or not self._lender.lend():
+            return False
+        self._unclean, self._num_calm = set(self.pool.lend()), 0
+        log.info("draft_memory_lent", proposer=self._lender.name, pages=self.pool.num_lent)
+        return True
+
+    def settle(self, running: Sequence[SequenceState]) -> None:
+        """Give lent pages back once sequences have needed none for some steps; `running`: all that hold pages.
+
+        What they still hold there is copied: the lender does not wait for their end.
+        """
+        pool = self.pool
+        if self._lender is None or not pool.num_lent:
+            return
+        self._num_calm = self._num_calm + 1 if pool.num_unlent >= len(running) else 0
+        if pool.num_referenced and self._num_calm < CALM_STEPS:
+            return
+        moved: dict[int, int] = {}
+        for sequence in running:
+            for i, page in enumerate(sequence.pages):
+                if pool.is_lent(page):
+                    if page in moved:
+                        pool.share([moved[page]])
+                    else:
+                        [moved[page]] = pool.allocate(1)
+                        self._copy_page(page, moved[page])
+                    sequence.pages[i] = moved[page]
+                    pool.release([page])
+        pool.take_back()
+        self._lender.take_back()
+        log.info("draft_memory_returned", proposer=self._lender.name)
+
+    def start(self, sequence: SequenceState, reserve: int, *, lent: bool = False) -> bool:
         """Give a sequence without pages all that its tokens need, computed ones if the index has them.
 
         At least one token is left to compute. Returns False, with nothing changed, if fewer than `reserve` pages
-        would stay available.
+        would stay available, or without `lent` if a lent one would be needed.
         """
         size, pool = self.pool.page_size, self.pool
         assert sequence.num_computed == len(sequence.pages) == 0, "only a sequence without pages is started"
@@ -34,12 +90,12 @@ class Paging:
         extend_hashes(sequence.hashes, sequence.tokens, size, sequence.cache_salt, reusable)
         pages = pool.match(sequence.hashes[:reusable])
         missing = pool.pages_for(len(sequence.tokens)) - len(pages)
-        if missing + reserve > pool.num_available:
+        if missing + reserve > (pool.num_available if lent else pool.num_unlent):
             pool.release(reversed(pages))
             return False
         sequence.num_computed = len(pages) * size
         sequence.num_published = len(pages)
-        sequence.pages = pages + pool.allocate(missing)
+        sequence.pages = pages + self._allocate(missing)
         return True
 
     def grow(self, sequence: SequenceState, num_slots: int) -> bool:
@@ -62,8 +118,15 @@ class Paging:
                 self._copy_page(page, owned)
                 sequence.pages[i] = owned
             sequence.num_published = min(sequence.num_published, i)
-        sequence.pages += pool.allocate(missing)
+        sequence.pages += self._allocate(missing)
         return True
+
+    def _allocate(self, count: int) -> list[int]:
+        pages = self.pool.allocate(count)
+        for page in self._unclean.intersection(pages):
+            self._clear_page(page)
+            self._unclean.remove(page)
+        return pages
 
     def fork(self, first: SequenceState, sibling: SequenceState) -> None:
         """Share the prompt's pages with `sibling`, which then computes only the prompt's last token again."""

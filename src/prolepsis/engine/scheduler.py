@@ -2,8 +2,9 @@
 
 A live sequence is running (it holds pages), waiting (it holds none) or, for n > 1, blocked until the first sequence of
 its request has computed the prompt. Sequences are ranked by priority, then arrival. A running sequence that needs a
-page takes it from the lowest-ranked running one, which then waits and computes its tokens again: keyed noise keeps its
-output. Prompts share what a step leaves them in turns (`engine.chunks`), and while others decode that is little.
+page takes it from a proposer that lends memory, else from the lowest-ranked running one, which then waits and computes
+its tokens again: keyed noise keeps its output. Prompts share what a step leaves them in turns (`engine.chunks`), and
+while others decode that is little.
 """
 
 from bisect import bisect_left, insort
@@ -237,6 +238,7 @@ class Scheduler:
             limit_s = self.requests[request_id].source.deadline_s
             assert limit_s is not None, "it has a deadline"
             self.fail(request_id, DeadlineExceeded.unfinished(limit_s), now)
+        self._paging.settle(self.running)
         self._background.begin(self.requests.values(), now)
         gate = LargeRequestGate(self.requests.values(), holds_background=self._background.waits)
         step = _Step(self.limits.max_step_tokens, gate, now)
@@ -343,8 +345,9 @@ class Scheduler:
 
     @property
     def kv_usage(self) -> float:
-        """Share of KV pages held by sequences, 0 to 1."""
-        return self._paging.pool.num_referenced / self._paging.pool.num_pages
+        """Share of KV pages, lent ones included, held by sequences, 0 to 1."""
+        pool = self._paging.pool
+        return pool.num_referenced / (pool.num_pages + pool.num_lent)
 
     def keep_next(self) -> bool:
         """Write one page of a prompt for the next start; return whether others may be left."""
@@ -364,11 +367,15 @@ class Scheduler:
             assert not sequence.running or sequence.num_computed <= held, "computed tokens are in pages"
 
     def _make_room(self, sequence: SequenceState, step: _Step, now: float) -> bool:
-        """Get pages for the sequence's tokens, preempting lower-ranked ones; False if it is the lowest itself.
+        """Get pages for the sequence's tokens, borrowed ones if need be, else preempting lower-ranked sequences.
+
+        Returns False if it is the lowest itself.
 
         For all of them, as at its start: how many it computes in this step is not known yet.
         """
         while not self._paging.grow(sequence, len(sequence.tokens)):
+            if self._paging.borrow():
+                continue
             victim = self.running[-1]
             self._preempt(victim, step, now)
             if victim is sequence:
@@ -416,8 +423,13 @@ class Scheduler:
                 self._turns.took(prompt)
 
     def _has_room(self, sequence: SequenceState) -> bool:
-        """Get pages for a waiting sequence; False, with nothing changed, if they or a free place lack."""
-        return len(self.running) < self.max_running and self._paging.start(sequence, reserve=len(self.running))
+        """Get pages for a waiting sequence; False, with nothing changed, if they or a free place lack.
+
+        Lent pages are for what runs, and for what would displace it: else they would soon be full, and kept.
+        """
+        displaces = bool(self.running) and sequence.request.source.priority < self.running[-1].rank[0]
+        reserve = len(self.running)
+        return reserve < self.max_running and self._paging.start(sequence, reserve, lent=displaces)
 
     def _overtake(self, sequence: SequenceState) -> None:
         """Count the start of a sequence before the oldest that waits and is lower by one only, which does not wait for
@@ -434,8 +446,8 @@ class Scheduler:
             insort(self.waiting, older, key=_by_rank)
 
     def _displace(self, step: _Step, now: float) -> SequenceState | None:
-        """Preempt the lowest-ranked running sequence for the first waiting one whose request's priority is strictly
-        better, and return that; None if there is none.
+        """Borrow pages, or preempt the lowest-ranked running sequence, for the first waiting one whose request's
+        priority is strictly better, and return that; None if there is none.
 
         What is lower by one only comes right behind it from then on: clients that come in turn displace it once. It
         displaces nothing for that, and those that may do not wait for it. Spare samples are displaced always.
@@ -448,6 +460,8 @@ class Scheduler:
                 break
         else:
             return None
+        if len(self.running) < self.max_running and self._paging.borrow():
+            return chosen
         priority, arrival, serial, index = chosen.rank
         if victim.rank[0] == priority + 1 and not victim.is_spare:
             victim.rank = (priority, arrival, serial, index + 1)

@@ -38,8 +38,8 @@ def summed_memory(parts: Iterable[Sequence[ProposerMemory]]) -> list[ProposerMem
     for part in parts:
         for memory in part:
             before = total.get(memory.proposer, ProposerMemory(memory.proposer))
-            sums = (before.weights + memory.weights, before.kv + memory.kv, before.index + memory.index)
-            total[memory.proposer] = ProposerMemory(memory.proposer, *sums)
+            sums = {part: getattr(before, part) + getattr(memory, part) for part in ("weights", "kv", "index", "lent")}
+            total[memory.proposer] = ProposerMemory(memory.proposer, **sums)
     return list(total.values())
 
 

@@ -251,6 +251,13 @@ def test_each_sequence_learns_why_it_got_no_draft() -> None:
     ]
     chosen = choose(proposers, sequences[1:3], [4] * 2, SpecPlan(fixed_depth=2), StepLoad(2, 2, 0), allowed=names[1:3])
     assert [choice.plain for choice in chosen] == ["no_draft", "no_capacity"]
+    [lender] = [known for known in proposers.contained if known.name == "slow"]
+    assert lender.lend()
+    chosen = choose(proposers, sequences, [4] * 5 + [0], SpecPlan(fixed_depth=2), allowed=names)
+    assert [choice.plain for choice in chosen] == ["backoff", "no_draft", *["memory_lent"] * 3, "no_capacity"]
+    lender.take_back()
+    chosen = choose(proposers, sequences, [4] * 5 + [0], SpecPlan(fixed_depth=2), allowed=names)
+    assert [choice.plain for choice in chosen] == ["backoff", "no_draft", None, None, None, "no_capacity"]
 
 
 def test_a_request_that_insists_on_a_costly_proposer_gets_its_draft_and_teaches_no_effort() -> None:

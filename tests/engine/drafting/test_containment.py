@@ -2,6 +2,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from prolepsis.engine.drafting.call_watch import WatchedCall
 from prolepsis.engine.drafting.containment import ContainedProposer
 from prolepsis.engine.drafting.draft import Draft, chain
 from prolepsis.engine.drafting.proposer import Proposer, SequenceView
@@ -93,3 +94,15 @@ def test_a_proposer_that_keeps_failing_is_tried_again_after_longer_and_longer_wa
     broken = True
     contained.propose(SAMPLES[:1], [4])
     assert not contained.backs_off()  # a success clears the record
+
+
+def test_memory_is_not_lent_while_a_call_that_is_overdue_may_write_there() -> None:
+    contained = ContainedProposer(Scripted(lambda sequence, limit: None), VOCAB)
+    call = WatchedCall(contained, SAMPLES[:1], 0.0)
+    contained.lose(call)
+    assert not contained.lend()
+    assert not contained.is_lent
+    call.returned = True
+    assert contained.lend()
+    assert contained.is_lent
+    assert contained.is_out

@@ -119,12 +119,30 @@ def test_check_sees_broken_accounting(break_it: object) -> None:
         pool.check([pages])
 
 
+def test_lent_pages_are_the_last_handed_out_and_are_not_found_without_a_holder() -> None:
+    pool = PagePool(2, SIZE, num_lendable=2)
+    [old] = pool.allocate(1)
+    pool.publish(old, hashes_of([1] * 4)[0])
+    pool.release([old])
+    pool.lend()
+    pages = pool.allocate(3)
+    assert pages == [1, 0, 2], "what nobody holds is evicted first"
+    pool.publish(2, hashes_of([2] * 4)[0])
+    with pytest.raises(AssertionError, match="from its holder"):
+        pool.take_back()
+    pool.release(pages)
+    assert pool.match(hashes_of([2] * 4)) == []
+    pool.take_back()
+    pool.check([])
+    assert (pool.num_available, pool.num_referenced) == (2, 0)
+
+
 class PoolMachine(RuleBasedStateMachine):
     """Sequences come, share, write, publish and go; a page keeps what was written until its holder lets it go."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.pool = PagePool(6, SIZE)
+        self.pool = PagePool(6, SIZE, num_lendable=3)
         self.held: list[list[int]] = []
         self.hashes: list[list[bytes]] = []
         self.serial = 0
@@ -169,6 +187,20 @@ class PoolMachine(RuleBasedStateMachine):
         i = data.draw(st.integers(0, len(self.held) - 1))
         self.pool.release(reversed(self.held.pop(i)))
         self.hashes.pop(i)
+
+    @precondition(lambda self: not self.pool.num_lent)
+    @rule()
+    def lend(self) -> None:
+        before = self.pool.num_available
+        assert [*self.pool.lend()] == [6, 7, 8]
+        assert (self.pool.num_available, self.pool.num_unlent) == (before + 3, before)
+
+    @precondition(lambda self: self.pool.num_lent and not any(max(pages) >= 6 for pages in self.held))
+    @rule()
+    def take_back(self) -> None:
+        before = self.pool.num_unlent
+        self.pool.take_back()
+        assert self.pool.num_available == before >= 0
 
     @invariant()
     def accounting_holds(self) -> None:

@@ -44,6 +44,7 @@ class DraftCandidate:
     best: ScoredDraft | None = None
     asked: bool = False  # some proposer was called for it
     skipped_cost: bool = False  # a costly proposer was not called, as its time would not pay
+    is_lent: bool = False  # the memory of a proposer that may draft for it is lent
     in_backoff: bool = False  # a proposer that may draft for it backs off after failures
 
     @property
@@ -66,6 +67,8 @@ class DraftCandidate:
             return "no_capacity"
         if self.skipped_cost:
             return "too_costly"
+        if self.is_lent:
+            return "memory_lent"
         return "backoff" if self.in_backoff and not self.asked else "no_draft"
 
     @property

@@ -256,11 +256,13 @@ class ProposerSet:
         for proposer in self.contained:
             if plan.proposers is not None and proposer.name not in plan.proposers:
                 continue
-            if not proposer.backs_off():
+            is_out = proposer.backs_off()
+            if not is_out and not proposer.is_lent:
                 spent_ms += self._draft(proposer, candidates, costs)
                 continue
             for candidate in candidates:
-                candidate.in_backoff |= candidate.allows(proposer.name)
+                candidate.is_lent |= proposer.is_lent and candidate.allows(proposer.name)
+                candidate.in_backoff |= is_out and candidate.allows(proposer.name)
         drafts = [candidate.draft for candidate in candidates]
         if costs is not None:
             drafts = self._cut(candidates, load, spent_ms)

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import structlog
 
@@ -52,6 +53,7 @@ class ContainedProposer:
         self._watch = CallWatch() if watch is None or proposer.shares_target else watch
         self._overdue: WatchedCall | None = None
         self.fault: Fault | None = None  # makes calls for drafts fail, while a drill runs
+        self.is_lent = False
         self._missed: list[SequenceView] = []  # sequences that ended while a call was overdue
         self.learns = type(proposer).commit is not Proposer.commit
         """Whether its `commit` is called with committed tokens."""
@@ -69,7 +71,7 @@ class ContainedProposer:
 
     @property
     def is_out(self) -> bool:
-        return self._backoff > 0 or self._overdue is not None
+        return self._backoff > 0 or self._overdue is not None or self.is_lent
 
     def backs_off(self) -> bool:
         """Count a step and return whether the proposer backs off in it; an overdue call of it may not be back yet."""
@@ -139,8 +141,21 @@ class ContainedProposer:
         except Exception:  # contained: nothing is left that it could harm
             log.exception("proposer_close_failed", proposer=self.name)
 
+    def lend(self) -> bool:
+        """Have it leave the memory of its cache until `take_back`; False if a call that is overdue may write there."""
+        if self._is_lost():
+            return False
+        self._proposer.lend()
+        self.is_lent = True
+        return True
+
+    def take_back(self) -> None:
+        self._proposer.take_back()
+        self.is_lent = False
+
     def memory(self) -> ProposerMemory:
-        return self._proposer.memory()
+        memory = self._proposer.memory()
+        return replace(memory, lent=memory.kv) if self.is_lent else memory
 
     def _ask(self, rows: Sequence[_Asked], threshold: float, call: WatchedCall | None) -> list[Draft | None]:
         try:

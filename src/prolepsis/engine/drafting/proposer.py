@@ -158,6 +158,12 @@ class Proposer(ABC):
     def close(self) -> None:  # noqa: B027  it ends with its engine, by default
         """Release what would outlive the engine, such as a connection."""
 
+    def lend(self) -> None:  # noqa: B027  only what has a cache in the target's memory is called
+        """Forget all that the cache holds: its memory has another use. No draft is asked for until `take_back`."""
+
+    def take_back(self) -> None:  # noqa: B027  see `lend`
+        """Use the cache again, which holds anything now, except for what is no number."""
+
     def memory(self) -> ProposerMemory:
         """Return the memory it takes besides the target's; called from any thread."""
         return ProposerMemory(self.name)

@@ -70,6 +70,7 @@ class PagePlan:
 
     num_pages: int
     max_model_len: int
+    num_lendable: int = 0  # pages that a proposer's cache takes, and lends
 
 
 @dataclass(frozen=True, slots=True)

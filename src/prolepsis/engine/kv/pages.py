@@ -5,6 +5,8 @@ The keys and values themselves belong to the model's cache. Every page is in exa
     free        unused, without content worth keeping
     cached      unused, but the index finds it by its hash; evicted when needed, least recently used first
     referenced  held by at least one sequence; it may also be in the index
+
+Pages may be lent to the pool, which are behind its own. They are handed out last, and without a holder they are free.
 """
 
 from array import array
@@ -31,27 +33,52 @@ def extend_hashes(hashes: list[bytes], tokens: Sequence[int], page_size: int, sc
 
 
 class PagePool:
-    """Accounting of `num_pages` pages of `page_size` tokens. Without `prefix_cache` no page is indexed."""
+    """Accounting of `num_pages` pages of `page_size` tokens, and of `num_lendable` more between `lend` and `take_back`.
 
-    def __init__(self, num_pages: int, page_size: int, *, prefix_cache: bool = True) -> None:
+    Without `prefix_cache` no page is indexed.
+    """
+
+    def __init__(self, num_pages: int, page_size: int, *, prefix_cache: bool = True, num_lendable: int = 0) -> None:
         assert min(num_pages, page_size) > 0, "a pool has at least one page of at least one token"
         self.num_pages = num_pages
         self.page_size = page_size
         self.prefix_cache = prefix_cache
         self._free = list(range(num_pages - 1, -1, -1))
-        self._references = [0] * num_pages
-        self._hashes: list[bytes | None] = [None] * num_pages
+        self._lendable = range(num_pages, num_pages + num_lendable)
+        self._free_lent: list[int] = []
+        self.num_lent = 0
+        self._references = [0] * self._lendable.stop
+        self._hashes: list[bytes | None] = [None] * self._lendable.stop
         self._index: dict[bytes, int] = {}
         self._cached: OrderedDict[int, None] = OrderedDict()
 
     @property
     def num_available(self) -> int:
-        """Pages that `allocate` can hand out: free ones and cached ones."""
-        return len(self._free) + len(self._cached)
+        """Pages that `allocate` can hand out: free ones, lent or not, and cached ones."""
+        return len(self._free) + len(self._cached) + len(self._free_lent)
 
     @property
     def num_referenced(self) -> int:
-        return self.num_pages - self.num_available
+        return self.num_pages + self.num_lent - self.num_available
+
+    @property
+    def num_unlent(self) -> int:
+        """Pages that would be available without the lent ones; negative if more are held."""
+        return self.num_pages - self.num_referenced
+
+    def lend(self) -> range:
+        """Take in the pages that can be lent; return their numbers."""
+        assert not self.num_lent, "pages are lent once until they are taken back"
+        self._free_lent, self.num_lent = [*reversed(self._lendable)], len(self._lendable)
+        return self._lendable
+
+    def take_back(self) -> None:
+        """Give up the lent pages, which have no holder."""
+        assert len(self._free_lent) == self.num_lent, "a page is taken back from its holder"
+        self._free_lent, self.num_lent = [], 0
+
+    def is_lent(self, page: int) -> bool:
+        return page >= self.num_pages
 
     def pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.page_size)
@@ -59,7 +86,9 @@ class PagePool:
     def allocate(self, count: int) -> list[int]:
         """Return `count` pages with one reference each; the caller has checked `num_available`."""
         assert count <= self.num_available, f"{count} pages wanted, {self.num_available} available"
-        pages = [self._free.pop() if self._free else self._evict() for _ in range(count)]
+        num_own = min(count, len(self._free) + len(self._cached))
+        pages = [self._free.pop() if self._free else self._evict() for _ in range(num_own)]
+        pages += [self._free_lent.pop() for _ in range(count - num_own)]
         for page in pages:
             self._references[page] = 1
         return pages
@@ -76,7 +105,10 @@ class PagePool:
             assert self._references[page] > 0, f"page {page} is released but has no holder"
             self._references[page] -= 1
             if self._references[page] == 0:
-                if self._hashes[page] is None:
+                if self.is_lent(page):
+                    self._unpublish(page)
+                    self._free_lent.append(page)
+                elif self._hashes[page] is None:
                     self._free.append(page)
                 else:
                     self._cached[page] = None
@@ -136,11 +168,11 @@ class PagePool:
 
         Raises `AssertionError` with a sentence. Takes O(pages): for tests and idle times.
         """
-        free = set(self._free)
+        free, pages = {*self._free, *self._free_lent}, range(self.num_pages + self.num_lent)
         referenced = {page for page, count in enumerate(self._references) if count}
         assert min(self._references, default=0) >= 0, "a reference count fell below zero"
-        assert len(free) == len(self._free), "a page is free twice"
-        assert sorted([*free, *self._cached, *referenced]) == [*range(self.num_pages)], "a page has no state, or two"
+        assert len(free) == len(self._free) + len(self._free_lent), "a page is free twice"
+        assert sorted([*free, *self._cached, *referenced]) == [*pages], "a page has no state, or two"
         indexed = {page: key for page, key in enumerate(self._hashes) if key is not None}
         assert indexed == {page: key for key, page in self._index.items()}, "index and page hashes disagree"
         assert self._cached.keys() <= indexed.keys(), "a cached page cannot be found"

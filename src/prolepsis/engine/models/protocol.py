@@ -147,6 +147,14 @@ class TargetModel(Protocol):
 
 
 @runtime_checkable
+class PlacedModel(Protocol):
+    """A target, draft model or draft head whose pages lie one after the other, so that a cache can lie in another's."""
+
+    def make_cache_in(self, cache: KVCache, first_page: int, num_pages: int) -> KVCache:
+        """Return a cache in the memory that `cache`, of any such model, has from its page `first_page` on."""
+
+
+@runtime_checkable
 class ThreadedModel(TargetModel, Protocol):
     """A target model whose pass runs on threads of its own, which stay awake for what follows it."""
 

@@ -29,7 +29,7 @@ _FIELDS: Mapping[Holds, str] = {
     "eligible ended_at engine engine_request_id entry error exact_group exactness_reason exception "
     "expected expr failure fault figure figures file files finding finding_of fingerprint finish_reason "
     "flag flags folder forward fp frames free given head id in_use install instead instructions item "
-    "items kept_in kernel key keys killed kv_cache label language learnt_head legend limits line lines "
+    "items kept_in kernel key keys killed kv_cache label language learnt_head legend lendable limits line lines "
     "logger machine misfit missing model model_limit name named names not_saved note number of on_words "
     "open_files origin owner owners pages panel part parts paying_loads place plan platform policy "
     "policy_rule policy_version pool position prepared previous price prices_version processes prolepsis "

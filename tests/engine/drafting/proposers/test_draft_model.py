@@ -155,6 +155,21 @@ def test_a_pass_that_fails_leaves_no_stale_cache() -> None:
     assert draft.tokens == continuation(sequence.tokens, 3)
 
 
+def test_what_its_memory_held_before_it_was_lent_is_computed_again() -> None:
+    model = HistoryModel()
+    kv = FakeKV(8)
+    proposer = DraftModelProposer(model, FakeVocabulary(), FakeVocabulary(), num_pages=8, cache=kv)  # type: ignore[arg-type]
+    sequence = FakeSequence([1, 2, 3])
+    proposer.propose([sequence], [2])
+    proposer.lend()
+    kv.slots = dict.fromkeys(kv.slots, 9)
+    proposer.take_back()
+    [draft] = proposer.propose([sequence], [2])
+    assert draft is not None
+    assert draft.tokens == continuation(sequence.tokens, 2)
+    assert model.batch_sizes == [3, 1, 3, 1]
+
+
 def test_context_length_is_respected() -> None:
     short = HistoryModel(ModelInfo("fake", "fake", VOCAB, 8, 1, 1, 1, (0,)))
     assert _proposer(short).propose([FakeSequence([1] * 7)], [2])[0] is not None

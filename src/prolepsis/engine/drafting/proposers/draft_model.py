@@ -17,7 +17,7 @@ from prolepsis.core.stats import ProposerMemory
 from prolepsis.engine.drafting.draft import Draft, chain
 from prolepsis.engine.drafting.proposer import Proposer, SequenceView
 from prolepsis.engine.drafting.proposers.vocabulary import ComparedVocabulary, require_same_vocabulary
-from prolepsis.engine.models.protocol import SequenceInput, TargetModel, pack
+from prolepsis.engine.models.protocol import KVCache, SequenceInput, TargetModel, pack
 from prolepsis.engine.sampling.noise import gumbel
 
 _MAX_CATCH_UP = 512  # tokens a sequence catches up on in one step; a longer prompt takes several steps
@@ -100,18 +100,23 @@ class DraftModelProposer(Proposer):
         target_vocabulary: ComparedVocabulary,
         *,
         num_pages: int,
+        cache: KVCache | None = None,
     ) -> None:
+        """`cache`: of so many pages; None: it makes one."""
         require_same_vocabulary(vocabulary, target_vocabulary)
         self._vocab_size = min(model.info.vocab_size, max(target_vocabulary.vocab.values(), default=-1) + 1)
         self._model = model
         self.shares_target = model.info.device != "cpu"
-        self._kv = model.make_cache(num_pages)
+        self._kv = model.make_cache(num_pages) if cache is None else cache
         self._cache = DraftCache(num_pages)
         self._vocabulary = torch.arange(self._vocab_size)
 
     def memory(self) -> ProposerMemory:
         info = self._model.info
         return ProposerMemory(self.name, weights=info.weight_bytes, kv=info.page_bytes * self._kv.num_pages)
+
+    def lend(self) -> None:
+        self._cache = DraftCache(self._kv.num_pages)
 
     def propose(self, sequences: Sequence[SequenceView], limits: Sequence[int]) -> list[Draft | None]:
         drafts: list[Draft | None] = [None] * len(sequences)

@@ -22,11 +22,16 @@ from prolepsis.engine.drafting.proposers.head_slots import HeadSlots, HeadState
 from prolepsis.engine.drafting.proposers.head_tree import HeadPass, HeadTree, tree_grower
 from prolepsis.engine.drafting.proposers.scratch import Scratch, scratch_pages
 from prolepsis.engine.models.heads.base import DraftHead
-from prolepsis.engine.models.protocol import SequenceInput, pack
+from prolepsis.engine.models.protocol import KVCache, SequenceInput, pack
 
 MAX_NODES = 24
 PROMPT_TOKENS = 128
 """Last tokens of a prompt that the head reads, and up to a page more: what is before changes its drafts little."""
+
+
+def head_pages(num_pages: int, max_sequences: int) -> int:
+    """Return the pages of a head's cache: those of the target's pool, and those it drafts in."""
+    return num_pages + scratch_pages(MAX_NODES) * max_sequences
 
 
 class HeadProposer(Proposer):
@@ -35,12 +40,20 @@ class HeadProposer(Proposer):
     shares_target = True
 
     def __init__(
-        self, head: DraftHead, *, num_pages: int, max_sequences: int, name: HeadProposerName = DRAFT_HEAD
+        self,
+        head: DraftHead,
+        *,
+        num_pages: int,
+        max_sequences: int,
+        name: HeadProposerName = DRAFT_HEAD,
+        cache: KVCache | None = None,
     ) -> None:
+        """`cache`: of `head_pages(num_pages, max_sequences)`; None: it makes one."""
         self.name = name
         self._head = head
-        self._cache = head.make_cache(num_pages + scratch_pages(MAX_NODES) * max_sequences)
+        self._cache = head.make_cache(head_pages(num_pages, max_sequences)) if cache is None else cache
         self._slots = HeadSlots(num_pages, head.info.feature_size)
+        self._num_pages, self._is_lent = num_pages, False
         self._scratch = Scratch(self._cache, first_page=num_pages, max_sequences=max_sequences, max_nodes=MAX_NODES)
         self._grow = tree_grower(head, self._scratch)
         self.one_pass = head.info.levels > 0
@@ -64,15 +77,26 @@ class HeadProposer(Proposer):
         kv = info.page_bytes * self._cache.num_pages + self._slots.num_bytes
         return ProposerMemory(self.name, weights=info.weight_bytes, kv=kv)
 
+    def lend(self) -> None:
+        self._slots, self._is_lent = HeadSlots(self._num_pages, self._head.info.feature_size), True
+
+    def take_back(self) -> None:
+        """Use the cache again; all pages are stale, as they are to a head that is loaded while serving."""
+        self._is_lent = False
+
     def copy_page(self, source: int, target: int) -> None:
-        self._cache.copy_page(source, target)
-        self._slots.copy_page(source, target)
+        if not self._is_lent:
+            self._cache.copy_page(source, target)
+            self._slots.copy_page(source, target)
 
     def clear_page(self, page: int) -> None:
-        self._cache.clear_page(page)
+        if not self._is_lent:
+            self._cache.clear_page(page)
 
     def take(self, states: Sequence[HiddenStates]) -> None:
         """Keep the hidden states; write the slots of sequences asked for drafts whose last page became full."""
+        if self._is_lent:
+            return
         with self._forgetting([part.sequence for part in states]):
             inputs: list[SequenceInput] = []
             features: list[torch.Tensor] = []
@@ -106,6 +130,8 @@ class HeadProposer(Proposer):
 
     def miss(self, sequence: SequenceView, start: int, end: int) -> None:
         """Skip a sequence that may not draft: the states of its tokens `start : end` are not passed on."""
+        if self._is_lent:
+            return
         self._slots.miss(sequence, start, end)
 
     def propose(self, sequences: Sequence[SequenceView], limits: Sequence[int]) -> list[Draft | None]:

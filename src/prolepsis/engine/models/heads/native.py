@@ -90,6 +90,9 @@ class NativeHead:
     def make_cache(self, num_pages: int) -> KVCache:
         return NativeCache(self._library, 1, *self._kv, num_pages)
 
+    def make_cache_in(self, cache: KVCache, first_page: int, num_pages: int) -> KVCache:
+        return NativeCache(self._library, 1, *self._kv, num_pages, place=(cache, first_page))
+
     def committed(self, batch: Batch, cache: KVCache, features: Tensor, count: int) -> Candidates:
         return self._candidates(batch, cache, features, None, count)
 

@@ -36,9 +36,25 @@ class NativeCache:
     In memory a page's layers lie side by side, so that the first pages in use touch few huge pages of the machine.
     """
 
-    def __init__(self, library: DecoderLibrary, layers: int, kv_heads: int, head_dim: int, num_pages: int) -> None:
-        pages = library.zeros(num_pages, layers, kv_heads, 2 * PAGE_SIZE * head_dim)
-        self.tensor = pages.transpose(0, 1)
+    def __init__(
+        self,
+        library: DecoderLibrary,
+        layers: int,
+        kv_heads: int,
+        head_dim: int,
+        num_pages: int,
+        *,
+        place: tuple[KVCache, int] | None = None,
+    ) -> None:
+        """Allocate zeroed pages, or share the memory that another cache has from a page on."""
+        shape = num_pages, layers, kv_heads, 2 * PAGE_SIZE * head_dim
+        if place is None:
+            pages = library.zeros(*shape)
+        else:
+            cache, first_page = place
+            assert isinstance(cache, NativeCache), "native caches share memory among themselves"
+            pages = cache.tensor.transpose(0, 1)[first_page:].flatten()[: math.prod(shape)].view(shape)
+        self.tensor: Tensor = pages.transpose(0, 1)
         self.place = paged(self.tensor)
         self._library = library
 
@@ -75,6 +91,7 @@ class NativeModel:
         """Load weights as `checkpoint` stores them; rows meet quantised ones in 8 bits or in bf16."""
         check_widths(shape)
         self.shape = shape
+        self._kv = (len(shape.layers), shape.kv_heads, shape.head_dim)
         self.kernel = pick_decoder()
         self.library = self.kernel.library
         sizes = (shape.hidden, shape.heads, shape.kv_heads, shape.head_dim, shape.intermediate, shape.vocab)
@@ -130,7 +147,10 @@ class NativeModel:
         return self.decoder.embedding_rows(ids)
 
     def make_cache(self, num_pages: int) -> NativeCache:
-        return NativeCache(self.library, len(self.shape.layers), self.shape.kv_heads, self.shape.head_dim, num_pages)
+        return NativeCache(self.library, *self._kv, num_pages)
+
+    def make_cache_in(self, cache: KVCache, first_page: int, num_pages: int) -> NativeCache:
+        return NativeCache(self.library, *self._kv, num_pages, place=(cache, first_page))
 
     def forward(self, batch: Batch, cache: KVCache) -> Tensor:  # [L, vocab] float32
         return self.forward_features(batch, cache, ())[0]
