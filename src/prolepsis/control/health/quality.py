@@ -1,0 +1,135 @@
+"""Marks answers whose acceptance is far from the norm of their traffic class: looping, copied or garbled. Pure.
+
+Drafts are accepted one after another where an answer repeats itself or its prompt, and are hardly ever right where it
+is garbled. A norm belongs to a traffic class and the heads that draft there. Answers that loop or are garbled are left
+out of it, and nothing is judged before it has `LEARN` answers.
+
+- looping: the longest run of accepted tokens ends in a stretch that stands there three times. The run has at least
+  `SHORTEST` tokens, and six standard deviations more than runs with a loop usually have in the class.
+- copied: the run is in the prompt, has at least `SHORTEST` tokens, and is longer than usual by 32 standard deviations,
+  as at most one answer in 1,000 is, however the lengths are distributed (Cantelli's inequality).
+- garbled: of all ordinary answers a share of `GARBLED` has so few drafts whose first token is right. That is the exact
+  tail of a beta-binomial: the chance of a right one varies over answers, with the class's mean and variance.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import exp, fsum, lgamma, sqrt
+
+from prolepsis.core.requests import GenerateRequest
+from prolepsis.core.stats import Quality, RequestStats
+
+LEARN = 50  # answers of a norm
+SHORTEST = 96  # tokens of a run that is marked
+GARBLED = 1 / 2000  # of ordinary answers
+_LONGEST_PERIOD, _WINDOW, _TIMES = 64, 256, 3
+"""Tokens of a stretch, tokens at the end of a run in which it is looked for, and how often it stands there."""
+_LOOPING_SD, _COPIED_SD = 6.0, 32.0
+_LEAST_DRAFTS = 16  # drafts of an answer whose share of right ones counts
+_MEMORY = 1000  # answers that a norm follows, about
+_IN_ROW = 25  # marked answers in a row show that the class has changed: it is learned again
+
+
+@dataclass(slots=True)
+class _Spread:
+    """Mean and variance of a figure over answers."""
+
+    number: int = 0
+    mean: float = 0.0
+    variance: float = 0.0
+
+    def add(self, value: float) -> None:
+        self.number = min(self.number + 1, _MEMORY)
+        step = (value - self.mean) / self.number
+        self.mean += step
+        self.variance += step * (value - self.mean) - self.variance / self.number
+
+    def longest(self, deviations: float) -> float:
+        """Return the length from which on a run is marked."""
+        return max(SHORTEST, self.mean + deviations * sqrt(self.variance))
+
+
+@dataclass(slots=True)
+class _Norm:
+    """What is usual in one traffic class."""
+
+    run: _Spread = field(default_factory=_Spread)  # tokens of the longest run
+    loop: _Spread = field(default_factory=_Spread)  # the same where it loops, else 0
+    right: _Spread = field(default_factory=_Spread)  # share of first tokens that are right
+    noise: _Spread = field(default_factory=_Spread)  # the part of its variance that few drafts explain
+    num_marked: int = 0  # answers in a row that were left out
+
+    def learn(self, run: int, loop: int, num_judged: int, num_right: int) -> None:
+        self.num_marked = 0
+        self.run.add(run)
+        self.loop.add(loop)
+        if num_judged >= _LEAST_DRAFTS:
+            share = num_right / num_judged
+            self.right.add(share)
+            self.noise.add(share * (1.0 - share) / num_judged)
+
+    def is_garbled(self, num_judged: int, num_right: int) -> bool:
+        mean = self.right.mean
+        if self.right.number < LEARN or num_judged < _LEAST_DRAFTS or num_right >= mean / 2.0 * num_judged:
+            return False
+        variance = max(self.right.variance - self.noise.mean, 1e-4)
+        size = mean * (1.0 - mean) / variance - 1.0
+        return size > 0.0 and beta_binomial_tail(num_right, num_judged, mean * size, (1.0 - mean) * size) <= GARBLED
+
+
+class QualityWatch:
+    """The norms of all traffic classes; they begin again with the process. Belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self._norms: dict[tuple[str, ...], _Norm] = {}
+
+    def observe(self, request: GenerateRequest, stats: RequestStats, samples: Mapping[int, Sequence[int]]) -> Quality:
+        """Judge an answer that has ended, and learn from it; `samples`: its tokens, by sample."""
+        num_judged, num_right = stats.first_tokens
+        if not num_judged or None in stats.heads.values():
+            return "unjudged"
+        key = (request.traffic_class, *sorted(f"{name} {head}" for name, head in stats.heads.items()))
+        norm, run = self._norms.setdefault(key, _Norm()), stats.longest_run
+        tokens = samples.get(run.sample, ())[run.start : run.start + run.length]
+        loop = run.length if loops(tokens) else 0
+        is_known = norm.run.number >= LEARN
+        quality: Quality = "ordinary"
+        if loop >= norm.loop.longest(_LOOPING_SD):
+            quality = "looping"
+        elif run.length >= norm.run.longest(_COPIED_SD) and _is_copied(tokens, request):
+            quality = "copied"
+        elif norm.is_garbled(num_judged, num_right):
+            quality = "garbled"
+        if quality in ("looping", "garbled"):
+            norm.num_marked += 1
+            if norm.num_marked == _IN_ROW:
+                del self._norms[key]
+        else:
+            norm.learn(run.length, loop, num_judged, num_right)
+        return quality if is_known else "unjudged"
+
+
+def loops(tokens: Sequence[int]) -> bool:
+    """Return whether tokens end in a stretch that stands there three times, over half of them at least."""
+    end = tokens[-min(_WINDOW, max(SHORTEST, len(tokens) // 2)) :]
+    periods = range(1, min(_LONGEST_PERIOD, len(end) // _TIMES) + 1)
+    return any(end[period:] == end[:-period] for period in periods)
+
+
+def _is_copied(tokens: Sequence[int], request: GenerateRequest) -> bool:
+    """Return whether the prompt has the middle of a run, whose ends may be the answer's own, and no prediction."""
+    quarter = len(tokens) // 4
+    inner, prompt = (f" {' '.join(map(str, part))} " for part in (tokens[quarter:-quarter], request.prompt_token_ids))
+    return inner in prompt and not request.prediction_token_ids
+
+
+def beta_binomial_tail(num: int, of: int, a: float, b: float) -> float:
+    """Return the chance of at most `num` successes `of` so many, whose probability is drawn from Beta(a, b)."""
+
+    def log_beta(x: float, y: float) -> float:
+        return lgamma(x) + lgamma(y) - lgamma(x + y)
+
+    whole = log_beta(a, b)
+    return fsum(
+        exp(log_beta(a + k, b + of - k) - whole - log_beta(k + 1, of - k + 1)) / (of + 1) for k in range(num + 1)
+    )
