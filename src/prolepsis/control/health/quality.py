@@ -22,12 +22,11 @@ from prolepsis.core.stats import Quality, RequestStats
 LEARN = 50  # answers of a norm
 SHORTEST = 96  # tokens of a run that is marked
 GARBLED = 1 / 2000  # of ordinary answers
-_LONGEST_PERIOD, _WINDOW, _TIMES = 64, 256, 3
-"""Tokens of a stretch, tokens at the end of a run in which it is looked for, and how often it stands there."""
+_LONGEST_PERIOD, _TIMES = 64, 3  # tokens of a stretch that is looked for, and how often it stands there
 _LOOPING_SD, _COPIED_SD = 6.0, 32.0
 _LEAST_DRAFTS = 16  # drafts of an answer whose share of right ones counts
 _MEMORY = 1000  # answers that a norm follows, about
-_IN_ROW = 25  # marked answers in a row show that the class has changed: it is learned again
+_IN_ROW = 100  # garbled answers in a row show that the class has changed: it is learned again
 
 
 @dataclass(slots=True)
@@ -57,10 +56,10 @@ class _Norm:
     loop: _Spread = field(default_factory=_Spread)  # the same where it loops, else 0
     right: _Spread = field(default_factory=_Spread)  # share of first tokens that are right
     noise: _Spread = field(default_factory=_Spread)  # the part of its variance that few drafts explain
-    num_marked: int = 0  # answers in a row that were left out
+    num_garbled: int = 0  # in a row
 
     def learn(self, run: int, loop: int, num_judged: int, num_right: int) -> None:
-        self.num_marked = 0
+        self.num_garbled = 0
         self.run.add(run)
         self.loop.add(loop)
         if num_judged >= _LEAST_DRAFTS:
@@ -100,20 +99,21 @@ class QualityWatch:
             quality = "copied"
         elif norm.is_garbled(num_judged, num_right):
             quality = "garbled"
-        if quality in ("looping", "garbled"):
-            norm.num_marked += 1
-            if norm.num_marked == _IN_ROW:
+            norm.num_garbled += 1
+            if norm.num_garbled == _IN_ROW:
                 del self._norms[key]
-        else:
+        if quality in ("ordinary", "copied"):
             norm.learn(run.length, loop, num_judged, num_right)
         return quality if is_known else "unjudged"
 
 
 def loops(tokens: Sequence[int]) -> bool:
-    """Return whether tokens end in a stretch that stands there three times, over half of them at least."""
-    end = tokens[-min(_WINDOW, max(SHORTEST, len(tokens) // 2)) :]
-    periods = range(1, min(_LONGEST_PERIOD, len(end) // _TIMES) + 1)
-    return any(end[period:] == end[:-period] for period in periods)
+    """Return whether tokens end in a stretch that stands there three times, or as often as fills `SHORTEST` tokens."""
+    for period in range(1, min(_LONGEST_PERIOD, len(tokens) // _TIMES) + 1):
+        end = tokens[-max(SHORTEST, _TIMES * period) :]
+        if end[period:] == end[:-period]:
+            return True
+    return False
 
 
 def _is_copied(tokens: Sequence[int], request: GenerateRequest) -> bool:
