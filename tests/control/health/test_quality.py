@@ -20,8 +20,8 @@ from prolepsis.core.stats import AcceptedRun, ProposerCounts, Quality, RequestSt
 
 VOCAB = 49_152
 CHAT = "chat-completions/standard/free/short"
-A, B = 9.0, 12.0
-"""Of the chance that a first token is right, over answers: as of the default model's greedy ones, 0.43 with sd 0.1."""
+A, B = 4.9, 5.9
+"""Of the share of steps whose draft begins right, over answers: as of the default model's, 0.46 with deviation 0.14."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,14 @@ class Answer:
     run: AcceptedRun
     num_judged: int
     num_right: int
+    num_plain: int  # steps in which nothing was worth a draft
 
     def judged_by(self, watch: QualityWatch, *, of: str = CHAT, head: str = "head@1", copies: bool = False) -> Quality:
         expected = self.prompt if copies else ()
         request = GenerateRequest("r", self.prompt, SamplingParams(), traffic_class=of, prediction_token_ids=expected)
-        stats = RequestStats(longest_run=self.run, heads={"draft_head": head})
+        stats = RequestStats(
+            longest_run=self.run, heads={"draft_head": head}, plain_steps={"too_costly": self.num_plain}
+        )
         if self.num_judged:
             stats.proposers["draft_head"] = ProposerCounts(per_position=[[self.num_judged, self.num_right]])
         return watch.observe(request, stats, {0: self.tokens})
@@ -65,17 +68,20 @@ def looping(chance: random.Random) -> Answer:
 
 
 def garbled(chance: random.Random) -> Answer:
-    """Return 200 random tokens, of whose drafts so many are judged, and 2 to 7 % right, as with the default model."""
-    return answer(chance, text(chance, 200), text(chance, 4), chance.uniform(0.02, 0.07), (27, 97))
+    """Return random tokens: of 200 steps a third has a draft, of which 2 to 10 % begin right."""
+    return answer(chance, text(chance, 200), text(chance, 4), chance.uniform(0.007, 0.033), drafting=0.34)
 
 
 def answer(
-    chance: random.Random, prompt: Sequence[int], run: Sequence[int], rate: float, judged: tuple[int, int] = (16, 150)
+    chance: random.Random, prompt: Sequence[int], run: Sequence[int], rate: float, drafting: float = 0.9
 ) -> Answer:
-    before, after, num_judged = text(chance, chance.randint(10, 60)), text(chance, 20), chance.randint(*judged)
-    num_right = sum(chance.random() < rate for _ in range(num_judged))
-    tokens = (*before, *run, *after)
-    return Answer(tuple(prompt), tokens, AcceptedRun(0, len(before), len(run)), num_judged, num_right)
+    """`rate`: share of steps whose draft begins right; `drafting`: of those that have one."""
+    before, after = text(chance, chance.randint(10, 60)), text(chance, 20)
+    num_steps = 200 if drafting < 0.5 else chance.randint(32, 200)
+    num_right = sum(chance.random() < rate for _ in range(num_steps))
+    num_judged = max(num_right, round(drafting * num_steps))
+    tokens, run_of = (*before, *run, *after), AcceptedRun(0, len(before), len(run))
+    return Answer(tuple(prompt), tokens, run_of, num_judged, num_right, num_steps - num_judged)
 
 
 def learned(chance: random.Random, number: int = 200) -> QualityWatch:
@@ -115,13 +121,21 @@ def test_loops_are_no_part_of_a_norm_even_while_it_is_learned() -> None:
     assert looping(chance).judged_by(watch) == "looping"
 
 
-def test_a_class_that_changed_is_learned_again_and_one_that_loops_is_not() -> None:
+def test_many_garbled_answers_hide_none_and_a_class_that_changed_is_learned_again() -> None:
     chance = random.Random(4)
     watch = learned(chance)
-    assert [looping(chance).judged_by(watch) for _ in range(150)] == ["looping"] * 150
-    nonsense = replace(garbled(chance), num_judged=100, num_right=1)
-    marks = [nonsense.judged_by(watch) for _ in range(100 + LEARN + 10)]
-    assert marks == ["garbled"] * 100 + ["unjudged"] * LEARN + ["ordinary"] * 10
+    marks = [(garbled if number % 8 == 0 else ordinary)(chance).judged_by(watch) for number in range(800)]
+    assert marks[::8].count("garbled") > 80
+    assert [garbled(chance).judged_by(watch) for _ in range(300)].count("garbled") >= 100
+    assert [garbled(chance).judged_by(watch) for _ in range(50)] == ["ordinary"] * 50
+
+
+def test_a_time_of_few_drafts_garbles_nothing() -> None:
+    """A full batch leaves room for the surest drafts only, of which as many are right as ever."""
+    chance = random.Random(8)
+    watch = learned(chance)
+    for _ in range(20):
+        assert replace(ordinary(chance), num_judged=8, num_right=4, num_plain=150).judged_by(watch) == "ordinary"
 
 
 def test_a_long_run_of_the_prompt_is_a_copy_where_that_is_rare_and_was_not_asked_for() -> None:
@@ -141,7 +155,7 @@ def test_a_class_in_which_copies_are_common_marks_none() -> None:
     prompt = text(chance, 500)
     copied = answer(chance, prompt, prompt[50:450], 0.5)
     marks = [(copied if number % 10 == 0 else ordinary(chance)).judged_by(watch) for number in range(300)]
-    assert set(marks) == {"unjudged", "ordinary"}
+    assert "copied" not in marks
 
 
 @pytest.mark.parametrize(
@@ -168,8 +182,8 @@ def test_the_tail_is_that_of_a_beta_binomial() -> None:
 
 
 def test_few_ordinary_answers_are_garbled_by_chance() -> None:
-    """The share is that of the exact tail, as long as chances are beta distributed; here at most four in 4,000."""
+    """The share is that of the exact tail, as long as chances are beta distributed: here two of 4,000 are expected."""
     chance = random.Random(7)
     watch = learned(chance)
     marks = [ordinary(chance).judged_by(watch) for _ in range(4000)]
-    assert marks.count("garbled") <= 2 * GARBLED * 4000
+    assert marks.count("garbled") <= 3 * GARBLED * 4000

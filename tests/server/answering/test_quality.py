@@ -1,7 +1,7 @@
 """The quality of an answer where users see it: header, metrics, series and log; the answer itself stays as it is."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -9,7 +9,7 @@ import httpx2
 import pytest
 from structlog.testing import capture_logs
 
-from prolepsis.control.health.quality import LEARN, QualityWatch
+from prolepsis.control.health.quality import LEARN
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import AcceptedRun, RequestStats
 from prolepsis.core.telemetry.logs import configure_logs
@@ -66,14 +66,21 @@ async def test_a_stream_has_it_in_its_metrics() -> None:
     assert json.loads(last.removeprefix("data: "))["metrics"]["quality"] == "looping"
 
 
-async def test_a_judge_that_fails_fails_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(
-        _watch: QualityWatch, _request: GenerateRequest, _stats: RequestStats, _samples: Mapping[int, Sequence[int]]
-    ) -> NoReturn:
+class BrokenStats(RequestStats):
+    """Figures that no judge can read."""
+
+    @property
+    def first_tokens(self) -> NoReturn:
         raise RuntimeError("a fault of our own")
 
-    monkeypatch.setattr(QualityWatch, "observe", fail)
-    site = Site(RunningEngine())
+
+class BrokenEngine(FakeEngine):
+    def _stats(self, request: GenerateRequest, num_tokens: int) -> RequestStats:
+        return BrokenStats(num_output_tokens=num_tokens)
+
+
+async def test_a_judge_that_fails_fails_no_answer() -> None:
+    site = Site(BrokenEngine())
     with capture_logs() as logs:
         reply = await _ask(site, TEXT)
     assert reply.headers["x-quality"] == "unjudged"

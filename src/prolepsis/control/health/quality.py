@@ -1,32 +1,41 @@
 """Marks answers whose acceptance is far from the norm of their traffic class: looping, copied or garbled. Pure.
 
 Drafts are accepted one after another where an answer repeats itself or its prompt, and are hardly ever right where it
-is garbled. A norm belongs to a traffic class and the heads that draft there. Answers that loop or are garbled are left
-out of it, and nothing is judged before it has `LEARN` answers.
+is garbled. A norm belongs to a traffic class and the heads that draft there. Nothing is judged before it has `LEARN`
+answers, and those that loop or are garbled are left out of it.
 
 - looping: the longest run of accepted tokens ends in a stretch that stands there three times. The run has at least
   `SHORTEST` tokens, and six standard deviations more than runs with a loop usually have in the class.
 - copied: the run is in the prompt, has at least `SHORTEST` tokens, and is longer than usual by 32 standard deviations,
   as at most one answer in 1,000 is, however the lengths are distributed (Cantelli's inequality).
-- garbled: of all ordinary answers a share of `GARBLED` has so few drafts whose first token is right. That is the exact
-  tail of a beta-binomial: the chance of a right one varies over answers, with the class's mean and variance.
+- garbled: a share of `GARBLED` of all ordinary answers has so few steps whose draft begins right, by the exact tail of
+  a beta-binomial, as the chance varies over answers. Median and upper half of the class say how much, so that
+  garbled answers from which it was learned do little.
 """
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import exp, fsum, lgamma, sqrt
+from math import exp, fsum, lgamma, pi, sqrt
 
+from prolepsis.core.reasons import PlainReason
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import Quality, RequestStats
 
 LEARN = 50  # answers of a norm
 SHORTEST = 96  # tokens of a run that is marked
-GARBLED = 1 / 2000  # of ordinary answers
+GARBLED = 1 / 2000  # of ordinary answers, at most
 _LONGEST_PERIOD, _TIMES = 64, 3  # tokens of a stretch that is looked for, and how often it stands there
 _LOOPING_SD, _COPIED_SD = 6.0, 32.0
-_LEAST_DRAFTS = 16  # drafts of an answer whose share of right ones counts
+_LEAST_STEPS = 32  # of an answer whose share of right drafts counts
+_NOTHING_TO_DRAFT: tuple[PlainReason, ...] = ("no_draft", "not_worth_it", "too_costly")
+"""Plain steps in which proposers foresaw nothing, as in nonsense."""
 _MEMORY = 1000  # answers that a norm follows, about
-_IN_ROW = 100  # garbled answers in a row show that the class has changed: it is learned again
+_LAST = 500  # answers whose shares of right ones are known
+_SD_OF_UPPER = sqrt(
+    pi / 2.0
+)  # standard deviation of a normal distribution over the mean of its upper half's deviations
+_CHANGED = 100  # garbled answers more than others show that the class has changed: it is learned again
 
 
 @dataclass(slots=True)
@@ -54,26 +63,28 @@ class _Norm:
 
     run: _Spread = field(default_factory=_Spread)  # tokens of the longest run
     loop: _Spread = field(default_factory=_Spread)  # the same where it loops, else 0
-    right: _Spread = field(default_factory=_Spread)  # share of first tokens that are right
-    noise: _Spread = field(default_factory=_Spread)  # the part of its variance that few drafts explain
-    num_garbled: int = 0  # in a row
+    right: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_LAST))
+    """Share of steps whose draft began right, and the variance of it that few steps explain."""
+    surplus: int = 0  # garbled answers, less the others; of late
 
-    def learn(self, run: int, loop: int, num_judged: int, num_right: int) -> None:
-        self.num_garbled = 0
-        self.run.add(run)
-        self.loop.add(loop)
-        if num_judged >= _LEAST_DRAFTS:
-            share = num_right / num_judged
-            self.right.add(share)
-            self.noise.add(share * (1.0 - share) / num_judged)
-
-    def is_garbled(self, num_judged: int, num_right: int) -> bool:
-        mean = self.right.mean
-        if self.right.number < LEARN or num_judged < _LEAST_DRAFTS or num_right >= mean / 2.0 * num_judged:
+    def is_garbled(self, stats: RequestStats) -> bool:
+        """Judge the share of steps whose draft began right, and learn from it where it is usual."""
+        num_judged, num_right = stats.first_tokens
+        num_steps = num_judged + sum(stats.plain_steps.get(reason, 0) for reason in _NOTHING_TO_DRAFT)
+        if num_steps < _LEAST_STEPS:
             return False
-        variance = max(self.right.variance - self.noise.mean, 1e-4)
-        size = mean * (1.0 - mean) / variance - 1.0
-        return size > 0.0 and beta_binomial_tail(num_right, num_judged, mean * size, (1.0 - mean) * size) <= GARBLED
+        share, number, tail = num_right / num_steps, len(self.right), 1.0
+        if number >= LEARN:
+            shares, noise = sorted(share for share, _ in self.right), fsum(noise for _, noise in self.right) / number
+            middle, upper = shares[number // 2], shares[number // 2 :]
+            deviation = (fsum(upper) / len(upper) - middle) * _SD_OF_UPPER
+            size = middle * (1.0 - middle) / max(deviation * deviation - noise, 1e-4) - 1.0
+            if num_right < middle / 2.0 * num_judged and size > 0.0:  # so load, which lets few draft, garbles nothing
+                tail = beta_binomial_tail(num_right, num_steps, middle * size, (1.0 - middle) * size)
+        if tail > GARBLED:
+            self.right.append((share, share * (1.0 - share) / num_steps))
+        self.surplus = max(0, self.surplus + (1 if tail <= GARBLED else -1))
+        return tail <= GARBLED
 
 
 class QualityWatch:
@@ -84,8 +95,7 @@ class QualityWatch:
 
     def observe(self, request: GenerateRequest, stats: RequestStats, samples: Mapping[int, Sequence[int]]) -> Quality:
         """Judge an answer that has ended, and learn from it; `samples`: its tokens, by sample."""
-        num_judged, num_right = stats.first_tokens
-        if not num_judged or None in stats.heads.values():
+        if not stats.first_tokens[0] or None in stats.heads.values():
             return "unjudged"
         key = (request.traffic_class, *sorted(f"{name} {head}" for name, head in stats.heads.items()))
         norm, run = self._norms.setdefault(key, _Norm()), stats.longest_run
@@ -97,13 +107,13 @@ class QualityWatch:
             quality = "looping"
         elif run.length >= norm.run.longest(_COPIED_SD) and _is_copied(tokens, request):
             quality = "copied"
-        elif norm.is_garbled(num_judged, num_right):
+        elif norm.is_garbled(stats):
             quality = "garbled"
-            norm.num_garbled += 1
-            if norm.num_garbled == _IN_ROW:
+            if norm.surplus == _CHANGED:
                 del self._norms[key]
-        if quality in ("ordinary", "copied"):
-            norm.learn(run.length, loop, num_judged, num_right)
+        if quality != "looping":
+            norm.run.add(run.length)
+            norm.loop.add(loop)
         return quality if is_known else "unjudged"
 
 
