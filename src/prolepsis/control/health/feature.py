@@ -95,10 +95,12 @@ class HealthFeature(Feature):
     def judge_answer(
         self, request: GenerateRequest, stats: RequestStats, samples: Mapping[int, Sequence[int]]
     ) -> Quality:
-        """Judge an answer that has ended as `QualityWatch.observe` does; whatever fails here, the answer does not."""
-        quality: list[Quality] = []
-        _each(lambda: quality.append(self._quality.observe(request, stats, samples)))
-        return quality[0] if quality else "unjudged"
+        """Judge an answer that has ended, as `QualityWatch.observe` does."""
+        try:
+            return self._quality.observe(request, stats, samples)
+        except Exception:  # contained: a judge that fails fails no answer
+            log.exception("judge_failed")
+            return "unjudged"
 
     def _report(self, ended: RequestEnded) -> None:
         """Report answers that are looping, copied or garbled."""

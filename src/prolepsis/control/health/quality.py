@@ -9,8 +9,8 @@ answers, and those that loop or are garbled are left out of it.
 - copied: the run is in the prompt, has at least `SHORTEST` tokens, and is longer than usual by 32 standard deviations,
   as at most one answer in 1,000 is, however the lengths are distributed (Cantelli's inequality).
 - garbled: a share of `GARBLED` of all ordinary answers has so few steps whose draft begins right, by the exact tail of
-  a beta-binomial, as the chance varies over answers. Median and upper half of the class say how much, so that
-  garbled answers from which it was learned do little.
+  a beta-binomial: the chance of one varies over answers. Median and upper half of the class say how much, so that a few
+  garbled answers from which it was learned hide no others.
 """
 
 from collections import deque
@@ -24,7 +24,7 @@ from prolepsis.core.stats import Quality, RequestStats
 
 LEARN = 50  # answers of a norm
 SHORTEST = 96  # tokens of a run that is marked
-GARBLED = 1 / 2000  # of ordinary answers, at most
+GARBLED = 1 / 2000  # of ordinary answers
 _LONGEST_PERIOD, _TIMES = 64, 3  # tokens of a stretch that is looked for, and how often it stands there
 _LOOPING_SD, _COPIED_SD = 6.0, 32.0
 _LEAST_STEPS = 32  # of an answer whose share of right drafts counts
@@ -32,9 +32,7 @@ _NOTHING_TO_DRAFT: tuple[PlainReason, ...] = ("no_draft", "not_worth_it", "too_c
 """Plain steps in which proposers foresaw nothing, as in nonsense."""
 _MEMORY = 1000  # answers that a norm follows, about
 _LAST = 500  # answers whose shares of right ones are known
-_SD_OF_UPPER = sqrt(
-    pi / 2.0
-)  # standard deviation of a normal distribution over the mean of its upper half's deviations
+_SD_OF_UPPER = sqrt(pi / 2.0)  # standard deviation over the mean deviation of the upper half, if it is normal
 _CHANGED = 100  # garbled answers more than others show that the class has changed: it is learned again
 
 
@@ -65,7 +63,7 @@ class _Norm:
     loop: _Spread = field(default_factory=_Spread)  # the same where it loops, else 0
     right: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_LAST))
     """Share of steps whose draft began right, and the variance of it that few steps explain."""
-    surplus: int = 0  # garbled answers, less the others; of late
+    surplus: int = 0  # of garbled answers over others, lately
 
     def is_garbled(self, stats: RequestStats) -> bool:
         """Judge the share of steps whose draft began right, and learn from it where it is usual."""
