@@ -113,6 +113,14 @@ def test_nothing_is_judged_before_a_class_has_a_norm_nor_without_drafts() -> Non
     assert replace(loop, num_judged=0).judged_by(watch) == "unjudged"
 
 
+def test_a_class_of_short_answers_has_loops_and_is_not_called_ordinary() -> None:
+    chance = random.Random(9)
+    watch = QualityWatch()
+    for _ in range(2 * LEARN):
+        assert replace(ordinary(chance), num_judged=9, num_right=4, num_plain=0).judged_by(watch) == "unjudged"
+    assert looping(chance).judged_by(watch) == "looping"
+
+
 def test_loops_are_no_part_of_a_norm_even_while_it_is_learned() -> None:
     chance = random.Random(3)
     watch = QualityWatch()

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from prolepsis.control.health.quality import LEARN
 from prolepsis.core.requests import GenerateRequest
-from prolepsis.core.stats import AcceptedRun, RequestStats
+from prolepsis.core.stats import AcceptedRun, ProposerCounts, RequestStats
 from prolepsis.core.telemetry.logs import configure_logs
 from prolepsis.server.answering.usage import summed
 from prolepsis.server.openai.replies import MetricsReply
@@ -26,7 +26,9 @@ class RunningEngine(FakeEngine):
     """An engine all of whose tokens are one run of accepted ones."""
 
     def _stats(self, request: GenerateRequest, num_tokens: int) -> RequestStats:
-        return replace(super()._stats(request, num_tokens), longest_run=AcceptedRun(0, 0, num_tokens - 1))
+        drafts = {"suffix": ProposerCounts(40, 40, 30, [[40, 30]])}
+        run = AcceptedRun(0, 0, num_tokens - 1)
+        return replace(super()._stats(request, num_tokens), longest_run=run, proposers=drafts)
 
 
 async def _ask(site: Site, text: str, **more: Any) -> httpx2.Response:

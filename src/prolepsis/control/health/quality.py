@@ -99,7 +99,7 @@ class QualityWatch:
         norm, run = self._norms.setdefault(key, _Norm()), stats.longest_run
         tokens = samples.get(run.sample, ())[run.start : run.start + run.length]
         loop = run.length if loops(tokens) else 0
-        is_known = norm.run.number >= LEARN
+        num_runs, num_shares = norm.run.number, len(norm.right)
         quality: Quality = "ordinary"
         if loop >= norm.loop.longest(_LOOPING_SD):
             quality = "looping"
@@ -112,7 +112,7 @@ class QualityWatch:
         if quality != "looping":
             norm.run.add(run.length)
             norm.loop.add(loop)
-        return quality if is_known else "unjudged"
+        return quality if (num_shares if quality == "ordinary" else num_runs) >= LEARN else "unjudged"
 
 
 def loops(tokens: Sequence[int]) -> bool:
