@@ -127,6 +127,7 @@ FIGURES: tuple[RequestFigure, ...] = (
     _stats("num_drafts", "count", "verified drafts", ("decode", "prolepsis.speculation.rounds")),
     _stats("num_draft_tokens", "count", "of these drafts", ("decode", "prolepsis.speculation.drafted_tokens")),
     _stats("num_accepted", "count", "of these tokens", ("decode", "prolepsis.speculation.accepted_tokens")),
+    _stats("quality", "word", "what acceptance says of its answer", ("reported", "prolepsis.quality")),
     _stats("proposers", "json", "counts of verified drafts, by proposer"),
     _stats("shadow", "json", "counts of drafts compared in shadow, by proposer"),
     _stats("queue_s", "seconds", "in the engine's queue", ("timed", "gen_ai.latency.time_in_queue")),

@@ -206,6 +206,20 @@ def count_draft(proposers: dict[str, ProposerCounts], positions: Sequence[str], 
         first = end
 
 
+Quality = Literal["unjudged", "ordinary", "copied", "looping", "garbled"]
+"""What acceptance says of an answer (`control.health.quality`); unjudged: without drafts, or a norm of its class."""
+QUALITIES: tuple[Quality, ...] = get_args(Quality)  # of several answers the last one in this order is shown
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptedRun:
+    """Tokens of one sample that were emitted one after another without a rejected draft, or a step without a draft."""
+
+    sample: int = 0
+    start: int = 0  # output position of the first of them, from 0
+    length: int = 0
+
+
 @dataclass(slots=True)
 class RequestStats:
     """Counts and times (seconds) of one request, over all of its samples."""
@@ -221,6 +235,7 @@ class RequestStats:
     num_steps: int = 0  # target passes that emitted tokens for this request
     num_preemptions: int = 0
     proposers: dict[str, ProposerCounts] = field(default_factory=dict)  # verified drafts by proposer
+    longest_run: AcceptedRun = AcceptedRun()
     shadow: dict[str, ProposerCounts] = field(default_factory=dict)
     """Drafts by proposer that were only compared with what plain decoding emitted."""
     inside: dict[AnswerPart, dict[PartResult, int]] = field(default_factory=dict)
@@ -250,6 +265,7 @@ class RequestStats:
     device: DeviceSeconds = field(default_factory=DeviceSeconds)
     mode: EffectiveMode = EffectiveMode("off", "no_decode", 0)
     traffic_class: str = ""  # the traffic class for which its drafts are counted
+    quality: Quality = "unjudged"  # filled in by the server
 
     def add(self, other: "RequestStats") -> None:
         """Add what was counted in another engine, or for another prompt: all but its tokens and wall times."""
@@ -261,6 +277,7 @@ class RequestStats:
                 mine.setdefault(proposer, ProposerCounts()).add(counts)
         for part, counts_of_part in other.inside.items():
             self.count_inside(part, counts_of_part)
+        self.longest_run = max(self.longest_run, other.longest_run, key=lambda run: run.length)
         for reason, steps in other.plain_steps.items():
             self.plain_steps[reason] = self.plain_steps.get(reason, 0) + steps
         for loss, number in other.lost.items():
@@ -274,6 +291,12 @@ class RequestStats:
     @property
     def num_drafts(self) -> int:
         return sum(c.num_drafts for c in self.proposers.values())
+
+    @property
+    def first_tokens(self) -> tuple[int, int]:
+        """Verified drafts whose first token was judged, and those in which it was right."""
+        firsts = [counts.per_position[0] for counts in self.proposers.values() if counts.per_position]
+        return sum(first[0] for first in firsts), sum(first[1] for first in firsts)
 
     def is_evidence_of(self, proposer: str, weights: str) -> bool:
         """Return whether all drafts of a proposer were made with `weights` (`engine.client.weights_of`)."""

@@ -22,8 +22,9 @@ from math import isfinite
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.reasons import EffectiveReason, PlainReason
 from prolepsis.core.rounds import MAX_ROUNDS, Round
-from prolepsis.core.stats import DeviceSeconds, EffectiveMode, Mode, ProposerCounts, count_draft
+from prolepsis.core.stats import AcceptedRun, DeviceSeconds, EffectiveMode, Mode, ProposerCounts, count_draft
 from prolepsis.engine.drafting.cost import CostCurve
+from prolepsis.engine.drafting.draft import ROOT
 from prolepsis.engine.drafting.shadow import ShadowDraft
 from prolepsis.engine.request import Request, SequenceState
 from prolepsis.engine.rows import Row, SampledTokens
@@ -144,6 +145,7 @@ def count_emitted(row: Row, accepted: Sequence[int], tokens: Sequence[int], now:
     credited = row.draft.credits(path) if row.draft is not None else ()
     if (part := row.sequence.part) is not None:
         stats.count_inside(part, {"emitted": len(tokens), "drafted": len(credited), "accepted": len(path)})
+    _count_run(row, path, len(tokens))
     if row.draft is None:
         return ()
     count_draft(stats.proposers, credited, len(path))
@@ -151,6 +153,19 @@ def count_emitted(row: Row, accepted: Sequence[int], tokens: Sequence[int], now:
         name = row.draft.sources[node] if row.draft.sources else row.draft.proposer
         stats.proposers.setdefault(name, ProposerCounts()).num_cut += 1
     return credited[: len(path)]
+
+
+def _count_run(row: Row, path: Sequence[int], num_emitted: int) -> None:
+    """Extend the sequence's run of accepted tokens by a draft's and, unless one of it was rejected, the bonus token."""
+    sequence, stats = row.sequence, row.sequence.request.stats
+    last = path[-1] if path else ROOT
+    is_whole = row.draft is not None and (len(path) == num_emitted or last not in row.draft.parents)
+    sequence.num_run += num_emitted if is_whole else len(path)
+    if sequence.num_run > stats.longest_run.length:
+        end = sequence.num_output_tokens - (0 if is_whole else num_emitted - len(path))
+        stats.longest_run = AcceptedRun(sequence.index, end - sequence.num_run, sequence.num_run)
+    if not is_whole:
+        sequence.num_run = 0
 
 
 def count_shadow(row: Row, tokens: Sequence[int], *, ended: bool) -> None:

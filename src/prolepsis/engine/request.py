@@ -74,6 +74,7 @@ class SequenceState:
         self.pages: list[int] = []
         self.hashes: list[bytes] = []
         """Hashes of the full pages at the front of `tokens`, as many as were needed so far."""
+        self.num_run = 0  # tokens at its end that were emitted without a rejected draft
         self.shadow: ShadowDraft | None = None  # in shadow: the draft that is being compared
         self.running = False
         self.ended = False

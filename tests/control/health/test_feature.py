@@ -58,7 +58,13 @@ class Watched:
         eligibility = Eligibility(lambda _: self.version)
         priors = AcceptancePriors(FakeEngineClient(lambda _: ()), {})
         self.health = HealthFeature(
-            lambda: [self.counts], breakers, self.drift, eligibility, priors=priors, clock=lambda: self.now
+            lambda: [self.counts],
+            breakers,
+            self.drift,
+            eligibility,
+            self.registry,
+            priors=priors,
+            clock=lambda: self.now,
         )
 
     def see(self, judged: int, right: int) -> None:

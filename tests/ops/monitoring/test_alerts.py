@@ -68,6 +68,7 @@ DEVICE, PRICE = 'prolepsis_device_seconds_total{kind="plain"}', "prolepsis_price
 WASTED = "prolepsis_spec_decode_correction_seconds_total"
 TOKENS = "prolepsis_generation_tokens_total"
 READY = 'prolepsis_engine_ready{instance="a"}'
+LOOPING = 'prolepsis_quality_alarms_total{kind="looping", tier="standard"}'
 WEEK = 7 * 24 * 2
 """Samples in a week at one in half an hour."""
 DAY = 24 * 2
@@ -128,6 +129,9 @@ OTHERS = [
     Case("OutputsDissimilar", {SIMILARITY: "0+0.5x60", MATCH: "0+1x60"}, 15, ()),  # 15 replays are too few
     Case("OutputsDissimilar", {SIMILARITY: "0+0.9x60", MATCH: "0+1x60"}, 50, ()),
     Case("AcceptanceCliff", {f'prolepsis_drift_status{{{OF}, status="cliff"}}': "0x5 1x10"}, 10, (HEAD,)),
+    Case("AnswersOutOfNorm", {LOOPING: "0+1x60", DONE: "0+20x60"}, 30, ({"kind": "looping"},)),
+    Case("AnswersOutOfNorm", {LOOPING: "0+1x60", DONE: "0+200x60"}, 30, ()),  # one in 200
+    Case("AnswersOutOfNorm", {LOOPING: "0+1x3", DONE: "0+20x60"}, 30, ()),  # three
     Case("AcceptanceDrift", {f'prolepsis_drift_status{{{OF}, status="drifted"}}': "1x20"}, 10, (HEAD,)),
     Case(
         "AcceptanceDrift",

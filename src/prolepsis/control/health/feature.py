@@ -4,7 +4,7 @@ Of each proposer in each traffic class: `open` (its breaker), `drifted`, `collap
 """
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 
@@ -20,6 +20,7 @@ from prolepsis.control.health.drift_runtime import DriftRuntime
 from prolepsis.control.health.eligibility import Conditions, Eligibility, Judged, StartTerms
 from prolepsis.control.health.learned import Keeper, Learned
 from prolepsis.control.health.priors import AcceptancePriors
+from prolepsis.control.health.quality import QualityWatch
 from prolepsis.control.health.routes import health_routes
 from prolepsis.control.store.database import Database
 from prolepsis.control.store.learned import LearnedTable
@@ -29,7 +30,8 @@ from prolepsis.core.audit_event import SERVER, AuditEvent, Emit
 from prolepsis.core.ended import RequestEnded
 from prolepsis.core.engine_client import weights_of
 from prolepsis.core.reasons import Judge
-from prolepsis.core.stats import TrafficClassCounts
+from prolepsis.core.requests import GenerateRequest
+from prolepsis.core.stats import Quality, RequestStats, TrafficClassCounts
 from prolepsis.core.telemetry.declare import counter
 
 log = structlog.get_logger(__name__)
@@ -47,6 +49,7 @@ class HealthFeature(Feature):
         breakers: BreakerRuntime,
         drift: DriftRuntime,
         eligibility: Eligibility,
+        registry: CollectorRegistry,
         *,
         priors: AcceptancePriors,
         proposers: Callable[[], Sequence[str]] = tuple,
@@ -59,6 +62,9 @@ class HealthFeature(Feature):
         self.routes = health_routes(breakers, drift, proposers)
         self.health_parts = {"breakers": breakers.shown, "drift": drift.shown, "eligibility": eligibility.shown}
         self._counts = counts
+        self._quality = QualityWatch()
+        text = "Answers whose acceptance is far from their traffic class's norm: looping, copied or garbled"
+        self._alarms = counter(registry, "quality_alarms", text, "kind", "tier", most=15)
         self._priors = priors
         self._clock = clock
 
@@ -84,7 +90,26 @@ class HealthFeature(Feature):
 
     def on_request_end(self, ended: RequestEnded) -> None:
         """Process what a request's drafts showed."""
-        _each(lambda: self.drift.see(ended), lambda: self.eligibility.see(ended))
+        _each(lambda: self.drift.see(ended), lambda: self.eligibility.see(ended), lambda: self._report(ended))
+
+    def judge_answer(
+        self, request: GenerateRequest, stats: RequestStats, samples: Mapping[int, Sequence[int]]
+    ) -> Quality:
+        """Judge an answer that has ended, as `QualityWatch.observe` does."""
+        try:
+            return self._quality.observe(request, stats, samples)
+        except Exception:  # contained: a judge that fails fails no answer
+            log.exception("judge_failed")
+            return "unjudged"
+
+    def _report(self, ended: RequestEnded) -> None:
+        """Report answers that are looping, copied or garbled."""
+        for prompt in ended.prompts:
+            quality, traffic_class = prompt.stats.quality, prompt.request.traffic_class
+            if quality not in ("unjudged", "ordinary"):
+                self._alarms.labels(quality, ended.about.tier).inc()
+                answer_id = ended.about.answer_id
+                log.warning("quality_alarm", quality=quality, traffic_class=traffic_class, answer_id=answer_id)
 
     def keeper(self, database: Database, now: Callable[[], float]) -> Keeper:
         """Return the feature that keeps what is learned in the store; `now`: Unix time."""
@@ -169,6 +194,7 @@ def feature(
             clock=context.monotonic,
         ),
         eligibility,
+        registry,
         priors=AcceptancePriors(client, context.metrics.learned),
         proposers=lambda: client.info.proposers,
         clock=context.monotonic,

@@ -168,7 +168,7 @@ class _Play:
             is_evidence=decision.is_evidence,
             arrived=now(),
         )
-        account = RequestAccount(about, whole=False, check=lambda: None, clock=now)
+        account = RequestAccount(about, whole=False, check=lambda: None, judge=lambda *_: "unjudged", clock=now)
         scopes = request_scopes(line.facts(), traced.traffic_class, decision.rule)
         request = replace(traced.request(decision.choice), kill_scopes=scopes)
         with self._gate.admit(_http(line), [request]) as group:

@@ -15,8 +15,8 @@ redacted. written: what people wrote, with all that is in it; there a number may
 names that clients chose, parts of answers, and what checks a guess at a text."""
 _FIELDS: Mapping[Holds, str] = {
     "ours": "act action answer arm band breaker client condition currency drift event exactness feature judge "
-    "killed_by kind level loss metric mode off on_fault outcome phase proposer route severity source sources state "
-    "status term terminal tier traffic_class unit",
+    "killed_by kind level loss metric mode off on_fault outcome phase proposer quality route severity source sources "
+    "state status term terminal tier traffic_class unit",
     "tenant": "tenant tenants metrics_tenants",
     "key": "key_id",
     "person": "actor by author",

@@ -3,7 +3,8 @@
 import asyncio
 import re
 import time
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from prolepsis.control.web.errors import RequestAborted, RequestRefused
@@ -12,7 +13,7 @@ from prolepsis.core.errors import AnswerBroken, ClientDeadlineExceeded, GrammarF
 from prolepsis.core.events import Event, Tokens
 from prolepsis.core.facts import stated_tags
 from prolepsis.core.requests import GenerateRequest
-from prolepsis.core.stats import RequestStats
+from prolepsis.core.stats import Quality, RequestStats
 from prolepsis.core.token_intervals import TokenIntervals
 from prolepsis.server.admission.group import Progress
 from prolepsis.server.answering.answer_check import AnswerCheck
@@ -22,6 +23,8 @@ from prolepsis.server.text.deltas import Delta
 
 Clock = Callable[[], float]
 MakeCheck = Callable[[], AnswerCheck | None]
+Judge = Callable[[GenerateRequest, RequestStats, Mapping[int, Sequence[int]]], Quality]
+"""Judges a prompt's answer by the engine's figures and the tokens of each sample."""
 _CLIENT_FAMILIES = {
     "claude-cli": "claude-code",
     "codex": "codex",
@@ -60,7 +63,7 @@ class PromptAccount:
     """Account of one prompt's answer so far."""
 
     def __init__(
-        self, request: GenerateRequest, progress: Progress, check: MakeCheck, *, whole: bool, clock: Clock
+        self, request: GenerateRequest, progress: Progress, check: MakeCheck, judge: Judge, *, whole: bool, clock: Clock
     ) -> None:
         """`whole`: the answer goes out at its end, or not at all. `check` makes what reads a sample, where that has to
         be whole. `clock` is monotonic."""
@@ -71,6 +74,9 @@ class PromptAccount:
         """Output tokens up to the stop of an output policy, if there was one; None: the answer is not complete."""
         self._request = request
         self._check = check
+        self._judge = judge
+        self._quality: Quality = "unjudged"
+        self._samples: dict[int, array[int]] = {}
         self._checks: dict[int, AnswerCheck | None] = {}
         self._finish_reasons: list[str] = []
         self._stopped_by: list[str] = []
@@ -96,7 +102,10 @@ class PromptAccount:
             if self._first_token_at is None:
                 self._first_token_at = self._clock()
             self.delivery.see(event)
+            self._samples.setdefault(event.index, array("q")).extend(event.token_ids)
             self.intervals.see(event.index, len(event.token_ids), self._clock())
+        else:
+            self._quality = self._judge(self._request, event.stats, self._samples)
 
     async def sending(self, delta: Delta) -> Delta:
         """Take in what is about to go to the client, and return it with the finish reason that all of us show.
@@ -121,10 +130,10 @@ class PromptAccount:
         self.delivery.passed(delta)
 
     def timed(self, stats: RequestStats, arrived: float) -> RequestStats:
-        """Return the figures with the times before the engine; `arrived`: by the same clock, 0 if unknown."""
+        """Return the figures with quality and times before the engine; `arrived`: by the same clock, 0 if unknown."""
         waited_s = self.progress.waited_s
         receive_s = max(0.0, self._began_at - waited_s - arrived) if arrived else 0.0
-        return replace(stats, receive_s=receive_s, waited_s=waited_s)
+        return replace(stats, receive_s=receive_s, waited_s=waited_s, quality=self._quality)
 
     def fail(self, error: BaseException) -> None:
         """Take in what ended the answer; a client that leaves after the last token has had all of it."""
@@ -149,7 +158,7 @@ class PromptAccount:
             request=self._request,
             end=self._end[0],
             error=self._end[1],
-            stats=filled if last is not None else came,
+            stats=replace(filled, quality=self._quality) if last is not None else came,
             num_shown_tokens=self.num_shown_tokens,
             answer=self._answer,
             tokens=progress.stored.tokens if progress.stored is not None else tuple(progress.kept),
@@ -170,16 +179,20 @@ class PromptAccount:
 class RequestAccount:
     """Account of an HTTP request so far, over all of its prompts."""
 
-    def __init__(self, about: RequestAbout, *, whole: bool, check: MakeCheck, clock: Clock = time.monotonic) -> None:
+    def __init__(
+        self, about: RequestAbout, *, whole: bool, check: MakeCheck, judge: Judge, clock: Clock = time.monotonic
+    ) -> None:
         self.about = about
         self._check = check
+        self._judge = judge
         self._whole = whole
         self._clock = clock
         self._prompts: list[PromptAccount] = []
         self._end: tuple[End, str | None] = ("finished", None)
 
     def begin(self, request: GenerateRequest, progress: Progress) -> PromptAccount:
-        self._prompts.append(PromptAccount(request, progress, self._check, whole=self._whole, clock=self._clock))
+        prompt = PromptAccount(request, progress, self._check, self._judge, whole=self._whole, clock=self._clock)
+        self._prompts.append(prompt)
         return self._prompts[-1]
 
     def fail(self, error: BaseException) -> None:

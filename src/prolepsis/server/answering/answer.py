@@ -43,7 +43,12 @@ async def answer(
     once.
     """
     http.scope["state"][ANSWER_ID] = prepared.answer_id
-    account = RequestAccount(about(prepared), whole=not prepared.stream, check=partial(AnswerCheck.of, prepared))
+    account = RequestAccount(
+        about(prepared),
+        whole=not prepared.stream,
+        check=partial(AnswerCheck.of, prepared),
+        judge=model.speculation.health.judge_answer,
+    )
     answering = _Answering(prepared, model, account, tells_start)
     stats, positions = list[RequestStats](), Positions()
     with model.admission.admit(http, prepared.requests, deterministic=prepared.may_be_stored) as group:

@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 from prolepsis.control.policy.decision import Decision
 from prolepsis.core.stages import engine_stages
-from prolepsis.core.stats import ProposerCounts, RequestStats
+from prolepsis.core.stats import QUALITIES, ProposerCounts, RequestStats
 
 Json = dict[str, object]
 
@@ -53,6 +53,7 @@ def summed(parts: Sequence[RequestStats]) -> RequestStats:
         queue_s=min(stats.queue_s for stats in parts),
         first_token_s=min((s.first_token_s for s in parts if s.first_token_s is not None), default=None),
         total_s=max(stats.total_s for stats in parts),
+        quality=max((stats.quality for stats in parts), key=QUALITIES.index),
     )
     for stats in parts:
         total.num_prompt_tokens += stats.num_prompt_tokens
@@ -89,6 +90,7 @@ def metrics(stats: RequestStats, decision: Decision | None = None, *, num_sample
         **({"inside": stats.inside} if stats.inside else {}),
         "correction_ms": _ms(stats.correction_s),
         "delivery": _delivery(stats),
+        "quality": stats.quality,
         **(continued if stats.continued else {}),
         "effective": {
             "mode": stats.mode.mode,

@@ -12,7 +12,7 @@ from prolepsis.server.front.sign_in import RouteRules
 ANY_ORIGIN = "*"
 PREFLIGHT_AGE_S = 600
 SHOWN_HEADERS = (
-    *("x-request-id", "x-spec-effective", "x-seed", "x-exactness", "retry-after", "warning"),
+    *("x-request-id", "x-spec-effective", "x-seed", "x-exactness", "x-quality", "retry-after", "warning"),
     *("x-ratelimit-limit-requests", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests"),
     *("x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens"),
 )

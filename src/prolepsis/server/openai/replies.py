@@ -6,7 +6,7 @@ from prolepsis.control.web.fields import JsonObject, Reply
 from prolepsis.core.facts import FlagDecision
 from prolepsis.core.reasons import LimitReason
 from prolepsis.core.requests import AnswerPart, SamplingDefaults
-from prolepsis.core.stats import PartResult
+from prolepsis.core.stats import PartResult, Quality
 
 
 class Model(Reply):
@@ -109,6 +109,7 @@ class MetricsReply(Reply):
     inside: dict[AnswerPart, dict[PartResult, int]] | None = None  # tokens by part of the answer (`inside` of a rule)
     correction_ms: float  # device time of making and verifying draft tokens that were rejected
     delivery: DraftDelivery | None  # none: the engine does not say which tokens were drafts
+    quality: Quality  # what acceptance says of the answer beside others of its traffic class
     effective: Effective
 
 

@@ -55,6 +55,8 @@ CLIENT_CLOSED_REQUEST = 499
 SEED = "x-seed"
 EXACTNESS = "x-exactness"
 """Header of every answer: normal where drafts and other requests may turn a near-tie, else strict."""
+QUALITY = "x-quality"
+"""Header of a whole answer; a stream has it in its `metrics`."""
 HEADERS = {**SPEC_HEADERS, KEY_HEADER: KEY_SCHEMA}
 
 
@@ -192,7 +194,8 @@ async def whole_reply(
     effective = f"mode={mode.mode};reason={mode.reason};plan={mode.plan_version}{decided_by(prepared.speculation)}"
     size, tenant = prepared.reply_bytes(stats.num_output_tokens), prepared.context.caller.tenant
     content = await services.intake.large_work.run(tenant, size, partial(encode, reply))
-    headers = {**_headers(prepared, services, effective), DEVICE_MS: f"{1e3 * stats.device.total:.3f}"}
+    headers = _headers(prepared, services, effective)
+    headers |= {DEVICE_MS: f"{1e3 * stats.device.total:.3f}", QUALITY: stats.quality}
     return Response(content, headers=headers, media_type="application/json")
 
 
