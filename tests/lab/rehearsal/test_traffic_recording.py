@@ -162,7 +162,9 @@ def test_what_features_keep_of_a_request_has_no_drafts() -> None:
 
 def test_an_audited_request_that_is_recorded_keeps_both_kinds_of_drafts() -> None:
     asked_for = prompt("a").request
-    account = PromptAccount(asked_for, Progress(asked_for), lambda: None, lambda *_: "unjudged", whole=False, clock=time.monotonic)
+    account = PromptAccount(
+        asked_for, Progress(asked_for), lambda: None, lambda *_: "unjudged", whole=False, clock=time.monotonic
+    )
     asked = account.keep(Keep.DRAFTS | Keep.SHAPES)
     assert (asked.tells_drafts, asked.records_drafts, asked.keeps_rounds) == (True, True, True)
     assert not account.keep(Keep.SHAPES).tells_drafts

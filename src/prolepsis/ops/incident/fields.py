@@ -35,7 +35,7 @@ _FIELDS: Mapping[Holds, str] = {
     "policy_rule policy_version pool position prepared previous price prices_version processes prolepsis "
     "proposers python rates reason record_id region replica request request_id response rests_on result "
     "rollout rollout_id rollout_run row rule rules sample says scope seq signature slot stack stage "
-    "stages started step stopped_by store stored subject subjects summary target title to tokenizer trained_for "
+    "stages started step stopped_by store stored subject subjects summary tag target title to tokenizer trained_for "
     "tried uid url value values variant verdict version versions warnings weights what where why",
 }
 FIELDS: Mapping[str, Holds] = {name: holds for holds, names in _FIELDS.items() for name in names.split()}
