@@ -152,7 +152,7 @@ def _recorded(requests: list[RequestEnded]) -> Costs:
         }
         spent = {name: _microseconds(part, requests) for name, part in parts.items()}
         began = time.process_time()
-        spent["record"] = _microseconds(Recorder(store, 1.0, lambda: None).on_request_end, requests)
+        spent["record"] = _microseconds(Recorder(store, 1.0, lambda: None, lambda _: True).on_request_end, requests)
         store.close()
         return {**spent, "store": 1e6 * (time.process_time() - began) / len(requests) - spent["record"]}
 
