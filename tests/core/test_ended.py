@@ -64,3 +64,9 @@ def test_a_request_keeps_its_targets(
     ended = replace(prompt, request=replace(prompt.request, target=target), stats=took, end=end, answer=answer)
     assert ended.targets == kept
     assert ended.met_target == (all(kept.values()) if kept else None)
+
+
+def test_a_wait_takes_from_the_time_to_the_first_token() -> None:
+    assert LatencyTarget(5.0, 500.0).after(0.25) == LatencyTarget(5.0, 250.0)
+    assert LatencyTarget(5.0, 500.0).after(1.0) == LatencyTarget(5.0, 0.0)
+    assert LatencyTarget(5.0).after(1.0) == LatencyTarget(5.0)

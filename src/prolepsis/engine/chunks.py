@@ -111,11 +111,9 @@ class ReadingTurns:
         self._num_passes += 1
         self._last = {prompt.key: self._last.get(prompt.key, self._num_passes) for prompt in prompts}
         if self._num_passes % 2 == 0:
-
-            def soonest(prompt: SequenceState) -> tuple[float, ...]:
-                return prompt.rank[0], prompt.request.first_token_left(now), prompt.num_pending
-
-            return sorted(prompts, key=soonest)
+            return sorted(
+                prompts, key=lambda prompt: (prompt.rank[0], prompt.request.first_token_left(now), prompt.num_pending)
+            )
         return sorted(prompts, key=lambda prompt: (prompt.rank[0], self._last[prompt.key]))
 
     def took(self, prompt: SequenceState) -> None:

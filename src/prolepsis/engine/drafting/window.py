@@ -32,7 +32,10 @@ class StepLoad:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Nodes of each draft to verify (ascending, closed under parents), and the tokens and time expected of decoding."""
+    """Nodes of each draft to verify (ascending, closed under parents), and tokens and time expected of decoding.
+
+    Where sequences have targets, tokens are weighed.
+    """
 
     nodes: list[list[int]]
     tokens: float
@@ -61,8 +64,9 @@ class DraftWindow:
     ) -> Cut:
         """Return the set of nodes with the most expected tokens per millisecond within the load's budget.
 
-        `spent_ms`: what drafting took, which the step pays in any case. `urgencies`: of the same sequences. Where one
-        is behind its target, tokens count by them, as far as the others keep their part of the pace that they had.
+        `spent_ms`: what drafting took, which the step pays in any case. `urgencies`: of the same sequences
+        (`engine.drafting.urgency`). Where one is behind its target, its tokens count more and tokens of those ahead
+        less, as far as the others keep most of the pace that they would have.
         """
         number = len(survivals)
         best = self._cut(survivals, load, spent_ms, [1.0] * number, others=[True] * number)
@@ -87,7 +91,7 @@ class DraftWindow:
         others: Sequence[bool],  # sequences whose tokens per millisecond are at least `least`; their weight is 1
         least: float = 0.0,
     ) -> Cut:
-        """Return the set with the most weight of tokens per millisecond; an infinite time if none keeps `least`."""
+        """Return the set with the most weight of tokens per millisecond; its time is infinite if none keeps `least`."""
         slots = sorted(
             (-weight * alive, s, node)
             for s, (draft, weight) in enumerate(zip(survivals, weights, strict=True))
