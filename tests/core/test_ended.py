@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from prolepsis.core.ended import Assignment, RequestAbout
-from prolepsis.core.requests import GrammarSpec
+from prolepsis.core.ended import Answer, Assignment, End, RequestAbout
+from prolepsis.core.requests import GrammarSpec, LatencyTarget
+from prolepsis.core.stats import RequestStats
 from tests.ops.tracing.ended import prompt_ended, request_ended
 
 DRAWN = Assignment("code@1", run=1, stage=2, arm="unassigned", mode="off", share=0.25)
@@ -39,3 +40,33 @@ def test_an_answer_that_was_cut_does_not_keep_its_form(reason: str, kept: bool |
     free = replace(prompt_ended(), finish_reasons=(reason,))
     bound = replace(free, request=replace(free.request, grammar=GrammarSpec("regex", "a")))
     assert (free.kept_form, bound.kept_form) == (None, kept)
+
+
+@pytest.mark.parametrize(
+    ("target", "end", "answer", "kept"),
+    [
+        (None, "finished", "complete", {}),
+        (LatencyTarget(50.0, 500.0), "finished", "complete", {"per_token": True, "first_token": True}),
+        (LatencyTarget(49.0, 499.0), "finished", "complete", {"per_token": False, "first_token": False}),
+        (LatencyTarget(50.0), "finished", "complete", {"per_token": True}),
+        (LatencyTarget(None, 0.0), "finished", "complete", {"first_token": False}),  # it waited for all of the time
+        (LatencyTarget(50.0, 500.0), "failed", "cut", {"per_token": False, "first_token": False}),
+        (LatencyTarget(50.0), "expired", "cut", {"per_token": False}),
+        (LatencyTarget(50.0), "left", "cut", {}),
+        (LatencyTarget(50.0), "refused", "cut", {}),
+        (LatencyTarget(50.0), "finished", "unreported", {}),
+    ],
+)
+def test_a_request_keeps_its_targets(
+    target: LatencyTarget | None, end: End, answer: Answer, kept: dict[str, bool]
+) -> None:
+    prompt, took = prompt_ended(), RequestStats(num_output_tokens=11, first_token_s=0.5, total_s=1.0)
+    ended = replace(prompt, request=replace(prompt.request, target=target), stats=took, end=end, answer=answer)
+    assert ended.targets == kept
+    assert ended.met_target == (all(kept.values()) if kept else None)
+
+
+def test_a_wait_takes_from_the_time_to_the_first_token() -> None:
+    assert LatencyTarget(5.0, 500.0).after(0.25) == LatencyTarget(5.0, 250.0)
+    assert LatencyTarget(5.0, 500.0).after(1.0) == LatencyTarget(5.0, 0.0)
+    assert LatencyTarget(5.0).after(1.0) == LatencyTarget(5.0)

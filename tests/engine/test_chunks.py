@@ -2,21 +2,25 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from prolepsis.core.requests import GenerateRequest, SamplingParams
+from prolepsis.core.events import Event
+from prolepsis.core.requests import GenerateRequest, LatencyTarget, SamplingParams
 from prolepsis.engine.chunks import LEAST_TOKENS, MOST_READ, ChunkLimit, ReadingTurns
 from prolepsis.engine.drafting.cost import flat_cost
+from prolepsis.engine.drafting.draft import Draft
+from prolepsis.engine.drafting.proposer import Proposer, SequenceView
 from prolepsis.engine.models.protocol import Batch, KVCache
 from prolepsis.engine.request import SequenceState, open_request
 from prolepsis.engine.rows import Row
 from prolepsis.engine.sampling.noise import noise_key
 from prolepsis.engine.step import Engine
-from tests.fakes import VOCAB, EngineSetup, TableModel, build, drain, outputs, reference, request, submit
+from tests.fakes import VOCAB, EngineSetup, TableModel, build, draft_tree, drain, outputs, reference, request, submit
 
 MOST = 500
 DECODES = SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True)
@@ -127,7 +131,7 @@ def test_prompts_are_read_in_turns_and_a_short_one_soon() -> None:
     prompts = [_sequence(key, number) for key, number in left.items()]
     read: list[str] = []
     for _ in range(16):
-        first = turns.order(prompts)[0]
+        first = turns.order(prompts, 0.0)[0]
         turns.took(first)
         read.append(first.key.removesuffix("/0"))
         first.num_computed += 20
@@ -140,8 +144,22 @@ def test_a_prompt_of_better_priority_is_read_first() -> None:
     turns = ReadingTurns()
     prompts = [_sequence("better", 1000, priority=-1), _sequence("worse", 10)]
     for _ in range(4):
-        assert [one.key for one in turns.order(prompts)] == ["better/0", "worse/0"]
+        assert [one.key for one in turns.order(prompts, 0.0)] == ["better/0", "worse/0"]
         turns.took(prompts[0])
+
+
+def test_a_target_for_the_first_token_comes_in_every_other_turn_until_it_is_missed() -> None:
+    turns = ReadingTurns()
+    prompts = [_sequence("short", 10), _sequence("long", 1000), _sequence("later", 1000)]
+    for prompt, target_ms in zip(prompts[1:], (500.0, 900.0), strict=True):
+        prompt.request.source = replace(prompt.request.source, target=LatencyTarget(first_token_ms=target_ms))
+    first: list[str] = []
+    for now in (0.1, 0.2, 0.3, 0.6, 0.7, 0.8, 0.9, 1.0):
+        chosen = turns.order(prompts, now)[0]
+        turns.took(chosen)
+        first.append(chosen.key.removesuffix("/0"))
+    assert first[1::2] == ["long", "later", "later", "short"]
+    assert set(first[::2]) == {"short", "long"}, "who has waited longest, as ever: later has had two turns"
 
 
 class Slow(TableModel):
@@ -209,3 +227,29 @@ def test_few_prompts_are_started_before_their_tokens_have_room() -> None:
     submit(engine, *(_long(str(i)) for i in range(2 * MOST_READ)))
     engine.step()
     assert len(engine.scheduler.running) == MOST_READ
+
+
+class _Branches(Proposer):
+    name = "scripted"
+    free = True
+
+    def propose(self, sequences: Sequence[SequenceView], limits: Sequence[int]) -> list[Draft | None]:
+        return [draft_tree(sequence, limit) for sequence, limit in zip(sequences, limits, strict=True)]
+
+
+def test_targets_change_no_token() -> None:
+    prompts = [request(str(i), [1 + i, *(j % VOCAB for j in range(40 * i))], DECODES, n=1 + i % 2) for i in range(6)]
+    asked = [replace(one, target=LatencyTarget(8.0 + 8.0 * i, 50.0 * i)) for i, one in enumerate(prompts)]
+    model, proposer = Slow(), _Branches()
+    setup = EngineSetup(num_pages=256, max_model_len=512, model=model, proposers=(proposer,), chunks=_limit(20.0))
+    engine = build(replace(setup, clock=lambda: model.now))
+    submit(engine, *asked)
+    events, urgencies = list[Event](), set[int]()
+    while engine.has_work:
+        events += engine.step()
+        urgencies |= {sequence.urgency for sequence in engine.scheduler.running}
+    assert urgencies == {-1, 0, 1}, "some were ahead, and some behind"
+    for source in asked:
+        for index in range(source.n):
+            expected = reference(source, noise_key(0, index), max_model_len=512)
+            assert outputs(events)[source.request_id, index] == expected

@@ -220,3 +220,15 @@ def test_what_cannot_be_sent_is_refused(server: Served, flags: tuple[str, ...], 
     result = run(server.url, *flags)
     assert result.exit_code == 2
     assert told in " ".join(result.output.split())
+
+
+def test_a_quarter_states_the_goal_as_its_target(server: Served) -> None:
+    given = ("--modes", "targets", "--warm-up", "0", "--goal-first-ms", "600000", "--goal-token-ms", "0.001")
+    found = document(server.url, *given)
+    lines = {line["mode"]: line for line in found["modes"]}
+    assert list(lines) == ["targets", "targets: target", "targets: auto"]
+    assert lines["targets"]["num_errors"] == lines["targets"]["within_goal"] == 0
+    stated = [request.target.ms_per_token for request in server.engine.requests if request.target is not None]
+    assert stated == [0.001] * lines["targets: target"]["num_requests"]
+    assert {request.speculation.mode for request in server.engine.requests} == {"auto"}
+    assert 0.2 < len(stated) / len(server.engine.requests) < 0.3

@@ -27,6 +27,8 @@ End = Literal[
 FAILED: tuple[End, ...] = ("failed", "aborted")
 """What availability counts as a failure: other ends are finished, or were made by the client."""
 
+TargetKind = Literal["first_token", "per_token"]
+
 Answer = Literal[
     "complete",  # the engine finished it
     "cut",  # the engine reported its figures, but not the end of the answer
@@ -176,6 +178,28 @@ class PromptEnded:
         """Whether the answer has the form that was requested; None: none was, or an output policy ended it."""
         is_bound = self.request.grammar is not None and "content_filter" not in self.finish_reasons
         return "length" not in self.finish_reasons if is_bound else None
+
+    @property
+    def targets(self) -> Mapping[TargetKind, bool]:
+        """Whether it kept its latency targets; none where its client or its own fault ended it, or no times came."""
+        target, stats = self.request.target, self.stats
+        if target is None or self.end in ("left", "refused") or self.answer == "unreported":
+            return {}
+        goals: Mapping[TargetKind, tuple[float | None, float | None]] = {
+            "first_token": (stats.first_token_s, target.first_token_ms),
+            "per_token": (self.per_token_s, target.ms_per_token),
+        }
+        is_served = self.end not in (*FAILED, "expired")
+        return {
+            kind: is_served and 1000.0 * (took_s or 0.0) <= most_ms
+            for kind, (took_s, most_ms) in goals.items()
+            if most_ms is not None
+        }
+
+    @property
+    def met_target(self) -> bool | None:
+        """Whether it kept all of them; None: it has none."""
+        return all(targets.values()) if (targets := self.targets) else None
 
     @property
     def per_token_s(self) -> float | None:

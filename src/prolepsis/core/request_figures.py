@@ -81,6 +81,7 @@ FIGURES: tuple[RequestFigure, ...] = (
     RequestFigure("prompt", "terminal", "word", "how it ended", attrgetter("end")),
     _prompt("error", "text?", "code of the error if it failed"),
     _prompt("kept_form", "flag?", "whether a structured answer is whole"),
+    _prompt("met_target", "flag?", "whether it kept its latency target"),
     _prompt("request.params.seed", "seed?", "its client's, or the one that was drawn"),
     _about("policy_rule", "text?", "rule of the policy", ("request", "prolepsis.policy.rule")),
     _about("policy_version", "text?", "of the policy", ("request", "prolepsis.policy.version")),

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 from prolepsis.core.continuation import Continuation
@@ -239,6 +239,20 @@ def cache_salt_of(tenant: str, salt: str | None) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class LatencyTarget:
+    """Longest times of a request, in milliseconds. Drafts and turns of reading help to keep them; none is promised."""
+
+    ms_per_token: float | None = None  # mean of the tokens after the first; so is the next: None sets no target
+    first_token_ms: float | None = None  # from its arrival
+
+    def after(self, waited_s: float) -> "LatencyTarget":
+        """Return what is left of it after a wait."""
+        if self.first_token_ms is None:
+            return self
+        return replace(self, first_token_ms=max(0.0, self.first_token_ms - 1000.0 * waited_s))
+
+
+@dataclass(frozen=True, slots=True)
 class GenerateRequest:
     """One prompt and how to continue it, `n` times."""
 
@@ -248,6 +262,7 @@ class GenerateRequest:
     n: int = 1  # samples of the same prompt; sample i is keyed by (seed, i) and they share the prompt's pages
     priority: int = 0  # lower runs first; equal priorities run in order of arrival
     deadline_s: float | None = None  # seconds after arrival at which the request is failed with `DeadlineExceeded`
+    target: LatencyTarget | None = None  # counted from its arrival, as the deadline is; nothing ends where it is missed
     cache_salt: str = ""
     """Made from tenant and caller: nothing that is drafted or cached under one salt is visible under another."""
     traffic_class: str = ""  # the class by which proposers are counted and judged (`core.facts`)

@@ -97,20 +97,23 @@ def _band(start: int) -> int:
 class ReadingTurns:
     """The order in which prompts share the tokens of passes.
 
-    Every other pass begins with the prompt that has waited longest for its turn, the others with the one that has the
-    fewest tokens left: a short prompt does not wait for long ones, and a long one gets half of the passes.
+    Every other pass begins with the prompt that has waited longest for its turn, the others with the one whose target
+    for the first token is next, or else that has the fewest tokens left: a short prompt does not wait for long ones,
+    and a long one gets half of the passes.
     """
 
     def __init__(self) -> None:
         self._num_passes = 0
         self._last: dict[str, int] = {}  # pass of each prompt's last turn, by key of its sequence
 
-    def order(self, prompts: Sequence[SequenceState]) -> list[SequenceState]:
+    def order(self, prompts: Sequence[SequenceState], now: float) -> list[SequenceState]:
         """Return the prompts of the next pass, first those of better priority; given by rank, which decides ties."""
         self._num_passes += 1
         self._last = {prompt.key: self._last.get(prompt.key, self._num_passes) for prompt in prompts}
-        if self._num_passes % 2 == 0:  # the shortest first
-            return sorted(prompts, key=lambda prompt: (prompt.rank[0], prompt.num_pending))
+        if self._num_passes % 2 == 0:
+            return sorted(
+                prompts, key=lambda prompt: (prompt.rank[0], prompt.request.first_token_left(now), prompt.num_pending)
+            )
         return sorted(prompts, key=lambda prompt: (prompt.rank[0], self._last[prompt.key]))
 
     def took(self, prompt: SequenceState) -> None:

@@ -212,7 +212,8 @@ class Decisions:
     def _request(self, sequence: SequenceState, choice: SpeculationChoice, plan: SpecPlan, room: int) -> DraftRequest:
         allowed = self._allowed(sequence, choice, plan)
         limit, is_forced = self._limit(sequence, choice, plan, room), choice.mode == "always"
-        return DraftRequest(sequence, limit, allowed, is_forced, (choice.proposers or ()) if is_forced else ())
+        insists_on = (choice.proposers or ()) if is_forced else ()
+        return DraftRequest(sequence, limit, allowed, is_forced, insists_on, sequence.urgency)
 
     def _limit(self, sequence: SequenceState, choice: SpeculationChoice, plan: SpecPlan, room: int) -> int:
         """Return the most draft nodes of a sequence in this step: the least of all ceilings that are known before it.

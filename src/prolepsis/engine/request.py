@@ -1,5 +1,6 @@
 """The state of a live request in the engine, also of one that another engine began. Only the scheduler writes it."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -12,6 +13,7 @@ from prolepsis.core.kill_scope import kill_scope, tenant_scope
 from prolepsis.core.requests import BACKGROUND, AnswerPart, GenerateRequest, SamplingParams
 from prolepsis.core.stats import RequestStats
 from prolepsis.engine.drafting.shadow import ShadowDraft
+from prolepsis.engine.drafting.urgency import urgency
 from prolepsis.engine.ending import find_ending
 from prolepsis.engine.sampling.noise import noise_key
 from prolepsis.engine.sampling.processors import LogitBias, TokenHistory
@@ -76,6 +78,7 @@ class SequenceState:
         """Hashes of the full pages at the front of `tokens`, as many as were needed so far."""
         self.num_run = 0  # tokens at its end that were emitted without a rejected draft
         self.shadow: ShadowDraft | None = None  # in shadow: the draft that is being compared
+        self.urgency = 0  # in the step that begins, by its request's target
         self.running = False
         self.ended = False
 
@@ -168,6 +171,20 @@ class Request:
             return None
         num_cached = self.stats.num_cached_tokens
         return PromptProgress(self.request_id, first.num_computed, num_cached, first.num_prompt_tokens)
+
+    def urgency(self, now: float) -> int:
+        """Return how urgent its tokens after the first are by its target, those of all samples together."""
+        target, first_s = self.source.target, self.stats.first_token_s
+        if target is None or target.ms_per_token is None or first_s is None:
+            return 0
+        num_tokens = self.stats.num_output_tokens / self.source.n
+        return urgency(1000.0 * (now - self.arrival - first_s), num_tokens, target.ms_per_token)
+
+    def first_token_left(self, now: float) -> float:
+        """Return the seconds until its target for the first token; infinite without one, or if it has passed."""
+        target = self.source.target
+        left_s = (target.first_token_ms or math.inf) / 1000.0 - (now - self.arrival) if target else math.inf
+        return left_s if left_s > 0.0 and self.stats.first_token_s is None else math.inf
 
     @property
     def deadline(self) -> float | None:

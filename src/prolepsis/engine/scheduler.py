@@ -89,6 +89,7 @@ class _Step:
         self.num_scored += len(row.scored)
         self.rows[sequence.key] = row
         sequence.find_part()
+        sequence.urgency = sequence.request.urgency(self.now)
         count_scheduled(sequence.request, self.now)
         self.budget -= row.num_tokens
         self._count(row, 1)
@@ -413,7 +414,7 @@ class Scheduler:
         prompts = self._prompts(step)
         if not prompts:
             return
-        prompts = self._turns.order(prompts)
+        prompts = self._turns.order(prompts, step.now)
         is_short = self._background.is_short and prompts[0].is_background
         rows, start = list(step.rows.values()), prompts[0].num_computed
         step.budget = self.chunks.max_tokens(rows, start, step.budget, is_short=is_short)

@@ -27,10 +27,16 @@ from prolepsis.lab.measure.arrivals import GoalFirstMs, GoalTokenMs, LatencyGoal
 from prolepsis.lab.measure.prompts import Prompt, load_prompts
 from prolepsis.lab.rehearsal.trace import TraceLine, read_trace
 from prolepsis.remote.verify_events import ServerError, refusal_of
+from prolepsis.server.preparing.target import FIRST_TOKEN_MS, MS_PER_TOKEN
 
 Body = Mapping[str, Any]
 _RATES = re.compile(r"(\d+(?:\.\d+)?)(?:-(\d+(?:\.\d+)?))?")
-MODES = {"off": ("off",), "auto": ("auto",), "mixed": ("off", "auto")}  # what requests ask of speculation, in turns
+TARGET = "target"  # in mode auto, with the goal as its latency target
+MODES = {
+    **{"off": ("off",), "auto": ("auto",), "mixed": ("off", "auto")},
+    "targets": (TARGET, "auto", "auto", "auto"),
+}
+"""What requests ask of speculation, in turns."""
 LATE_S = 0.05  # after which a request that was not sent is reported
 
 
@@ -61,7 +67,7 @@ def load(
     model: Annotated[str | None, typer.Option(help="model; default: the first that the server has")] = None,
     given: Annotated[str, typer.Option("--arrivals", help="requests a second (2), a ramp (1-8), or a trace")] = "1",
     seconds: Annotated[float, typer.Option(min=0.1, help="how long requests arrive in each mode")] = 60.0,
-    modes: Annotated[str, typer.Option(help="one after the other: off, auto, mixed")] = "off,auto",
+    modes: Annotated[str, typer.Option(help="one after the other: off, auto, mixed, targets")] = "off,auto",
     prompts: Annotated[Path | None, typer.Option(help="JSON lines as for bench; default: a set in the package")] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="most tokens of an answer; a trace has its own")] = 128,
     temperature: Annotated[float, typer.Option(min=0, max=2, help="0 is greedy")] = 0.0,
@@ -81,6 +87,7 @@ def load(
     if len(due) <= warm_up:
         raise ConfigError(f"{len(due)} requests arrive in a mode; allowed: more than --warm-up", param="arrivals")
     goal = LatencyGoal.of_ms(goal_first_ms, goal_token_ms)
+    target = {FIRST_TOKEN_MS: f"{goal_first_ms:.3f}", MS_PER_TOKEN: f"{goal_token_ms:.3f}"}
     proposers = ask(url, key, "GET", "/health/ready").get("proposers", [])
     name, texts = model or ask(url, key, "GET", "/v1/models")["data"][0]["id"], load_prompts(prompts)
     shared: Body = {"model": name, "temperature": temperature, "seed": seed, "stream": True}
@@ -89,12 +96,12 @@ def load(
     for mode in wanted:
         note(f"{mode}: {len(due)} requests in {due[-1].at:.0f} s")
         try:
-            answers = asyncio.run(send(url, key, requests(MODES[mode], due, texts, shared)))[warm_up:]
+            answers = asyncio.run(send(url, key, requests(MODES[mode], due, texts, shared), target))[warm_up:]
         except KeyboardInterrupt:
             status, cautions = INTERRUPTED, [*cautions, f"interrupted: there is nothing of {mode} or of modes after it"]
             break
         parts = {f"{mode}: {kind}": [answer for answer in answers if answer.mode == kind] for kind in MODES[mode]}
-        shown = {mode: answers} | (parts if mode == "mixed" else {})
+        shown = {mode: answers} | (parts if len(parts) > 1 else {})
         rows += [{"mode": title, **figures(part, goal)} for title, part in shown.items() if part]
         cautions += warnings(mode, answers)
     facts = {"model": name, "proposers": proposers, "arrivals": given}
@@ -127,6 +134,7 @@ def figures(answers: Sequence[LoadAnswer], goal: LatencyGoal) -> dict[str, Any]:
     """Return rates, percentiles of times, and acceptance of answers in order of time."""
     served = [answer for answer in answers if not answer.error]
     seconds = max(answer.at + answer.total_s for answer in answers) - answers[0].at
+    num_within = sum(goal.is_kept(answer.first_token_s, answer.per_token_s) for answer in served)
     num_tokens = sum(answer.num_tokens for answer in served)
     accepted, drafted = (
         sum(reply.drafts.get(name, 0) for reply in served) for name in ("num_accepted_draft_tokens", "num_draft_tokens")
@@ -140,7 +148,8 @@ def figures(answers: Sequence[LoadAnswer], goal: LatencyGoal) -> dict[str, Any]:
         "num_errors": len(answers) - len(served),
         **{f"{name}_p{p}_s": percentile(values, p / 100) for name, values in times.items() for p in (50, 95)},
         "tokens_per_second": num_tokens / seconds,
-        "goodput": sum(goal.is_kept(answer.first_token_s, answer.per_token_s) for answer in served) / seconds,
+        "goodput": num_within / seconds,
+        "within_goal": num_within / len(answers),
         "tokens_a_pass": num_tokens / (num_tokens - accepted) if num_tokens else None,
         "acceptance_rate": accepted / drafted if drafted else None,
     }
@@ -168,20 +177,29 @@ def arrivals(given: str, seconds: float, max_tokens: int, seed: int) -> list[Tra
     return lines
 
 
-async def send(url: str, key: str | None, requests: Sequence[tuple[float, Body]]) -> list[LoadAnswer]:
-    """Send chat requests, each with the seconds at which it is due, in order, and return their answers."""
+async def send(
+    url: str, key: str | None, requests: Sequence[tuple[float, Body]], target: Mapping[str, str] | None = None
+) -> list[LoadAnswer]:
+    """Send chat requests, each with the seconds at which it is due, in order, and return their answers.
+
+    `target`: headers of those of mode `TARGET`.
+    """
     headers = {"authorization": f"Bearer {key}"} if key else {}
     unlimited = httpx2.Limits(max_connections=None)  # requests do not wait here for each other
     async with httpx2.AsyncClient(base_url=url, headers=headers, limits=unlimited, timeout=600.0) as http:
         began = asyncio.get_running_loop().time()
-        return await arriving((at, partial(_answer, http, body, at, began + at)) for at, body in requests)
+        return await arriving((at, partial(_answer, http, body, at, began + at, target)) for at, body in requests)
 
 
-async def _answer(http: httpx2.AsyncClient, body: Body, at: float, due: float) -> LoadAnswer:
+async def _answer(
+    http: httpx2.AsyncClient, body: Body, at: float, due: float, target: Mapping[str, str] | None
+) -> LoadAnswer:
     clock = asyncio.get_running_loop().time
-    answer = LoadAnswer(at, body["speculation"]["mode"], clock() - due)
+    answer, headers = LoadAnswer(at, body["speculation"]["mode"], clock() - due), None
+    if answer.mode == TARGET:
+        body, headers = {**body, "speculation": {**body["speculation"], "mode": "auto"}}, target
     try:
-        async with http.stream("POST", "/v1/chat/completions", json=body) as reply:
+        async with http.stream("POST", "/v1/chat/completions", json=body, headers=headers) as reply:
             if reply.status_code != httpx2.codes.OK:
                 await reply.aread()
                 raise refusal_of(reply)

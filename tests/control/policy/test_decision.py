@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from prolepsis.control.health.eligibility import UNLIMITED
-from prolepsis.control.policy.decision import UNSTATED, SpeculationRequest, conflict, decide
-from prolepsis.control.policy.model import DEFAULT_RULE, InsideTerms, PartTerms, Terms
+from prolepsis.control.policy.decision import UNSTATED, SpeculationRequest, conflict, decide, decide_alone
+from prolepsis.control.policy.model import DEFAULT_RULE, InsideTerms, PartTerms, TargetTerms, Terms
 from prolepsis.core.ended import AssignedArm, Assignment
 from prolepsis.core.reasons import OffReason
-from prolepsis.core.requests import SpecMode
+from prolepsis.core.requests import LatencyTarget, SpecMode
 from prolepsis.core.stats import Mode
 
 
@@ -170,3 +170,12 @@ def test_a_share_drafts_in_shadow_and_a_larger_one_holds_it() -> None:
         decide("r", Terms(mode="shadow", shadow_percentage=0), SpeculationRequest("shadow"), "k").choice.mode
         == "shadow"
     )
+
+
+def test_a_request_states_its_target_and_the_rule_gives_what_it_leaves_out() -> None:
+    by_rule = decide("r", Terms(mode="on", target=TargetTerms(ms_per_token=20.0, first_token_ms=500.0)), UNSTATED)
+    assert by_rule.target(None) == LatencyTarget(20.0, 500.0)
+    assert by_rule.target(LatencyTarget(5.0)) == LatencyTarget(5.0, 500.0)
+    alone = decide_alone(UNSTATED)
+    assert alone.target(LatencyTarget(5.0)) == LatencyTarget(5.0)
+    assert alone.target(LatencyTarget()) is None

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from prolepsis.core.ended import Assignment, PromptEnded, RequestAbout, RequestEnded
-from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams
+from prolepsis.core.requests import GenerateRequest, GrammarSpec, LatencyTarget, SamplingParams
 from prolepsis.core.stats import DeviceSeconds, EffectiveMode, Mode, RequestStats
 from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.core.token_intervals import TokenIntervals
@@ -178,3 +178,14 @@ def test_samples_that_are_decoded_at_the_same_time_make_no_token_faster() -> Non
     metrics.requests.ended(ended(of_ten))
     by = {"route": "/v1/x", "tier": "premium", "arm": "none", "mode": "on", "outcome": "finished"}
     assert value(metrics, "request_time_per_output_token_seconds_sum", **by) == 0.5 / 4
+
+
+def test_targets_are_counted_each_and_tokens_of_requests_that_keep_all() -> None:
+    metrics = Metrics()
+    for target in (None, LatencyTarget(125.0, 500.0), LatencyTarget(125.0, 499.0), LatencyTarget(125.0)):
+        metrics.requests.ended(ended(replace(prompt(), request=replace(REQUEST, target=target))))
+    assert value(metrics, "targets_total", kind="per_token", result="met") == 3
+    assert value(metrics, "targets_total", kind="first_token", result="met") == 1
+    assert value(metrics, "targets_total", kind="first_token", result="missed") == 1
+    assert value(metrics, "target_tokens_total", result="met") == 10
+    assert value(metrics, "target_tokens_total", result="missed") == 5

@@ -176,3 +176,36 @@ def test_only_loads_that_were_measured_count(longest: int, measured: int) -> Non
     tokens = tuple(count for count in PROFILE_TOKENS if count <= longest)
     found = paying_loads(curve(lambda tokens, context: 1000.0, tokens))
     assert (found.measured, set(found.most)) == (measured, {measured})
+
+
+_CHAIN = tuple(0.7**depth for depth in range(1, 9))
+
+
+def _paces(window: DraftWindow, *urgencies: int) -> tuple[list[int], list[float]]:
+    """Return the nodes of each draft, and the tokens per millisecond of each sequence."""
+    cut = window.cut([_CHAIN] * 8, _load(8), 0.0, urgencies)
+    return [len(nodes) for nodes in cut.nodes], [(1.0 + sum(_CHAIN[: len(nodes)])) / cut.ms for nodes in cut.nodes]
+
+
+@pytest.mark.parametrize("token_ms", [0.02, 0.1, 0.4])
+def test_who_is_behind_gets_what_who_is_ahead_gives_and_others_keep_their_part(token_ms: float) -> None:
+    window = DraftWindow(flat_cost(8.0, token_ms))
+    sizes, before = _paces(window)
+    weighed, after = _paces(window, 1, -1, *[0] * 6)
+    assert after[0] > 1.02 * before[0]
+    assert weighed[1] < sizes[1]
+    assert min(after[2:]) >= 0.94 * before[2], "each; on average 0.95"
+    assert sum(after[2:]) >= 0.95 * sum(before[2:])
+
+
+def test_where_no_sequence_is_behind_the_best_set_is_chosen() -> None:
+    window = DraftWindow(flat_cost(8.0, 0.1))
+    assert _paces(window, *[-1] * 4, *[0] * 4) == _paces(window)
+
+
+def test_rows_that_draft_nothing_keep_their_pace_too() -> None:
+    """All costs of drafts are theirs, so that no draft makes the pass longer by more than a twentieth."""
+    window, load = DraftWindow(flat_cost(8.0, 0.4)), StepLoad(16, 0, 1000, num_sequences=16)
+    free, urgent = window.cut([_CHAIN], load), window.cut([_CHAIN], load, 0.0, [1])
+    assert len(free.nodes[0]) < len(urgent.nodes[0]) < len(_CHAIN)
+    assert urgent.ms <= free.ms / 0.95

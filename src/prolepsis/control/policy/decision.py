@@ -5,11 +5,11 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from prolepsis.control.health.eligibility import UNLIMITED, DraftLimits
-from prolepsis.control.policy.model import DEFAULT_RULE, Emit, PartTerms, Terms
+from prolepsis.control.policy.model import DEFAULT_RULE, Emit, PartTerms, TargetTerms, Terms
 from prolepsis.core.ended import Assignment
 from prolepsis.core.facts import FlagDecision, position
 from prolepsis.core.reasons import LimitReason, OffReason
-from prolepsis.core.requests import SpecMode, SpeculationChoice
+from prolepsis.core.requests import LatencyTarget, SpecMode, SpeculationChoice
 from prolepsis.core.stats import Mode
 
 Source = Literal["policy", "caller", "shadow_percentage", "eligibility", "start"]
@@ -76,6 +76,14 @@ class Decision:
         """
         is_as_assigned = self.requested.leaves_drafts_open and self.choice.off_reason not in _NARROWED
         return is_as_assigned and self.limits.verifies
+
+    def target(self, stated: LatencyTarget | None) -> LatencyTarget | None:
+        """Return the target that a request states, and what it leaves out from the rule; None if neither has any."""
+        stated, of_rule = stated or LatencyTarget(), (self.terms and self.terms.target) or TargetTerms()
+        target = LatencyTarget(
+            stated.ms_per_token or of_rule.ms_per_token, stated.first_token_ms or of_rule.first_token_ms
+        )
+        return None if target == LatencyTarget() else target
 
     def under_flag(self, flag: FlagDecision) -> "Decision":
         """Apply the flag's decision, which may turn off what caller and policy left on."""

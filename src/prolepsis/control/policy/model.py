@@ -150,6 +150,16 @@ class InsideTerms(Part):
     text: PartTerms = PartTerms()  # all else
 
 
+Milliseconds: TypeAlias = Annotated[Number, Field(gt=0)]
+
+
+class TargetTerms(Part):
+    """The `LatencyTarget` of requests that state none."""
+
+    ms_per_token: Milliseconds | None = None
+    first_token_ms: Milliseconds | None = None
+
+
 class Terms(Part):
     """Terms in full; the defaults speculate nowhere."""
 
@@ -178,9 +188,11 @@ class Terms(Part):
     writers: Annotated[tuple[str, ...], BeforeValidator(one_or_more)] | None = None
     """Writers that may be asked for whole texts, by name, where a client asks for that; None: all; none: no text
     leaves for one."""
+    target: TargetTerms | None = None
+    """Times that drafts and the order of reading help to keep; None: those that a request states."""
 
 
-_OPTIONAL = ("inside", "audit", "eligible_while", "start", "learning", "writers")
+_OPTIONAL = ("inside", "audit", "eligible_while", "start", "learning", "writers", "target")
 """Terms that are not part of a policy's content unless they are given."""
 
 

@@ -29,6 +29,8 @@ _RULE_LATENCY_BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5)
 _RULE_TOKEN_BUCKETS = (0.01, 0.02, 0.03, 0.05, 0.1)
 _TOTAL_BUCKETS = (0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 
+_MET = ("missed", "met")
+
 Seconds = Callable[[PromptEnded], float | None]  # of a prompt; None: it has no such time
 _LATENCIES: tuple[tuple[str, str, Seconds, tuple[float, ...], tuple[float, ...]], ...] = (
     (
@@ -110,6 +112,8 @@ class RequestMetrics:
         self._finished = count("finished_answers", "Answers by what ended them, as clients see it", "finish_reason")
         text = "Finished answers that had to have a form: with tool calls (valid, invalid), or another (valid, cut)"
         self._structured = count("structured_answers", text, "kind", "mode", "result")
+        self._targets = count("targets", "Latency targets of ended requests", "kind", "result", most=4)
+        self._target_tokens = count("target_tokens", "Tokens of the answers of these requests", "result", most=2)
 
     def ended(self, ended: RequestEnded) -> None:
         about, outcome = ended.about, ended.end
@@ -130,6 +134,10 @@ class RequestMetrics:
             for stage, seconds in stages_of(prompt, about.arrived, ended.ended_at).by_stage().items():
                 self._stage_seconds.labels(about.tier, stage).inc(seconds)
             self._observe(ended, prompt)
+            for kind, is_kept in prompt.targets.items():
+                self._targets.labels(kind, _MET[is_kept]).inc()
+            if prompt.met_target is not None:
+                self._target_tokens.labels(_MET[prompt.met_target]).inc(prompt.stats.num_output_tokens)
             self._asked.add(prompt.request.params.max_tokens)
             for reason in prompt.finish_reasons:
                 self._finished.labels(reason).inc()

@@ -30,6 +30,7 @@ class DraftRequest:
     allowed: tuple[str, ...] | None = None  # proposers that may draft; None: every proposer of the plan
     always_verify: bool = False  # its draft is verified whole, whether or not the cost curve says that it pays
     insists_on: tuple[str, ...] = ()  # proposers that are asked even if their time does not pay
+    urgency: int = 0  # by its latency target (`engine.drafting.urgency`)
 
     def allows(self, proposer: str) -> bool:
         return self.allowed is None or proposer in self.allowed

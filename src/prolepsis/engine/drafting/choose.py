@@ -276,7 +276,8 @@ class ProposerSet:
 
     def _cut(self, candidates: Sequence[DraftCandidate], load: StepLoad, spent_ms: float) -> list[Draft | None]:
         """Return the part of each best draft that pays, or all of it where it is verified in any case."""
-        cut = self._window.cut([candidate.survivals for candidate in candidates], load, spent_ms)
+        urgencies = [candidate.request.urgency for candidate in candidates]
+        cut = self._window.cut([candidate.survivals for candidate in candidates], load, spent_ms, urgencies)
         for candidate, nodes in zip(candidates, cut.nodes, strict=True):
             if candidate.limit > 0:
                 self._kept[candidate.sequence.key] = len(nodes)

@@ -11,6 +11,7 @@ tokens of a busy pass look cheap. What drafts add, and a plain step, count as st
 (`engine.drafting.worth`).
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -31,11 +32,18 @@ class StepLoad:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Nodes of each draft to verify (ascending, closed under parents), and the tokens and time expected of decoding."""
+    """Nodes of each draft to verify (ascending, closed under parents), and tokens and time expected of decoding.
+
+    Where sequences have targets, tokens are weighed.
+    """
 
     nodes: list[list[int]]
     tokens: float
     ms: float
+
+
+_FACTORS = (8.0, 2.0)  # by which tokens of sequences that are behind count more
+_KEPT = 0.95  # of the pace of sequences that are neither behind a target nor ahead of it
 
 
 class DraftWindow:
@@ -52,33 +60,65 @@ class DraftWindow:
         survivals: Sequence[Sequence[float]],
         load: StepLoad,
         spent_ms: float = 0.0,
+        urgencies: Sequence[int] = (),
     ) -> Cut:
         """Return the set of nodes with the most expected tokens per millisecond within the load's budget.
 
-        `spent_ms`: what drafting took, which the step pays in any case.
+        `spent_ms`: what drafting took, which the step pays in any case. `urgencies`: of the same sequences
+        (`engine.drafting.urgency`). Where one is behind its target, its tokens count more and tokens of those ahead
+        less, as far as the others keep most of the pace that they would have.
         """
-        slots = sorted((-alive, s, node) for s, draft in enumerate(survivals) for node, alive in enumerate(draft))
+        number = len(survivals)
+        best = self._cut(survivals, load, spent_ms, [1.0] * number, others=[True] * number)
+        if 1 in urgencies:
+            others = [urgency == 0 for urgency in urgencies]
+            kept = (sum(survivals[s][node] for node in nodes) for s, nodes in enumerate(best.nodes) if others[s])
+            least = _KEPT * (max(load.num_sequences - number, 0) + sum(others) + sum(kept)) / best.ms
+            for factor in _FACTORS:
+                weights = [factor**urgency for urgency in urgencies]
+                weighed = self._cut(survivals, load, spent_ms, weights, others=others, least=least)
+                if weighed.ms < math.inf:
+                    return weighed
+        return best
+
+    def _cut(
+        self,
+        survivals: Sequence[Sequence[float]],
+        load: StepLoad,
+        spent_ms: float,
+        weights: Sequence[float],
+        *,
+        others: Sequence[bool],  # sequences whose tokens per millisecond are at least `least`; their weight is 1
+        least: float = 0.0,
+    ) -> Cut:
+        """Return the set with the most weight of tokens per millisecond; its time is infinite if none keeps `least`."""
+        slots = sorted(
+            (-weight * alive, s, node)
+            for s, (draft, weight) in enumerate(zip(survivals, weights, strict=True))
+            for node, alive in enumerate(draft)
+        )
         del slots[max(0, load.max_draft_tokens) :]
-        number = max(load.num_sequences, len(survivals))
-        size = load.num_tokens
+        size, num_besides = load.num_tokens, max(0, load.num_sequences - len(survivals))
         table = self.cost.table(size + len(slots), load.num_context)
-        tokens = float(number)
+        tokens, kept = num_besides + sum(weights), float(num_besides + sum(others))
         ratio = load.correction.verifying
         each = ratio * self._token_overhead + load.correction.token_ms
-        base = self.plain_ms(load, number) + spent_ms
-        best = (0, tokens, base)
+        base = self.plain_ms(load, num_besides + len(survivals)) + spent_ms
+        best = (0, tokens, base) if kept >= least * base else (0, 0.0, math.inf)
         base -= ratio * table[size]
-        best_rate = tokens / best[2]
-        for count, slot in enumerate(slots, 1):
-            tokens -= slot[0]
+        best_rate = best[1] / best[2]
+        for count, (negative, s, _) in enumerate(slots, 1):
+            tokens -= negative
+            if others[s]:
+                kept -= negative
             ms = ratio * table[size + count] + count * each + base
-            if tokens > best_rate * ms:
+            if tokens > best_rate * ms and kept >= least * ms:
                 best, best_rate = (count, tokens, ms), tokens / ms
         nodes: list[list[int]] = [[] for _ in survivals]
         for _, s, node in slots[: best[0]]:
             nodes[s].append(node)
-        for kept in nodes:
-            kept.sort()
+        for chosen in nodes:
+            chosen.sort()
         return Cut(nodes, *best[1:])
 
     def marginal_ms(self, load: StepLoad) -> float:

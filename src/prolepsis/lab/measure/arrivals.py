@@ -10,6 +10,7 @@ from typing import Annotated, TypeVar
 import typer
 
 from prolepsis.core.errors import ConfigError
+from prolepsis.core.requests import LatencyTarget
 
 T = TypeVar("T")
 Job = Callable[[], Awaitable[T]]
@@ -27,6 +28,14 @@ class LatencyGoal:
     @classmethod
     def of_ms(cls, first_token_ms: float, per_token_ms: float) -> "LatencyGoal":
         return cls(first_token_s=first_token_ms / 1000.0, per_token_s=per_token_ms / 1000.0)
+
+    def of(self, target: LatencyTarget | None) -> "LatencyGoal":
+        """Return the goal of a request with a target of its own."""
+        first_ms, each_ms = (target.first_token_ms, target.ms_per_token) if target else (None, None)
+        return LatencyGoal(
+            first_token_s=first_ms / 1000.0 if first_ms else self.first_token_s,
+            per_token_s=each_ms / 1000.0 if each_ms else self.per_token_s,
+        )
 
     def is_kept(self, first_token_s: float | None, per_token_s: float | None) -> bool:
         """Return whether an answer keeps it; a time that it has not counts as kept."""

@@ -80,7 +80,7 @@ def _forecast(
 ) -> LoadForecast:
     name, trace = load
     served = rehearsal.served
-    kept = [outcome for outcome in served if goal.is_kept(outcome.first_token_s, outcome.per_token_s)]
+    kept = [outcome for outcome in served if outcome.keeps(goal)]
     seconds = max(rehearsal.seconds, 1e-9)
     drafts = [counts for counts in rehearsal.replayed.values() if counts]
     known = sum(counts.get("exact", 0) - counts.get("cut", 0) for counts in drafts)

@@ -20,9 +20,9 @@ from prolepsis.core.events import Failed, Tokens
 from prolepsis.core.facts import traffic_class_of
 from prolepsis.core.kill_scope import request_scopes
 from prolepsis.core.plan import SpecPlan
-from prolepsis.core.requests import SpecMode
+from prolepsis.core.requests import LatencyTarget, SpecMode
 from prolepsis.core.stats import RequestStats
-from prolepsis.lab.measure.arrivals import arriving
+from prolepsis.lab.measure.arrivals import LatencyGoal, arriving
 from prolepsis.lab.rehearsal.control import ControlChange, rehearsed_control
 from prolepsis.lab.rehearsal.trace import Trace, TraceLine
 from prolepsis.lab.virtual_engine.client import RehearsedClient
@@ -61,6 +61,11 @@ class RehearsedRequest:
     first_token_s: float | None = None
     total_s: float | None = None
     stats: RequestStats = field(default_factory=RequestStats)
+    target: LatencyTarget | None = None  # its line's, and its rule's
+
+    def keeps(self, goal: LatencyGoal) -> bool:
+        """Return whether it keeps its target, and where it has none, the goal."""
+        return goal.of(self.target).is_kept(self.first_token_s, self.per_token_s)
 
     @property
     def per_token_s(self) -> float | None:
@@ -170,7 +175,8 @@ class _Play:
         )
         account = RequestAccount(about, whole=False, check=lambda: None, judge=lambda *_: "unjudged", clock=now)
         scopes = request_scopes(line.facts(), traced.traffic_class, decision.rule)
-        request = replace(traced.request(decision.choice), kill_scopes=scopes)
+        target = decision.target(line.target)
+        request = replace(traced.request(decision.choice), kill_scopes=scopes, target=target)
         with self._gate.admit(_http(line), [request]) as group:
             try:
                 await self._answered(group, traced, account)
@@ -183,7 +189,7 @@ class _Play:
         [prompt] = ended.prompts
         first_s = None if prompt.first_token_at is None else prompt.first_token_at - about.arrived
         whole_s = ended.ended_at - about.arrived
-        return RehearsedRequest(line=line, first_token_s=first_s, total_s=whole_s, stats=prompt.stats)
+        return RehearsedRequest(line=line, first_token_s=first_s, total_s=whole_s, stats=prompt.stats, target=target)
 
     async def _answered(self, group: RequestGroup, traced: TracedRequest, account: RequestAccount) -> None:
         """Ask the engine as a server does; the client has each part at once."""

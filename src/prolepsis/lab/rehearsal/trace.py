@@ -19,7 +19,7 @@ from prolepsis.core.errors import ConfigError
 from prolepsis.core.facts import RequestFacts, traffic_class_of
 from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.core.recorded_draft import RecordedDraft
-from prolepsis.core.requests import GenerateRequest, SpecMode
+from prolepsis.core.requests import GenerateRequest, LatencyTarget, SpecMode
 from prolepsis.core.stats import RequestStats
 from prolepsis.engine.kv.pages import extend_hashes
 
@@ -52,6 +52,7 @@ class TraceLine:
     tools: bool = False
     temperature: float = 1.0
     mode: SpecMode = "auto"  # what its caller asked of speculation
+    target: LatencyTarget | None = None  # that it stated, or that its rule had
     measured: MeasuredTimes | None = None
     drafts: dict[str, tuple[RecordedDraft, ...]] = field(default_factory=dict)
 
@@ -133,6 +134,7 @@ def trace_line(
         output=len(tokens),
         blocks=blocks.of(whole, request.cache_salt),
         temperature=request.params.temperature,
+        target=request.target,
         measured=MeasuredTimes(
             first_token_s=waited_s + first_s, total_s=waited_s + stats.total_s, num_steps=stats.num_steps
         ),

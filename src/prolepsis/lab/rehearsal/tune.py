@@ -186,8 +186,7 @@ def _tried(changed: str, trace: Trace, setting: RehearsedServer, within: Latency
         changed=changed,
         latency_s=sum(outcome.total_s or 0.0 for outcome in served) / max(1, len(served)),
         machine_s_per_million=1e6 * rehearsal.busy_s / max(1, rehearsal.num_tokens),
-        goodput=sum(within.is_kept(outcome.first_token_s, outcome.per_token_s) for outcome in served)
-        / max(rehearsal.seconds, 1e-9),
+        goodput=sum(outcome.keeps(within) for outcome in served) / max(rehearsal.seconds, 1e-9),
         num_refused=len(rehearsal.outcomes) - len(served),
         not_measured=rehearsal.not_measured,
         policy=setting.policy,

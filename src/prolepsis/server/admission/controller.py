@@ -433,13 +433,15 @@ class AdmissionController(Feature):
 
 
 def _as_admitted(group: RequestGroup, progress: Progress, place: Waiting) -> GenerateRequest:
-    """Return the request with what is left of its time, and its priority in the engine.
+    """Return the request with what is left of its times, and its priority in the engine.
 
     There a better priority preempts a running request. What a client asks for orders its own tenant's queue; in the
     engine it counts only from operators.
     """
     request, deadline_s = progress.request, group.deadline_s
+    target = request.target and request.target.after(progress.waited_s)
     left_s = None if deadline_s is None else max(0.001, deadline_s - progress.waited_s)
     of_tier = _PATIENT_PRIORITY.get(place.tier, FIRST if place.is_first else FURTHER)
     is_asked = request.priority and group.caller.has("operator") and place.tier != BACKGROUND_TIER
-    return replace(request, deadline_s=left_s, priority=request.priority if is_asked else of_tier)
+    priority = request.priority if is_asked else of_tier
+    return replace(request, deadline_s=left_s, target=target, priority=priority)

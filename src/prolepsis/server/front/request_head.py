@@ -18,6 +18,8 @@ _ONCE = frozenset(
         b"x-request-timeout-ms",
         b"x-spec-learn",
         b"x-spec-mode",
+        b"x-target-first-token-ms",
+        b"x-target-ms-per-token",
     }
 )
 """Headers of one value; h11 itself refuses several hosts, lengths and transfer encodings."""

@@ -30,6 +30,7 @@ from prolepsis.server.preparing.language import LanguageDetector
 from prolepsis.server.preparing.limits import AnswerRoom, sampling_params
 from prolepsis.server.preparing.prepared import PreparedRequest, RequestContext
 from prolepsis.server.preparing.speculation import check_allowed, requested_speculation
+from prolepsis.server.preparing.target import requested_target
 from prolepsis.server.speculation_control import SpeculationControl
 
 
@@ -187,6 +188,7 @@ async def _decided(
     requested: SpeculationRequest,
 ) -> PreparedRequest:
     """Give the requests their ids, their scope and the decision on speculation."""
+    stated = requested_target(context.headers)
     for warning in (*asked.form.warnings, *asked.tools.warnings):
         context.warn(warning)
     prefix, own = "chatcmpl" if isinstance(body, ChatBody) else "cmpl", uuid4().hex
@@ -210,6 +212,7 @@ async def _decided(
             traffic_class=decision.traffic_class,
             kill_scopes=request_scopes(facts, decision.traffic_class, decision.rule),
             speculation=decision.choice,
+            target=decision.target(stated),
             paced=decision.emit == "token",
         )
         for i, request in enumerate(requests)

@@ -19,10 +19,14 @@ from prolepsis.engine.text.answer_formats.formats import AnswerFormats, Thinking
 from prolepsis.server.front.tracing import ARRIVED, HTTP_REQUEST_ID, TRACE
 from prolepsis.server.preparing.asked import NOTHING, Asked, ToolUse
 from prolepsis.server.preparing.bodies import ChatBody, CompletionBody, GenerationBody
+from prolepsis.server.preparing.target import TARGET_HEADERS
 
 SPEC_MODE = "x-spec-mode"
 SPEC_LEARN = "x-spec-learn"
-SPEC_HEADERS = {SPEC_MODE: {"enum": list(get_args(SpecMode))}, SPEC_LEARN: {"enum": ["yes", "no"]}}
+SPEC_HEADERS = {
+    **{SPEC_MODE: {"enum": list(get_args(SpecMode))}, SPEC_LEARN: {"enum": ["yes", "no"]}},
+    **TARGET_HEADERS,
+}
 """Their schemas, by their names."""
 
 
