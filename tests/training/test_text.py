@@ -90,6 +90,17 @@ def test_reading_ends_with_the_amount_that_is_wanted(config: EngineConfig, tmp_p
     assert totals == [0, 20, 40, 40]
 
 
+def test_texts_of_joined_files_keep_their_side_where_numbers_are_the_same(config: EngineConfig, tmp_path: Path) -> None:
+    numbers = (40, 40, 7, 7)
+    lines = [{"prompt": _ids(5, i), "answer": _ids(15, 9 + i), "number": number} for i, number in enumerate(numbers)]
+    file = _file(tmp_path / "in", *lines, lines[0])
+    for _ in range(2):
+        record(config, DataRequest(tmp_path / "data", 1000, AUX_LAYERS), file, lambda _: None)
+    found = [number for shard in shards_of(tmp_path / "data") for number in shard.numbers]
+    assert len(set(found)) == len(found) == len(lines)
+    assert sorted(number % HELD_OUT_EVERY for number in found) == [0, 0, 7, 7]
+
+
 def test_a_text_that_is_longer_than_the_model_reads_is_refused(config: EngineConfig, tmp_path: Path) -> None:
     positions = load_model(config).model.info.max_positions
     file = _file(tmp_path / "in", {"prompt": _ids(5, 1), "answer": _ids(positions - 4, 2)})

@@ -10,7 +10,7 @@ import json
 import lzma
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -110,7 +110,11 @@ def record(
         raise ConfigError(
             f"{file} has a text of {longest} tokens; allowed for {model.info.name}: {positions}", param="text"
         )
-    by_number = {text.number: text for text in texts}
+    by_number: dict[int, WrittenText] = {}
+    for text in texts:  # of joined files, several may have one number
+        if by_number.setdefault(text.number, text).tokens != text.tokens:
+            other = replace(text, number=numbered(text.tokens, text.number))
+            by_number[other.number] = other
     missing = missing_numbers(request.folder, by_number)
     documents = recorded(model, request.aux_layers, [by_number[number] for number in missing], most, before_pass)
     write_shards(request, manifest_of(loaded, request), documents, progress)

@@ -188,6 +188,7 @@ def test_the_rule_files_have_tickets_of_the_whole_fleet_that_stay_loud() -> None
     assert fleet == {
         "AcceptanceBelowWeekly",
         "AcceptanceFloorBudgetBurns",
+        "AnswersOutOfNorm",
         "CorrectionBudgetBurns",
         "CorrectionsAboveWeekly",
     }
