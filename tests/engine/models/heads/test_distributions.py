@@ -44,7 +44,7 @@ def _project(folder: Path, target: LoadedModel | None) -> Path:
     home = folder / NAMESPACE / NAME
     if target is not None:
         assert isinstance(target.model, LeanModel)
-        provenance = {"target_fingerprint": target.identity}
+        provenance = {"target_fingerprint": target.identity, "version": 99}  # newer than that of the checkout
         config, weights = random_head(target.model.shape, storage=HeadStorage("q8_0", "target"), provenance=provenance)
         save_with_checksum(home, config, weights, {"rope_type": "default", "rope_theta": 10000.0})
         save_levels(home, random_levels(target.model.shape.hidden), {})
@@ -70,7 +70,7 @@ def test_an_installed_distribution_is_a_head_by_default(
     assert entry.shipped
     head = head_for("auto", target, root)
     assert head is not None
-    assert (head.info.name, head.info.levels) == (f"{NAME}@1", 3)
+    assert (head.info.name, head.info.levels) == (f"{NAME}@99", 3)
     assert (entry.folder / "README.md").is_file()
 
 
