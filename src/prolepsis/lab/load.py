@@ -33,7 +33,9 @@ Body = Mapping[str, Any]
 _RATES = re.compile(r"(\d+(?:\.\d+)?)(?:-(\d+(?:\.\d+)?))?")
 TARGET = "target"  # in mode auto, with the goal as its latency target
 MODES = {
-    **{"off": ("off",), "auto": ("auto",), "mixed": ("off", "auto")},
+    "off": ("off",),
+    "auto": ("auto",),
+    "mixed": ("off", "auto"),
     "targets": (TARGET, "auto", "auto", "auto"),
 }
 """What requests ask of speculation, in turns."""

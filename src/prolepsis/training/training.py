@@ -75,10 +75,9 @@ class HeadTraining:
             ids = self._chosen_again(before.weights) if before is not None else ids
             file.write_text(json.dumps(ids.tolist()))
         ids = torch.tensor(json.loads(file.read_text()))
-        if before is not None and torch.equal(ids, before.weights.target_ids):
-            return before
         if before is not None:
-            return with_vocabulary(before, ids, output_rows(self.target.ends, ids).float())
+            is_same = torch.equal(ids, before.weights.target_ids)
+            return before if is_same else with_vocabulary(before, ids, output_rows(self.target.ends, ids).float())
         config = self.target.head_config(len(ids), recipe.size)
         documents = (ref.shard.read(ref.index) for ref in self.dataset.training)
         return HeadLayer(

@@ -24,7 +24,8 @@ from prolepsis.server.preparing.target import TARGET_HEADERS
 SPEC_MODE = "x-spec-mode"
 SPEC_LEARN = "x-spec-learn"
 SPEC_HEADERS = {
-    **{SPEC_MODE: {"enum": list(get_args(SpecMode))}, SPEC_LEARN: {"enum": ["yes", "no"]}},
+    SPEC_MODE: {"enum": list(get_args(SpecMode))},
+    SPEC_LEARN: {"enum": ["yes", "no"]},
     **TARGET_HEADERS,
 }
 """Their schemas, by their names."""
